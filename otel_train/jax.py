@@ -1,4 +1,4 @@
-"""The functions that a JAX program calls."""
+"""Public functions for JAX programs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bool = True) -> TimedFunction:
-    """A function that makes one update of the parameters: each call is an update, and so a step.
+    """Wraps a function that updates parameters: each call is one training step.
 
-    The result is the function's own, to the bit. Wrap the compiled function, ``make_step(jax.jit(f))``; called
-    while JAX traces it is not timed. Without a session it only calls.
+    The result is bitwise that of the function. Wrap the compiled function, ``make_step(jax.jit(f))``; calls that JAX traces
+    are not timed. Without a session it only calls.
 
     Args:
-        function: what is called once per update.
-        name: of its stage. Give each its own where several update in turn.
-        wait: until the result has been computed, so that the stage is the computation. Without it the stage is what
-            the host takes to dispatch it, and the host may run ahead.
+        function: called once per update.
+        name: stage name. Use different names if several functions update in turn.
+        wait: block until the result has been computed, so that the stage is the computation. Otherwise the stage is the
+            dispatch, and the host may run ahead.
 
     Returns:
-        What to call in place of ``function``; everything else of it is ``function``'s.
+        The function to call in place of ``function``, with its attributes.
 
     Raises:
-        ConfigError: it cannot be called, or an argument is not what it should be.
+        ConfigError: it is not callable, or an argument is invalid.
         MissingExtraError: JAX is not installed.
     """
     call = _callable(function)
@@ -40,20 +40,20 @@ def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bo
 
 
 def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> TimedFunction:
-    """A function whose calls are a stage: ``stage(loss_and_gradients, "loss")``.
+    """Wraps a function whose calls are a stage: ``stage(loss_and_gradients, "loss")``.
 
-    As ``make_step``, but no step is counted, except by ``optimizer``: what has that name updates parameters.
+    As ``make_step``, but counts no step, except with name ``optimizer``, which stands for an update of parameters.
 
     Args:
-        function: what is called.
-        name: as it reads in every figure. Few names: each is a series.
+        function: the function.
+        name: stage name. Use few names: each is a series.
         wait: see ``make_step``.
 
     Returns:
-        What to call in place of ``function``.
+        The function to call in place of ``function``.
 
     Raises:
-        ConfigError: it cannot be called, or an argument is not what it should be.
+        ConfigError: it is not callable, or an argument is invalid.
         MissingExtraError: JAX is not installed.
     """
     call = _callable(function)

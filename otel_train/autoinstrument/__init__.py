@@ -1,1 +1,1 @@
-"""Observing a program without touching it: ``otel-train run``."""
+"""Instruments unmodified programs: ``otel-train run``."""

@@ -1,4 +1,4 @@
-"""What happens in a program below ``otel-train run`` once it has torch or JAX."""
+"""Starts a session in a program below ``otel-train run`` once it imports torch or JAX and trains."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _attachments: list[Attachment] = []
 
 
 def begin(package: str) -> None:
-    """Wait for the first sign of training in this process, and in its forks.
+    """Waits for the first sign of training in this process, and in its forks.
 
     Args:
-        package: what has been imported: ``torch`` or ``jax``.
+        package: the imported package: ``torch`` or ``jax``.
     """
     if not _attachments:
         _attachments.append(Attachment())
@@ -33,20 +33,20 @@ def begin(package: str) -> None:
 
 
 class Attachment:
-    """Starts the session of this process when it trains, or joins the one that the program starts itself."""
+    """Starts the session of this process when it trains, or joins the one that the program starts."""
 
     def __init__(self) -> None:
         self._packages: list[str] = []
         self._torch: TrainingDetector | None = None
         self._jax: JaxEvidence | None = None
         self._over = False
-        # What fails here is not tried again: the program runs on unobserved.
+        # A failure is not retried: the program continues without instrumentation.
         self._guard = Guard("observing this program", limit=1)
         api.when_started.append(self._join)
         os.register_at_fork(after_in_child=self._in_fork)
 
     def wait(self, package: str) -> None:
-        """Begin to wait for a sign by this package."""
+        """Starts waiting for a sign of this package."""
         self._packages.append(package)
         if not self._over:
             active_session.wanted = self._wanted
@@ -68,13 +68,13 @@ class Attachment:
             self._torch.wait()
 
     def _wanted(self) -> None:
-        """The program calls a function of ours that needs a session."""
+        """Starts the session because a public function needs it."""
         waiting = self._jax or self._torch
         if waiting is not None:
             waiting.sign()
 
     def _start(self) -> None:
-        """The first sign of training, and the program has not asked for anything itself."""
+        """Starts a session at the first sign of training."""
         if _is_loader_worker():
             self._give_up()
             return
@@ -84,24 +84,24 @@ class Attachment:
             self._give_up()
 
     def _prepare(self) -> None:
-        """Import what a session needs: at the first sign of training that would be a part of the first wait."""
+        """Imports what a session needs before training begins, so that the first step does not include the imports."""
         if not _is_loader_worker():
             with self._guard:
                 for name in _NEEDED:
                     import_module(name)
 
     def _join(self, session: Session | None) -> None:
-        """A session has started, ours or the program's own; None: the program wants none."""
+        """Ends the wait when a session has started; None: the program has disabled it."""
         if session is None:
             self._give_up()
             return
         if self._torch is not None:
-            # First, so that a model of another thread is told to it.
+            # Before _stop, so that models found by another thread reach the session.
             session.find_models(self._torch.finder)
         self._stop()
 
     def _stop(self) -> None:
-        """Wait no longer; the finder of models goes on."""
+        """Stops waiting; the finder of models stays."""
         self._over = True
         active_session.wanted = None
         for waiting in (self._torch, self._jax):
@@ -109,13 +109,13 @@ class Attachment:
                 waiting.stop()
 
     def _give_up(self) -> None:
-        """Wait no longer, and look for no models."""
+        """Stops waiting and looking for models."""
         if self._torch is not None:
             self._torch.finder.remove()
         self._stop()
 
     def _in_fork(self) -> None:
-        """A forked child has a session of its own, or none: what it inherited belongs to its parent."""
+        """Waits again in a forked child, which inherits no session."""
         with self._guard:
             api.forget_in_fork()
             self._give_up()
@@ -125,6 +125,6 @@ class Attachment:
 
 
 def _is_loader_worker() -> bool:
-    """Whether this process makes batches for another one."""
+    """Whether this process is a DataLoader worker."""
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None

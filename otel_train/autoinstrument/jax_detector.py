@@ -1,4 +1,4 @@
-"""The first sign that a process trains with JAX, and what is said when there was none."""
+"""Detects that a process trains with JAX."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
 
 _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
-"""Functions of JAX's that a training program calls, and a program that only computes does not."""
+"""Functions of JAX that training programs call."""
 
 _log = logging.getLogger("otel_train")
 
 
 class JaxEvidence(FirstSign):
-    """Waits until JAX compiles in a program that has asked it for a gradient.
+    """Waits until JAX compiles in a program that has requested a gradient.
 
-    The functions that give gradients are replaced by ones that note the call and pass it on: what they return is
-    JAX's own, and what JAX traces has nothing of ours in it. Compiles are heard of by JAX's events.
+    The gradient functions are wrapped: a wrapper notes the call and forwards it, so results and traces are JAX's own.
+    Compilations are reported by JAX's monitoring events.
 
     Args:
-        found: called once, in the thread that compiles, while it does.
-        clock: nanoseconds, monotonic.
-        log: takes the line about a process in which JAX compiled and no sign came.
+        found: called once, on the compiling thread, during the compilation.
+        clock: monotonic nanoseconds.
+        log: takes the message about a process in which JAX compiled without a sign of training.
         modules: has JAX.
     """
 
@@ -65,7 +65,7 @@ class JaxEvidence(FirstSign):
         self._monitoring: Any = None
 
     def wait(self) -> None:
-        """Put the functions and the listener in; JAX has been imported."""
+        """Installs wrappers and listener; JAX has been imported."""
         jax = self._modules["jax"]
         for name in _DIFFERENTIATE:
             if name in vars(jax):
@@ -75,7 +75,7 @@ class JaxEvidence(FirstSign):
         atexit.register(self._at_exit)
 
     def stop(self) -> None:
-        """See ``FirstSign.stop``; the listener goes as well."""
+        """Removes wrappers and listener."""
         super().stop()
         monitoring, self._monitoring = self._monitoring, None
         if monitoring is not None:
@@ -103,13 +103,13 @@ class JaxEvidence(FirstSign):
                 self.sign()
 
     def _at_exit(self) -> None:
-        """JAX computed and no sign of training came: silence would read as a fault of ours."""
+        """Explains why nothing was recorded if JAX compiled and no training was detected."""
         if self._seen.functions and not self._begun and not _is_helper():
-            told = f"{self._seen.describe(self._clock())}; no gradient was asked for"
-            self._log("nothing was recorded: %s", missing_step_reason(told, loader=True))
+            seen = f"{self._seen.describe(self._clock())}; no gradient was asked for"
+            self._log("nothing was recorded: %s", missing_step_reason(seen, loader=True))
 
 
 def _is_helper() -> bool:
-    """Whether this process works for another one: a pool, a loader, a fork."""
+    """Whether this process is a child of multiprocessing: a pool, a loader, a fork."""
     processes: Any = sys.modules.get("multiprocessing.process")
     return processes is not None and processes.parent_process() is not None

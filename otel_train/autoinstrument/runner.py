@@ -1,4 +1,4 @@
-"""The parent of a program: stands aside, passes signals on, and ends as the program ends."""
+"""Runs a program as a child process, forwards signals, and exits as it exits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PYTHON = re.compile(rb"#!.*\bpython[0-9.]*\b")
 
 
 def interpreter_flags(words: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
-    """The options that this interpreter was started with, such as ``-u`` or ``-X dev``."""
+    """Returns the options of this interpreter, such as ``-u`` or ``-X dev``."""
     flags: list[str] = []
     rest = iter(words[1:])
     for word in rest:
@@ -56,7 +56,7 @@ def interpreter_flags(words: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
 def command_line(
     words: Sequence[str], *, module: str = "", flags: Sequence[str] = (), python: str = sys.executable
 ) -> list[str]:
-    """What to start.
+    """Returns the command to start.
 
     Args:
         words: a script or a command, and its arguments; the arguments alone with ``module``.
@@ -65,7 +65,7 @@ def command_line(
         python: the interpreter.
 
     Raises:
-        ConfigError: there is nothing to start, or no such script or command.
+        ConfigError: there is no such script or command.
     """
     if module:
         return [python, *flags, "-m", module, *words]
@@ -82,7 +82,7 @@ def command_line(
 
 
 def _is_python(path: Path) -> bool:
-    """Whether ``python path`` is how to run it: anything but a program that names another interpreter."""
+    """Whether to run it with ``python path``: unless it is executable and names another interpreter."""
     if path.suffix in (".py", ".pyw", ".pyc", ".pyz", ".zip") or not os.access(path, os.X_OK):
         return True
     with path.open("rb") as opened:
@@ -90,21 +90,20 @@ def _is_python(path: Path) -> bool:
 
 
 def unreachable() -> str:
-    """The interpreter option that keeps us out of a program; "" if none does."""
+    """Returns the interpreter option that prevents instrumentation; "" if none does."""
     return next((flag for name, flag in _UNREACHABLE.items() if getattr(sys.flags, name)), "")
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of the command: the user's, the settings, and a way in.
+    """Returns the environment of the program: the user's, the settings, and the import hook.
 
     Args:
         environ: the user's.
-        settings: ``OTEL_TRAIN_*`` and ``OTEL_*`` variables that were given as options; they win.
+        settings: ``OTEL_TRAIN_*`` and ``OTEL_*`` variables given as options; they win.
         folder: of this launch.
 
     Raises:
-        ConfigError: a setting that was given as an option cannot be honoured. One of the environment is ignored, and the
-            program warns of it.
+        ConfigError: a setting given as an option is invalid. One in the environment is ignored with a warning.
     """
     _refuse_wrong(settings, environ)
     result = {**environ, **settings}
@@ -122,10 +121,10 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
 
 
 def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Refuse wrong options.
+    """Refuses invalid options.
 
     Raises:
-        ConfigError: one of them cannot be honoured.
+        ConfigError: one of them is invalid.
     """
     for wrong in settings_in(settings)[1]:
         raise ConfigError(wrong.problem)
@@ -151,11 +150,11 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Ended(NamedTuple):
-    """How a program ended.
+    """Exit of a program.
 
     Attributes:
-        pid: its process.
-        code: exit code; -n: killed by signal n, as ``subprocess`` says it.
+        pid: its process id.
+        code: exit code; -n if killed by signal n, as in ``subprocess``.
     """
 
     pid: int
@@ -175,14 +174,14 @@ class Ended(NamedTuple):
 def start_and_wait(
     command: Sequence[str], environ: Mapping[str, str], before_reaping: Callable[[], None] = lambda: None
 ) -> Ended:
-    """Run a command as if nobody stood between: same terminal, standard streams, files, group, signals.
+    """Runs a command with the terminal, standard streams, files, process group and signals of this process.
 
-    Signals that a process sends to us are passed on; those of the terminal reach the command by themselves.
+    Signals from other processes are forwarded; those of the terminal reach the command directly.
 
     Args:
-        command: what to run.
+        command: the command.
         environ: its environment.
-        before_reaping: called when it has ended, and the kernel still tells everybody how.
+        before_reaping: called after its exit, while the kernel still has its status.
 
     Raises:
         OSError: it cannot be started.
@@ -200,13 +199,13 @@ def start_and_wait(
         _wait(child, waited)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    with contextlib.suppress(KeyboardInterrupt):  # nobody wants to wait for more
+    with contextlib.suppress(KeyboardInterrupt):
         before_reaping()
     return Ended(child.pid, child.wait())
 
 
 def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
-    """Wait until it has ended, without taking its status away."""
+    """Waits for the exit without reaping the child."""
     while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         info = signal.sigwaitinfo(waited)
         if info.si_signo != signal.SIGCHLD and info.si_code <= _SENT_BY_A_PROCESS:
@@ -215,7 +214,7 @@ def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
 
 
 def _in_the_child(mask: set[int]) -> Callable[[], None]:
-    """What the child does before it becomes the program."""
+    """Returns what the child runs before it executes the program."""
     library = ctypes.CDLL(None)
     parent = os.getpid()
 
@@ -229,14 +228,14 @@ def _in_the_child(mask: set[int]) -> Callable[[], None]:
 
 
 def end_like(ended: Ended) -> int:
-    """Die by the signal that killed the program, so that who started us sees the same; else its exit code."""
+    """Ends this process with the signal that killed the program; otherwise returns its exit code."""
     if ended.code >= 0:
         return ended.code
     sys.stdout.flush()
     sys.stderr.flush()
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # one core is enough
+    )  # no second core file
     number = -ended.code
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The first sign that a process trains: until then it may be a launcher, a worker or a tool."""
+"""Detects that a process trains; until then it may be a launcher, a worker or a tool."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TABLE = "_global_optimizer_pre_hooks"
 
 
 class FirstSign:
-    """Waits for the first sign that this process trains; other threads that give one meanwhile are held until it is dealt with.
+    """Calls back at the first sign of training. Other threads that give a sign meanwhile wait until the call returns.
 
     Args:
-        found: called once, in the thread that gives the sign.
+        found: called once, on the thread that gives the sign.
     """
 
     def __init__(self, found: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class FirstSign:
         self._undo: list[Callable[[], None]] = []
 
     def sign(self) -> None:
-        """This process trains."""
+        """Reports that this process trains."""
         if self._over:
             return
         with self._lock:
@@ -43,7 +43,7 @@ class FirstSign:
                 self.stop()
 
     def stop(self) -> None:
-        """Take out what gives signs."""
+        """Removes the detection."""
         self._begun = self._over = True
         undo, self._undo = self._undo, []
         for each in undo:
@@ -51,37 +51,36 @@ class FirstSign:
 
 
 class TrainingDetector(FirstSign):
-    """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
+    """Waits for an iterator of a DataLoader, a forward, a backward or an update.
 
-    What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the
-    sign then goes through those. Other threads that begin to train meanwhile are held until that is done.
+    The detecting wrappers are replaced by the instrumentation that the callback installs, and the call that was the sign
+    goes through it. Other threads that begin to train meanwhile wait until that is done.
 
-    An optimizer that is made says that training is near: what takes long is done then, outside of any step.
+    The creation of an optimizer announces training: slow preparation runs then, outside of any step.
 
     Args:
-        found: called once, in the thread that trains, before what it does is done.
-        near: called once, before the first optimizer is made; not where training has begun by then. Never raises.
+        found: called once, on the training thread, before the call proceeds.
+        near: called once, before the first optimizer is created, unless training has begun. Must not raise.
 
     Attributes:
-        finder: looks for models; it stays in place, for a session to go on with.
+        finder: finds models; it stays installed for the session.
     """
 
     def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
-        from otel_train.instrumentation.root_modules import (
-            RootFinder,
-        )  # imports torch, and a program of JAX's has its sign from here too
+        # Imported here because it imports torch, and JAX programs use this module too.
+        from otel_train.instrumentation.root_modules import RootFinder
 
         super().__init__(found)
         self.finder = RootFinder(self._called)
         self._near: Callable[[], None] | None = near
 
     def wait(self) -> None:
-        """Put the hooks in."""
+        """Installs the wrappers."""
         import torch
         from torch.utils.data import dataloader
 
         self.finder.look(math.inf)
-        # The base class is for iterators that somebody else has made.
+        # The base class covers iterator classes of other libraries.
         for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
             self._before(getattr(dataloader, kind), "__init__", self.sign)
         self._before(torch.autograd, "_engine_run_backward", self.sign)
@@ -89,13 +88,13 @@ class TrainingDetector(FirstSign):
         self._before_updates()
 
     def prepare(self) -> None:
-        """This process is about to train."""
+        """Announces training."""
         near, self._near = self._near, None
         if near is not None and not self._over:
             near()
 
     def _called(self, model: Any) -> None:
-        """A root module is called: whoever takes the finder over gets this one too."""
+        """Handles the call of a root module, and passes it to the session's handler."""
         self.sign()
         if self.finder.notify != self._called:
             self.finder.notify(model)

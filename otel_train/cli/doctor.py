@@ -19,7 +19,7 @@ from otel_train.stack import configuration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_train.doctor.checks import Finding
+    from otel_train.doctor.checks import CheckResult
 
 SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def lines(findings: Iterable[Finding], page: TextLayout) -> list[str]:
+def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
     """The diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
     listed = list(findings)
     text: list[str] = []
@@ -130,7 +130,7 @@ def lines(findings: Iterable[Finding], page: TextLayout) -> list[str]:
     return [*text, "", page.safe(SAYS[worst(listed)])]
 
 
-def _places(args: argparse.Namespace) -> end_to_end.Places:
+def _places(args: argparse.Namespace) -> end_to_end.ProbeTargets:
     given = {
         end_to_end.PROMETHEUS: args.prometheus,
         end_to_end.TRACES: args.traces,
@@ -145,7 +145,7 @@ def _places(args: argparse.Namespace) -> end_to_end.Places:
             raise ConfigError(
                 f"--grafana-token-file {args.grafana_token_file}: {error}. Name a file that holds the token alone"
             ) from None
-    return end_to_end.Places(
+    return end_to_end.ProbeTargets(
         urls={**usual_places(args.state, os.environ), **named}, named=frozenset(named), grafana_token=token
     )
 

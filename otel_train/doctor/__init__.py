@@ -1,1 +1,1 @@
-"""What is wrong with an installation, its settings or the way its figures take, each with a remedy."""
+"""Checks of installation, settings, machine and OTLP endpoint, each with a remedy."""

@@ -1,4 +1,4 @@
-"""Checks, their findings, and what they ask over http."""
+"""Checks, their results, and HTTP requests to local services."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-"""How bad it is: as it should be; worth knowing; may hurt; does hurt."""
+"""Severity of a result."""
 
 STATES = (OK, NOTE, WARNING, PROBLEM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """One line of a diagnosis.
 
     Attributes:
-        area: what was looked at, such as ``endpoint``.
+        area: what was checked, such as ``endpoint``.
         state: one of ``STATES``.
-        what: a sentence with what was found.
-        remedy: what to do; "" when there is nothing to do.
+        what: what was found, as a sentence.
+        remedy: what to do; "" if there is nothing to do.
     """
 
     area: str
@@ -40,46 +40,50 @@ class Finding:
 
 
 class Check(NamedTuple):
-    """One room that is looked into.
+    """A check with a time limit.
 
     Attributes:
-        area: its name.
-        look: looks, and says what it found. May take long, may raise.
-        limit_s: how long it may take.
+        area: name of what is checked.
+        look: yields results. May take long, may raise.
+        limit_s: time limit in seconds.
     """
 
     area: str
-    look: Callable[[], Iterable[Finding]]
+    look: Callable[[], Iterable[CheckResult]]
     limit_s: float
 
 
-def run(checks: Sequence[Check]) -> list[Finding]:
-    """What all checks found, in their order; none takes longer than its limit.
+def run(checks: Sequence[Check]) -> list[CheckResult]:
+    """Returns the results of all checks, in order; none takes longer than its limit.
 
-    A check runs in a thread of its own that nobody waits for at the end, since a file system or a resolver that
-    hangs cannot be interrupted. What it had found by then is kept.
+    Each check runs on a daemon thread that is abandoned at the limit, since a hanging file system or resolver cannot be
+    interrupted. Results found by then are kept.
     """
     return [finding for check in checks for finding in _bounded(check)]
 
 
-def worst(findings: Iterable[Finding]) -> str:
-    """The worst state among findings, ``ok`` when there are none."""
+def worst(findings: Iterable[CheckResult]) -> str:
+    """Returns the worst state among results; ``ok`` without any."""
     return max((finding.state for finding in findings), key=STATES.index, default=OK)
 
 
-def _bounded(check: Check) -> list[Finding]:
-    found: list[Finding] = []
+def _bounded(check: Check) -> list[CheckResult]:
+    found: list[CheckResult] = []
 
     def look() -> None:
-        with _CheckErrorGuard(check.area, found):
+        try:
             found.extend(check.look())
+        except Exception as error:  # noqa: BLE001 - a check that fails is a result, and the others still run
+            what = f"this check failed: {type(error).__name__}: {error}"
+            remedy = "please report it, with this line"
+            found.append(CheckResult(area=check.area, state=PROBLEM, what=what, remedy=remedy))
 
     thread = threading.Thread(target=look, name=f"otel_train-doctor-{check.area}", daemon=True)
     thread.start()
     thread.join(check.limit_s)
     if not thread.is_alive():
         return found
-    late = Finding(
+    late = CheckResult(
         area=check.area,
         state=PROBLEM,
         what=f"no answer within {check.limit_s:g} s",
@@ -88,39 +92,20 @@ def _bounded(check: Check) -> list[Finding]:
     return [*found, late]
 
 
-class _CheckErrorGuard:
-    """A doctor who faints helps nobody: a check that raises becomes a finding, and the rest is still looked at."""
-
-    def __init__(self, area: str, found: list[Finding]) -> None:
-        self._area = area
-        self._found = found
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> bool:
-        if not isinstance(fault, Exception):
-            return False
-        what = f"this check failed: {type(fault).__name__}: {fault}"
-        remedy = "please report it, with this line"
-        self._found.append(Finding(area=self._area, state=PROBLEM, what=what, remedy=remedy))
-        return True
-
-
 WITHIN_S = 3.0
 MOST_BYTES = 1 << 20
 SUCCESS = 2
-"""The class of statuses that mean it: 200 to 299."""
+"""Class of HTTP status codes 200 to 299."""
 
 
-class Answer(NamedTuple):
-    """What came back.
+class Response(NamedTuple):
+    """Response to an HTTP request.
 
     Attributes:
-        status: of http; 0 when nothing came.
+        status: status code; 0 without a response.
         headers: names in lower case.
-        body: its beginning.
-        reason: why nothing came; "" when something did.
+        body: beginning of the body.
+        reason: why there is no response; "" if there is one.
     """
 
     status: int
@@ -130,27 +115,27 @@ class Answer(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether it is what was asked for."""
+        """Whether the status is a success."""
         return self.status // 100 == SUCCESS
 
     def json(self) -> Any:
-        """The body as JSON; None when it is none."""
+        """Returns the body as JSON; None if it is none."""
         try:
             return json.loads(self.body)
         except ValueError:
             return None
 
 
-def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> Answer:
-    """Ask an address.
+def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> Response:
+    """Sends a GET request.
 
     Args:
         url: with http or https.
         headers: to send.
-        certificate: PEM file to check the server with; "" takes the system's.
+        certificate: PEM file to verify the server with; "" uses the system's.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
-        return Answer(0, {}, b"", f"{url} is not an http address")
+        return Response(0, {}, b"", f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))
     context = ssl.create_default_context(cafile=certificate or None)
     try:
@@ -160,9 +145,9 @@ def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str 
         with error:
             return _answer(error)
     except (OSError, ValueError) as error:
-        return Answer(0, {}, b"", printable(getattr(error, "reason", error)))
+        return Response(0, {}, b"", printable(getattr(error, "reason", error)))
 
 
-def _answer(response: Any) -> Answer:
+def _answer(response: Any) -> Response:
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(response.status, headers, response.read(MOST_BYTES))
+    return Response(response.status, headers, response.read(MOST_BYTES))

@@ -1,4 +1,4 @@
-"""Whether a marked figure and a marked span that are sent arrive where people look."""
+"""Sends a marked metric and span, and checks that they arrive in Prometheus, trace store and Grafana."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import quote
 from otel_train import catalog as c
 from otel_train.datamodel import NS_PER_S, MetricFamily, Point, Snapshot, Span
 from otel_train.doctor import checks
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, Finding
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, CheckResult
 from otel_train.doctor.endpoint import settings_of, skew
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
@@ -32,13 +32,13 @@ PROMETHEUS, TRACES, GRAFANA = "Prometheus", "trace store", "Grafana"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where figures should be found again.
+class ProbeTargets:
+    """Where sent telemetry is expected.
 
     Attributes:
-        urls: place to its address.
-        named: places whose address somebody gave, so that silence there is a problem.
-        grafana_token: of a service account, to ask through Grafana; "" asks only whether it is well.
+        urls: addresses by target.
+        named: targets whose address the user gave, so that no response is a problem.
+        grafana_token: token of a service account, to query through Grafana; "" checks only its health.
     """
 
     urls: Mapping[str, str]
@@ -48,12 +48,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A figure and a span that nobody can take for those of a run.
+    """A metric and a span that cannot be confused with those of a run.
 
     Attributes:
         run_id: ``doctor-`` and a random word.
         trace_id: of its span.
-        unix_ns: when it was made; the value of the figure.
+        unix_ns: its time; also the value of the metric.
     """
 
     run_id: str
@@ -62,7 +62,7 @@ class Probe:
 
     @classmethod
     def made(cls, now_ns: int) -> Probe:
-        """A fresh one."""
+        """Returns a new probe."""
         return cls(
             run_id=f"doctor-{os.urandom(4).hex()}",
             trace_id=int.from_bytes(os.urandom(16), "big") | 1,
@@ -70,7 +70,7 @@ class Probe:
         )
 
     def requests(self, resource: Mapping[str, AttributeValue]) -> dict[str, bytes]:
-        """What is sent, by signal."""
+        """Returns the request bodies by signal."""
         point = Point((), self.unix_ns / NS_PER_S)
         span = Span(
             name=c.PROBE_SPAN.name,
@@ -87,37 +87,37 @@ class Probe:
         }
 
     def query(self) -> str:
-        """How Prometheus is asked for it."""
+        """Returns the PromQL query that finds it."""
         return f'{c.PROBE_TIME.prometheus}{{train_run_id="{self.run_id}"}}'
 
 
-def look(
+def check_end_to_end(
     environ: Mapping[str, str],
-    places: Places,
+    places: ProbeTargets,
     *,
     endpoint: str = "",
     wanted: bool = False,
     wait_s: float = 30.0,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Finding]:
-    """Send a probe and look for it.
+) -> Iterator[CheckResult]:
+    """Sends a probe and looks for it.
 
     Args:
         environ: the standard variables.
         places: where to look.
         endpoint: base address in place of the variables'.
-        wanted: send to the standard address where no variable names one.
-        wait_s: how long it may take to arrive.
+        wanted: send to the standard address if no variable names one.
+        wait_s: longest time to arrival.
         sleep: waits between two looks.
     """
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError:
-        return  # the check of the endpoint has told
+        return  # reported by the endpoint's check
     probe = Probe.made(time.time_ns())
     sent: set[str] = set()
     if settings is None:
-        # Nothing is sent, so nobody expects the stack of this machine; what was named is still looked at.
+        # Nothing is sent, so only targets named by the user are checked, not the stack of this machine.
         named = {place: url for place, url in places.urls.items() if place in places.named}
         places = replace(places, urls=named)
     else:
@@ -128,7 +128,9 @@ def look(
     yield from _find(probe, places, sent, wait_s=wait_s, sleep=sleep)
 
 
-def _send(probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]) -> Iterator[tuple[Finding, str]]:
+def _send(
+    probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]
+) -> Iterator[tuple[CheckResult, str]]:
     resource = {
         "service.name": environ.get("OTEL_SERVICE_NAME") or "otel-train",
         c.RUN_ID.name: probe.run_id,
@@ -142,20 +144,23 @@ def _send(probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]) -> I
             answer = transport.send(signal, line, SEND_WITHIN_S)
             if answer.accepted:
                 yield (
-                    Finding(area=AREA, state=OK, what=f"{address} accepted {signal} ({probe.run_id})"),
+                    CheckResult(area=AREA, state=OK, what=f"{address} accepted {signal} ({probe.run_id})"),
                     signal,
                 )
                 continue
             said, _, remedy = answer.reason.partition(": ")
             remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
-            yield Finding(area=AREA, state=PROBLEM, what=f"{signal}: {address} {said}", remedy=remedy), signal
+            yield (
+                CheckResult(area=AREA, state=PROBLEM, what=f"{signal}: {address} {said}", remedy=remedy),
+                signal,
+            )
     finally:
         transport.close()
 
 
 def _find(
-    probe: Probe, places: Places, sent: set[str], *, wait_s: float, sleep: Callable[[float], None]
-) -> Iterator[Finding]:
+    probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float, sleep: Callable[[float], None]
+) -> Iterator[CheckResult]:
     looks: dict[str, Callable[[], bool]] = {}
     for place, url in places.urls.items():
         healthy = checks.get(f"{url}{_HEALTH[place]}")
@@ -175,21 +180,25 @@ def _find(
 
 
 def _wait(
-    looks: dict[str, Callable[[], bool]], places: Places, *, wait_s: float, sleep: Callable[[float], None]
-) -> Iterator[Finding]:
+    looks: dict[str, Callable[[], bool]],
+    places: ProbeTargets,
+    *,
+    wait_s: float,
+    sleep: Callable[[float], None],
+) -> Iterator[CheckResult]:
     began_s, missing = time.monotonic(), dict(looks)
     while missing:
         for place in [place for place, look in missing.items() if look()]:
             del missing[place]
             took_s = time.monotonic() - began_s
-            yield Finding(
+            yield CheckResult(
                 area=AREA, state=OK, what=f"found in {place} after {took_s:.1f} s ({places.urls[place]})"
             )
         if time.monotonic() - began_s > wait_s:
             break
         sleep(ASK_EVERY_S)
     for place in missing:
-        yield Finding(
+        yield CheckResult(
             area=AREA,
             state=PROBLEM,
             what=f"not found in {place} within {wait_s:g} s ({places.urls[place]})",
@@ -207,20 +216,20 @@ _REMEDIES = {
 }
 
 
-def _silent(place: str, url: str, answer: checks.Answer, *, named: bool) -> Finding:
+def _silent(place: str, url: str, answer: checks.Response, *, named: bool) -> CheckResult:
     said = answer.reason or f"status {answer.status}"
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
         remedy = f"start it, or correct {option}"
-        return Finding(
+        return CheckResult(
             area=AREA, state=PROBLEM, what=f"{place}: {url} does not answer ({said})", remedy=remedy
         )
     what = f"{place}: nothing well at {url} ({said}), so arrival there was not looked at"
-    return Finding(area=AREA, state=NOTE, what=what, remedy=f"say where it is: {option} URL")
+    return CheckResult(area=AREA, state=NOTE, what=what, remedy=f"say where it is: {option} URL")
 
 
-def _of_itself(place: str, url: str) -> Iterator[Finding]:
-    yield Finding(area=AREA, state=OK, what=f"{place} is well ({url})")
+def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
+    yield CheckResult(area=AREA, state=OK, what=f"{place} is well ({url})")
     if place != PROMETHEUS:
         return
     asked_s = time.time()

@@ -1,4 +1,4 @@
-"""Whether what the settings name answers OTLP: one POST of an empty request says why not; then TLS, token, clock."""
+"""Checks the OTLP endpoint: connection, protocol, TLS, token and clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from otel_train.doctor import wire
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
-from otel_train.doctor.wire import Line, Proxy, Trouble
+from otel_train.doctor import connection
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
+from otel_train.doctor.connection import Connection, ConnectionProblem, Proxy
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_response import JSON, PROTOBUF, ExportResponse, HttpResponse, read_http
 from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AREA = "endpoint"
 EXPIRES_SOON_S = 14 * 86400.0
 SKEW_NOTED_S, SKEW_HARMFUL_S = 5.0, 300.0
-"""Samples from the future are refused by Prometheus, and those older than its window as well."""
+"""Clock skew to report. Prometheus refuses samples from the future and those older than its window."""
 
 LOOPBACK = ("127.", "localhost", "::1")
 _TLS_REMEDY = "write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -34,38 +34,38 @@ _PROXY_STATUSES = frozenset({403, 407, 500, 502, 503, 504})
 def settings_of(
     environ: Mapping[str, str], endpoint: str = "", *, wanted: bool = False
 ) -> OtlpSettings | None:
-    """What is sent, and how; None when nothing is.
+    """Returns what is sent, and how; None if nothing is.
 
     Raises:
-        ConfigError: the variables cannot be honoured.
+        ConfigError: a variable is invalid.
     """
     settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=wanted)
     return settings if settings.targets else None
 
 
 def endpoints(settings: OtlpSettings) -> list[tuple[str, Target]]:
-    """Every address once, with the signal that goes there."""
+    """Returns every address once, with a signal that is sent there."""
     found: dict[tuple[str, int], tuple[str, Target]] = {}
     for signal, target in settings.targets.items():
-        found.setdefault(wire.place_of(target), (signal, target))
+        found.setdefault(connection.place_of(target), (signal, target))
     return list(found.values())
 
 
-def look(
+def check_endpoint(
     environ: Mapping[str, str],
     endpoint: str = "",
     *,
     wanted: bool = False,
     now_s: Callable[[], float] = time.time,
-) -> Iterator[Finding]:
-    """Say of every address whether it takes an empty request, by TLS where that is asked for, and what its clock says."""
+) -> Iterator[CheckResult]:
+    """Checks for every address whether it accepts an empty request, its TLS, and its clock."""
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError as error:
-        yield Finding(area=AREA, state=PROBLEM, what=str(error), remedy="correct the variable it names")
+        yield CheckResult(area=AREA, state=PROBLEM, what=str(error), remedy="correct the variable it names")
         return
     if settings is None:
-        yield Finding(
+        yield CheckResult(
             area=AREA,
             state=NOTE,
             what="no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing",
@@ -79,27 +79,27 @@ def look(
 
 def look_at(
     signal: str, target: Target, now_s: Callable[[], float] = time.time, *, token: bool = False
-) -> Iterator[Finding]:
-    """Send an empty request to an address and say what became of it.
+) -> Iterator[CheckResult]:
+    """Sends an empty request to an address and yields the results.
 
     Args:
         signal: ``metrics`` or ``traces``.
-        target: the address, and how it is spoken to.
-        now_s: the clock of this machine.
+        target: the address and protocol.
+        now_s: clock of this machine.
         token: whether headers are sent, which may be secrets.
     """
     asked_s = now_s()
     try:
-        line = wire.open_line(target, wire.proxy_of(target))
+        line = connection.open_line(target, connection.proxy_of(target))
         with line.sock:
             date = _ask_grpc(signal, target, line) if target.protocol == GRPC else _post(signal, target, line)
-    except Trouble as trouble:
-        whose = trouble.whose or target.address
-        yield Finding(area=AREA, state=PROBLEM, what=f"{whose} {trouble.what}", remedy=trouble.remedy)
+    except ConnectionProblem as problem:
+        whose = problem.whose or target.address
+        yield CheckResult(area=AREA, state=PROBLEM, what=f"{whose} {problem.what}", remedy=problem.remedy)
         return
     through = f" through {line.proxy.name}" if line.proxy else ""
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
-    yield Finding(area=AREA, state=OK, what=what)
+    yield CheckResult(area=AREA, state=OK, what=what)
     if target.tls:
         yield _certificate(target, line, now_s())
     elif token:
@@ -107,9 +107,9 @@ def look_at(
     yield from _clock(target, date, (asked_s + now_s()) / 2)
 
 
-def _unencrypted(target: Target) -> Finding:
-    near = wire.place_of(target)[0].startswith(LOOPBACK)
-    return Finding(
+def _unencrypted(target: Target) -> CheckResult:
+    near = connection.place_of(target)[0].startswith(LOOPBACK)
+    return CheckResult(
         area=AREA,
         state=NOTE if near else WARNING,
         what=f"{target.address} gets its headers, which may hold a token, without encryption",
@@ -119,21 +119,21 @@ def _unencrypted(target: Target) -> Finding:
     )
 
 
-def _post(signal: str, target: Target, line: Line) -> str:
-    """Post an empty request over HTTP/1; the Date of the answer.
+def _post(signal: str, target: Target, line: Connection) -> str:
+    """Posts an empty request over HTTP/1; returns the Date of the response.
 
     Raises:
-        Trouble: it is not accepted.
+        ConnectionProblem: it is not accepted.
     """
-    answer = wire.ask(line.sock, _request(target, line.proxy))
+    answer = connection.ask(line.sock, _request(target, line.proxy))
     if not answer.status:
         raise _no_http(target, line.proxy, answer.body)
-    verdict = read_http(answer, signal, tls=target.tls)
-    if verdict.accepted:
+    result = read_http(answer, signal, tls=target.tls)
+    if result.accepted:
         return answer.headers.get("date", "")
     if line.proxy is not None and not target.tls and answer.status in _PROXY_STATUSES:
         raise _of_proxy(target, line.proxy, answer)
-    raise _refused(verdict)
+    raise _refused(result)
 
 
 def _request(target: Target, proxy: Proxy | None) -> bytes:
@@ -157,37 +157,43 @@ def _request(target: Target, proxy: Proxy | None) -> bytes:
     return "\r\n".join(lines).encode("latin-1", "replace") + body
 
 
-def _no_http(target: Target, proxy: Proxy | None, said: bytes) -> Trouble:
-    """Why a request over HTTP/1 got no answer of HTTP/1."""
-    host, port = wire.place_of(target)
+def _no_http(target: Target, proxy: Proxy | None, said: bytes) -> ConnectionProblem:
+    """Why a request over HTTP/1 got no HTTP/1 response."""
+    host, port = connection.place_of(target)
     if proxy is not None and not target.tls:
-        return Trouble(
+        return ConnectionProblem(
             "gives no answer of HTTP", f"correct {proxy.variable}, or set NO_PROXY={host}", proxy.name
         )
-    kind = wire.GRPC if wire.is_settings(said) else wire.TLS if wire.is_alert(said) else ""
+    kind = (
+        connection.GRPC
+        if connection.is_settings(said)
+        else connection.TLS
+        if connection.is_alert(said)
+        else ""
+    )
     if not kind and said:
         kind = "unfinished" if said.startswith(b"HTTP/1.") else "foreign"
     if not kind and not target.tls and proxy is None:
-        kind = wire.speaks(host, port)
-    return Trouble(*_NO_HTTP[kind])
+        kind = connection.speaks(host, port)
+    return ConnectionProblem(*_NO_HTTP[kind])
 
 
 _SILENT = (
-    f"takes connections and does not answer within {wire.WITHIN_S:g} s",
+    f"takes connections and does not answer within {connection.WITHIN_S:g} s",
     "look whether what listens there is overloaded or stopped, and whether it is a collector",
 )
 _NO_HTTP = {
-    wire.GRPC: (
+    connection.GRPC: (
         "speaks gRPC, and is asked over HTTP/1",
         "name the port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
     ),
-    wire.TLS: ("speaks TLS, and is asked without it", _TLS_REMEDY),
-    wire.HTTP1: (
+    connection.TLS: ("speaks TLS, and is asked without it", _TLS_REMEDY),
+    connection.HTTP1: (
         "answers other requests over HTTP, and none of OTLP",
         "look into the log of what listens there",
     ),
     "unfinished": (
-        f"begins an answer and does not end it within {wire.WITHIN_S:g} s",
+        f"begins an answer and does not end it within {connection.WITHIN_S:g} s",
         "look whether what listens there, or a proxy before it, is overloaded",
     ),
     "foreign": (
@@ -196,44 +202,46 @@ _NO_HTTP = {
     ),
     "": _SILENT,
 }
-"""What it means that something else speaks there."""
+"""By the protocol that was found instead."""
 
 
-def _of_proxy(target: Target, proxy: Proxy, answer: HttpResponse) -> Trouble:
-    """Whether a proxy or the collector behind it answers so: without it the collector is asked once more."""
-    host, port = wire.place_of(target)
+def _of_proxy(target: Target, proxy: Proxy, answer: HttpResponse) -> ConnectionProblem:
+    """Finds whether the proxy or the collector refused, by asking the collector without the proxy."""
+    host, port = connection.place_of(target)
     around = f"set NO_PROXY={host}"
     try:
-        line = wire.open_line(target, None)
+        line = connection.open_line(target, None)
         with line.sock:
-            if wire.ask(line.sock, _request(target, None)).status != answer.status:
-                return wire.denied(proxy, answer, f"{host}:{port}", f"{around}: {host} answers without it")
-    except Trouble:
+            if connection.ask(line.sock, _request(target, None)).status != answer.status:
+                return connection.denied(
+                    proxy, answer, f"{host}:{port}", f"{around}: {host} answers without it"
+                )
+    except ConnectionProblem:
         around += " if the collector can be reached without it"
-    return wire.denied(proxy, answer, f"{host}:{port}", around)
+    return connection.denied(proxy, answer, f"{host}:{port}", around)
 
 
-def _refused(answer: ExportResponse) -> Trouble:
+def _refused(answer: ExportResponse) -> ConnectionProblem:
     what, _, remedy = answer.reason.partition(": ")
-    return Trouble(
+    return ConnectionProblem(
         what, remedy or "look into the log of what listens there; OTEL_EXPORTER_OTLP_ENDPOINT names it"
     )
 
 
-def _ask_grpc(signal: str, target: Target, line: Line) -> str:
-    """Greet over HTTP/2, then call with an empty request; "", since gRPC has no Date.
+def _ask_grpc(signal: str, target: Target, line: Connection) -> str:
+    """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date.
 
     Raises:
-        Trouble: it is not accepted.
+        ConnectionProblem: it is not accepted.
     """
     from otel_train.exporters.otlp_transport import GrpcClient
 
-    said = wire.greets_grpc(line.sock)
-    if not wire.is_settings(said):
+    said = connection.greets_grpc(line.sock)
+    if not connection.is_settings(said):
         raise _no_grpc(target, line.proxy, said)
     client = GrpcClient(target, signal)
     try:
-        answer = client.post(b"", wire.WITHIN_S)
+        answer = client.post(b"", connection.WITHIN_S)
     finally:
         client.close()
     if not answer.accepted:
@@ -241,59 +249,63 @@ def _ask_grpc(signal: str, target: Target, line: Line) -> str:
     return ""
 
 
-def _no_grpc(target: Target, proxy: Proxy | None, said: bytes) -> Trouble:
-    kind = wire.TLS if wire.is_alert(said) else wire.HTTP1 if said.startswith(b"HTTP/") else ""
+def _no_grpc(target: Target, proxy: Proxy | None, said: bytes) -> ConnectionProblem:
+    kind = (
+        connection.TLS if connection.is_alert(said) else connection.HTTP1 if said.startswith(b"HTTP/") else ""
+    )
     if not kind and not target.tls and proxy is None:
-        kind = wire.speaks(*wire.place_of(target))
-    if kind == wire.TLS:
-        return Trouble("speaks TLS, and is asked without it", _TLS_REMEDY)
-    if kind == wire.HTTP1 or said:
-        return Trouble(
+        kind = connection.speaks(*connection.place_of(target))
+    if kind == connection.TLS:
+        return ConnectionProblem("speaks TLS, and is asked without it", _TLS_REMEDY)
+    if kind == connection.HTTP1 or said:
+        return ConnectionProblem(
             "speaks HTTP/1, and is asked over gRPC",
             "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
         )
-    return Trouble(*_SILENT)
+    return ConnectionProblem(*_SILENT)
 
 
-def _certificate(target: Target, line: Line, now_s: float) -> Finding:
-    told = line.certificate
-    left_s = ssl.cert_time_to_seconds(str(told["notAfter"])) - now_s if "notAfter" in told else float("inf")
+def _certificate(target: Target, line: Connection, now_s: float) -> CheckResult:
+    certificate = line.certificate
+    left_s = float("inf")
+    if "notAfter" in certificate:
+        left_s = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - now_s
     soon = left_s < EXPIRES_SOON_S
-    return Finding(
+    return CheckResult(
         area=AREA,
         state=WARNING if soon else OK,
-        what=f"{target.address} speaks TLS; its certificate is trusted until {told.get('notAfter', 'unknown')}",
+        what=f"{target.address} speaks TLS; its certificate is trusted until {certificate.get('notAfter', 'unknown')}",
         remedy="have it renewed" if soon else "",
     )
 
 
-def _clock(target: Target, date: str, between_s: float) -> Iterator[Finding]:
-    """By the Date of the answer; a gRPC server gives none."""
+def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]:
+    """Compares clocks by the Date of the response; a gRPC server sends none."""
     if target.protocol == GRPC:
         return
     try:
         theirs_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
-        yield Finding(area=AREA, state=NOTE, what=f"{target.address} does not tell its time")
+        yield CheckResult(area=AREA, state=NOTE, what=f"{target.address} does not tell its time")
         return
     # A Date has whole seconds, cut off; half of one is the best guess.
     yield skew(theirs_s + 0.5 - between_s, target.address, AREA)
 
 
-def skew(ahead_s: float, whose: str, area: str) -> Finding:
-    """What a clock that is ahead of ours by so many seconds means."""
+def skew(ahead_s: float, whose: str, area: str) -> CheckResult:
+    """Returns the result for a clock that is ahead by ``ahead_s``."""
     off_s = abs(ahead_s)
     state = PROBLEM if off_s > SKEW_HARMFUL_S else WARNING if off_s > SKEW_NOTED_S else OK
     which = "ahead of" if ahead_s > 0 else "behind"
     if state == OK:
-        return Finding(
+        return CheckResult(
             area=area,
             state=OK,
             what=f"the clocks of this machine and {whose} agree within {SKEW_NOTED_S:g} s",
         )
-    return Finding(
+    return CheckResult(
         area=area,
         state=state,
         what=f"the clock of {whose} is {off_s:.0f} s {which} this machine's",
-        remedy="synchronise both with NTP: figures from too far off are refused, and traces lie beside their metrics",
+        remedy="synchronise both with NTP: samples from too far off are refused, and traces do not align with metrics",
     )

@@ -1,4 +1,4 @@
-"""All checks of one machine, in the order in which a figure meets what they look at."""
+"""Runs all checks, in the order in which telemetry depends on them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from otel_train.config.sources import settle
-from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
-from otel_train.doctor.checks import NOTE, PROBLEM, Check, Finding, run
+from otel_train.doctor import end_to_end, endpoint, environment
+from otel_train.doctor.checks import NOTE, PROBLEM, Check, CheckResult, run
 from otel_train.errors import OtelTrainError
 from otel_train.stack import configuration
 from otel_train.stack.configuration import HOST, Ports
@@ -21,46 +21,54 @@ if TYPE_CHECKING:
 LOCAL_WITHIN_S = 10.0
 ENDPOINT_WITHIN_S = 30.0
 SENDING_WITHIN_S = 30.0
-"""Two signals of five seconds each, and questions to three places; waiting for arrival comes on top."""
+"""Two signals of five seconds each, and three queries; the wait for arrival is added."""
 
 
 def examine(
-    environ: Mapping[str, str], places: end_to_end.Places, *, endpoint_url: str = "", wait_s: float
-) -> list[Finding]:
-    """Look at everything.
+    environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
+) -> list[CheckResult]:
+    """Runs all checks.
 
     Args:
-        environ: the environment that a run would have.
-        places: where to look for what was sent.
+        environ: the environment of the run.
+        places: where to look for sent telemetry.
         endpoint_url: base address in place of the standard variables'.
-        wait_s: how long what was sent may take to arrive; 0 sends nothing.
+        wait_s: longest time to arrival; 0 sends nothing.
     """
     config = settle(environ=environ).config
     wanted = config.otlp == "on"
     ours = _version()
     checks = [
-        Check(packages.AREA, packages.look, LOCAL_WITHIN_S),
-        Check(settings.AREA, partial(settings.look, environ), LOCAL_WITHIN_S),
-        Check(machine.RUNS, partial(machine.look_at_runs, config, version=ours), LOCAL_WITHIN_S),
-        Check(machine.MACHINE, partial(machine.look_at_machine, config, environ), LOCAL_WITHIN_S),
-        Check(endpoint.AREA, partial(endpoint.look, environ, endpoint_url, wanted=wanted), ENDPOINT_WITHIN_S),
+        Check(environment.PACKAGES, environment.check_packages, LOCAL_WITHIN_S),
+        Check(environment.SETTINGS, partial(environment.check_settings, environ), LOCAL_WITHIN_S),
+        Check(
+            environment.RUNS, partial(environment.check_run_directory, config, version=ours), LOCAL_WITHIN_S
+        ),
+        Check(environment.MACHINE, partial(environment.check_machine, config, environ), LOCAL_WITHIN_S),
+        Check(
+            endpoint.AREA,
+            partial(endpoint.check_endpoint, environ, endpoint_url, wanted=wanted),
+            ENDPOINT_WITHIN_S,
+        ),
     ]
     found = run(checks)
     if wait_s <= 0:
         return found
     if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
-        told = Finding(
+        skipped = CheckResult(
             area=end_to_end.AREA,
             state=NOTE,
             what="nothing is sent: the endpoint does not take an empty request, as said above",
         )
-        return [*found, told]
-    send = partial(end_to_end.look, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s)
+        return [*found, skipped]
+    send = partial(
+        end_to_end.check_end_to_end, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s
+    )
     return [*found, *run([Check(end_to_end.AREA, send, SENDING_WITHIN_S + wait_s)])]
 
 
 def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Where the stack of this machine has its parts: that of ``state``, else as ``.env`` says."""
+    """Returns the addresses of this machine's stack: of the one in ``state``, else from ``.env``."""
     try:
         settings = configuration.settings(environ)
         local = LocalStack.of(state, environ)

@@ -1,1 +1,1 @@
-"""Libraries that own the loop, translated: each module imports its library, and this package none."""
+"""Callbacks for training frameworks. Each module imports its framework; this package imports none."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train import api
 from otel_train.errors import require
-from otel_train.integrations.shared import CallbackSession
+from otel_train.integrations.shared_session import CallbackSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,14 +20,14 @@ _Tracker: Any = require("accelerate.tracking", extra="accelerate").GeneralTracke
 class OtelTrainTracker(_Tracker):
     """Observes the loop of an Accelerator: ``Accelerator(log_with=OtelTrainTracker(run_name="baseline"))``.
 
-    From ``init_trackers`` to ``end_training``, on every rank. Loaders and models are found as they are used; what is
-    logged is handed over. A session that was open before is joined, and stays open.
+    From ``init_trackers`` to ``end_training``, on every rank. Loaders and models are found when used; logged values are
+    recorded. A session that was open before is joined, and stays open.
 
     Args:
         **settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     name = "otel_train"
@@ -48,10 +48,10 @@ class OtelTrainTracker(_Tracker):
         self._shared.join()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """The program's own settings are no figures: they go to whichever tracker keeps them."""
+        """Does nothing: the program's configuration is no metric."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
-        """Hand over the numbers, and the tensors of one element, which are read later."""
+        """Logs numbers, and tensors of one element, which are read later."""
         del step  # we know which it is
         with self._shared.guard:
             session = api.current()
@@ -59,7 +59,7 @@ class OtelTrainTracker(_Tracker):
                 session.log({name: value for name, value in values.items() if _is_number(value)})
 
     def finish(self) -> None:
-        """Close the session, if it is ours and nobody else's."""
+        """Closes the session if this callback opened it and no other uses it."""
         self._shared.leave()
 
 

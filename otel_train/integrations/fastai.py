@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_train.errors import require
-from otel_train.integrations.shared import CallbackSession
+from otel_train.integrations.shared_session import CallbackSession
 
 _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
 
@@ -29,19 +29,19 @@ class OtelTrainCallback(_Callback):
         self._shared = CallbackSession("the fastai callback", settings)
 
     def before_fit(self) -> None:
-        """Open the session, or join it."""
+        """Opens or joins the session."""
         self.run = not (hasattr(self.learn, "lr_finder") or hasattr(self, "gather_preds"))
         if self.run:
             self._shared.join()
 
     def before_epoch(self) -> None:
-        """Mark the epoch."""
+        """Begins an epoch."""
         self._shared.begin_epoch(lambda: self.learn.epoch + 1)
 
     def after_epoch(self) -> None:
-        """It is over, validation included."""
+        """Ends the epoch, validation included."""
         self._shared.end_epoch()
 
     def after_fit(self) -> None:
-        """Close the session, if it is ours and nobody else's."""
+        """Closes the session if this callback opened it and no other uses it."""
         self._shared.leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_train.errors import refused, require, shown
-from otel_train.integrations.shared import CallbackSession
+from otel_train.integrations.shared_session import CallbackSession
 
 _Events: Any = require("ignite.engine", extra="ignite").Events
 
@@ -28,7 +28,7 @@ class OtelTrainHandler:
         self._shared = CallbackSession("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
-        """Be told of every run of ``engine``: of the trainer, not of evaluators.
+        """Observes every run of ``engine``: pass the trainer, not evaluators.
 
         Raises:
             ConfigError: it is no engine.

@@ -21,7 +21,7 @@ from otel_train.integrations.lightning_support import (
     time_checkpoints,
     trackers_of,
 )
-from otel_train.integrations.shared import checked, merged, settled, shared
+from otel_train.integrations.shared_session import checked, merged, settled, shared
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("otel_train")
 
 CAPTURE_MAX_S = 3600.0
-"""Longest recording that ``ProfilerCallback`` allows itself: it is told in steps, which may be slow."""
+"""Longest recording of ``ProfilerCallback``, whose length is given in steps, which may be slow."""
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> type:
-    """What to be a kind of: the Callback of each of the two packages that the program has imported, or could."""
+    """Returns a base class of the Callback of each package that the program has imported, or could."""
     present = [name for name in _PACKAGES if name in sys.modules]
     if not present:
         present = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
@@ -54,7 +54,7 @@ _Callback: Any = _callback_class()
 
 
 class _Translation(_Callback):
-    """What the three have in common. Of several in one Trainer, the first speaks for all.
+    """Common part of the callbacks. Of several in one Trainer, the first marks epochs and checkpoints.
 
     Args:
         enabled: False for a callback that does nothing.
@@ -80,7 +80,7 @@ class _Translation(_Callback):
     # -- what the Trainer calls --------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Open the session, or join it."""
+        """Opens or joins the session."""
         del pl_module, stage
         if not self.enabled:
             return
@@ -98,11 +98,11 @@ class _Translation(_Callback):
                 session.track(trackers_of(trainer, session.config))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """A run that goes on in the middle of an epoch begins none: this does."""
+        """Begins the epoch of a run that resumes within it."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Mark the epoch: the Trainer counts from 0, we from 1."""
+        """Begins an epoch: the Trainer counts from 0, the session from 1."""
         number = trainer.current_epoch + 1
         if self.enabled and number != self._number and not self._guard.closed:
             self._number = number
@@ -112,7 +112,7 @@ class _Translation(_Callback):
                 self._epoch_begins(number, trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """It is over, evaluation included."""
+        """Ends the epoch, evaluation included."""
         del trainer, pl_module
         if self.enabled:
             with self._guard:
@@ -121,24 +121,24 @@ class _Translation(_Callback):
                     self._epoch.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training has failed, or was interrupted: no teardown follows."""
+        """Closes the session after a failure, which no teardown follows."""
         del trainer, pl_module
         if self._epoch is not None:
             self._epoch.__exit__(type(exception), exception, None)
         self._leave(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close the session, if it is ours and nobody else's."""
+        """Closes the session if this callback opened it and no other uses it."""
         del trainer, pl_module, stage
         self._leave(None)
 
     # -- what differs ------------------------------------------------------------------------------
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
-        """Nothing more."""
+        """Hook for subclasses."""
 
     def _epoch_ends(self) -> None:
-        """Nothing more."""
+        """Hook for subclasses."""
 
     def _leave(self, error: BaseException | None) -> None:
         self._undo()
@@ -287,8 +287,8 @@ def _enabled_in(trainer: Any) -> list[_Translation]:
 
 
 def _started_by_launcher(trainer: Any) -> bool:
-    """Whether somebody else than Lightning has started the ranks: they have a run id in common then."""
-    # That of processes started by Lightning; in all but the first of them it says that somebody else has.
+    """Whether an external launcher started the ranks, which then have a common run id."""
+    # Only in the first process started by Lightning; in the others this environment reports an external launcher.
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return type(environment).__name__ != "LightningEnvironment"
 

@@ -1,4 +1,4 @@
-"""What the integration of Lightning is made of: its loggers, checkpoints, epochs, the run id."""
+"""Loggers, checkpoints, epochs and the run id of Lightning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train import api
 from otel_train.distributed.store import JobStore, connect, find_job
 from otel_train.errors import ConfigError
-from otel_train.integrations.shared import plain
+from otel_train.integrations.shared_session import plain
 from otel_train.profiler.requests import activities
 from otel_train.resource import LAUNCH_RUN, given_run_id, run_id_of_start
 from otel_train.safety import Guard
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def time_checkpoints(trainer: Any) -> Callable[[], None]:
-    """Let ``trainer.save_checkpoint`` be a checkpoint of ours; what undoes that."""
+    """Times ``trainer.save_checkpoint`` as a checkpoint; returns what undoes that."""
     save = trainer.save_checkpoint
 
     @functools.wraps(save)
@@ -43,7 +43,7 @@ def time_checkpoints(trainer: Any) -> Callable[[], None]:
 
 
 def _mlflow_run(logger: Any) -> Any:
-    # The logger's run is active on no thread, so nobody would find it.
+    # The logger's run is active on no thread, so MLflow's active run cannot be used.
     return logger.experiment.get_run(logger.run_id)
 
 
@@ -56,14 +56,14 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "TensorBoardLogger": ("tensorboard", _experiment),
     "WandbLogger": ("wandb", _experiment),
 }
-"""Our setting and what it takes, by the class of the logger, which has one in each of the two packages."""
+"""Setting and tracker object, by the logger's class name, which is equal in both packages."""
 
 
 def trackers_of(trainer: Any, config: Config) -> dict[str, Any]:
-    """Runs and writers of a Trainer's loggers, by our settings; of those settings that are left to us.
+    """Returns runs and writers of a Trainer's loggers, by setting; of those that are set to ``auto``.
 
     Args:
-        trainer: has its loggers' runs open by now.
+        trainer: its loggers' runs are open.
         config: of the session.
     """
     found = {}
@@ -91,15 +91,15 @@ def common_run_id(
     store: Callable[[], JobStore | None] = connect,
     patience_s: float = PATIENCE_S,
 ) -> str:
-    """An id that all ranks of this job get here; "" where they have one in common anyway, or cannot meet.
+    """Returns a run id shared by all ranks of this job; "" if they have one already, or have no common store.
 
-    Nothing collective: a rank that does not come keeps nobody waiting but for its own figures.
+    No collective operation: a rank that does not call delays no other.
 
     Args:
-        number: of the session in this process; the same on every rank.
+        number: of the session in this process; equal on every rank.
         environ: the process environment.
-        ranks: rank and world size of the job, if there is one of several.
-        store: the job's own.
+        ranks: returns rank and world size of the job, if it has several ranks.
+        store: returns the job's store.
         patience_s: longest wait for rank 0.
     """
     place = ranks()
@@ -123,7 +123,7 @@ def _met(store: JobStore, key: str, rank: int, patience_s: float) -> str:
         if found:
             return found[key]
         time.sleep(_POLL_S)
-    _log.warning("rank 0 named no run within %g s: this rank's figures lie in a run of their own", patience_s)
+    _log.warning("rank 0 named no run within %g s: this rank's metrics belong to a different run", patience_s)
     return ""
 
 
@@ -132,7 +132,7 @@ SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
 
 
 def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
-    """Steps to let pass, to warm up in, and to record, in an epoch of ``steps``; None where that is not known."""
+    """Returns steps to skip, to warm up and to record in an epoch of ``steps``; None if that is unknown."""
     wait = SKIP_FIRST_STEPS + WAIT_STEPS
     if steps is None:
         return wait, warmup, active
@@ -143,15 +143,15 @@ def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
 
 
 def steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
-    """Steps of an epoch of so many batches, of which so many make one; None where it has no end."""
+    """Returns the steps of an epoch with gradient accumulation; None if it has no end."""
     return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
 
 
 def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
-    """Epochs from a number, or any sequence of them; the first where there are none.
+    """Returns epochs from a number or a sequence of numbers; the first epoch if there are none.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: a value is no epoch.
     """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if given is None or not several:
@@ -165,10 +165,10 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
 
 
 def activities_of(given: Any) -> tuple[str, ...]:  # Any: text, or some of texts and of torch's own
-    """What to record, in our settings' words.
+    """Returns the names of activities.
 
     Raises:
-        ConfigError: one of them does not exist, or there is none.
+        ConfigError: an activity is unknown, or there is none.
     """
     words = given.split(",") if isinstance(given, str) else given
     several = list(words) if isinstance(words, (Sequence, AbstractSet)) else [words]

@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_train import api
 from otel_train.errors import require
-from otel_train.integrations.shared import CallbackSession
+from otel_train.integrations.shared_session import CallbackSession
 
 _Callback: Any = require("transformers", extra="transformers").TrainerCallback
 
@@ -33,28 +33,28 @@ class OtelTrainCallback(_Callback):
         self._shared = CallbackSession("the transformers callback", settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the session, or join it."""
+        """Opens or joins the session."""
         del args, state, control
         self._shared.join()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the epoch."""
+        """Begins an epoch."""
         del args, control
         self._shared.begin_epoch(lambda: int((state.epoch or 0) + _ROUNDING) + 1)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """It is over; evaluation comes after it."""
+        """Ends the epoch; evaluation follows it."""
         del args, state, control
         self._shared.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Hand over what it logs of the step: not of a whole run or an evaluation."""
+        """Logs the values of a step, not those of a whole run or an evaluation."""
         del args, state, control
         with self._shared.guard:
             known = {"loss", "learning_rate", "grad_norm"}
             api.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close the session, if it is ours and nobody else's."""
+        """Closes the session if this callback opened it and no other uses it."""
         del args, state, control
         self._shared.leave()

@@ -1,4 +1,4 @@
-"""The stack in containers: what we ask of Docker Compose."""
+"""Runs the stack in containers with Docker Compose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
-from otel_train.stack import configuration, keys
+from otel_train.stack import configuration, tls
 from otel_train.stack.configuration import HOST, Ports
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Compose:
         """
         if self._secure:
             port = Ports.of(configuration.settings(self._environ)).otlp_http
-            keys.make(self._secure, endpoint_port=port, environ=self._environ)
-            self._environ["COLLECTOR_KEYS"] = str(keys.folder(self._secure).resolve())
+            tls.make(self._secure, endpoint_port=port, environ=self._environ)
+            self._environ["COLLECTOR_KEYS"] = str(tls.folder(self._secure).resolve())
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
 
     def down(self, *, data: bool) -> None:
@@ -102,7 +102,7 @@ class Compose:
             "Prometheus": f"http://{HOST}:{ports.prometheus}",
             "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
             "send OTLP to": f"{'https' if self._secure else 'http'}://{HOST}:{ports.otlp_http}",
-            **({"before that": keys.how_to_use(self._secure)} if self._secure else {}),
+            **({"before that": tls.how_to_use(self._secure)} if self._secure else {}),
             "password": " ".join(
                 [
                     *self._command,

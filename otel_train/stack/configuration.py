@@ -52,7 +52,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the stack keeps what it writes: data, logs, process ids. Not made."""
+    """Returns the folder for data, logs and process ids of the stack. Does not create it."""
     home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "otel-train" / "stack"
 
@@ -62,7 +62,7 @@ ANSWER_WITHIN_S = 2.0
 
 
 def healthy(url: str) -> bool:
-    """Whether ``url`` answers, and with a status below 300."""
+    """Returns whether ``url`` answers with a status below 300."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S):
             return True
@@ -77,16 +77,16 @@ def wait(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until every part is well; a line for each that is.
+    """Waits until every service is healthy; writes a line for each.
 
     Args:
-        urls: part to health address.
-        timeout_s: how long in all.
-        say: gets the lines.
-        check: called between questions; raises to give up early.
+        urls: health address by service.
+        timeout_s: limit for all of them.
+        say: takes the lines.
+        check: called between polls; raises to give up early.
 
     Raises:
-        StackError: some were not well in time; the message names them.
+        StackError: some were not healthy in time; the message names them.
     """
     started_s = time.monotonic()
     missing = dict(urls)
@@ -111,7 +111,7 @@ LAST = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """One port for each thing that listens."""
+    """One port for each listening service."""
 
     otlp_grpc: int = 4317
     otlp_http: int = 4318
@@ -127,7 +127,7 @@ class Ports:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Ports:
-        """The ports that ``.env`` names, and the defaults of the rest.
+        """Returns the ports that ``.env`` names, with defaults for the rest.
 
         Raises:
             ConfigError: a port is not a number from 1 to 65535.
@@ -136,7 +136,7 @@ class Ports:
         return cls().changed(f"{name}={number}" for name, number in named.items() if number)
 
     def changed(self, words: Iterable[str]) -> Ports:
-        """These, with some replaced, each as ``NAME=NUMBER``.
+        """Returns these ports with some replaced, each as ``NAME=NUMBER``.
 
         Raises:
             ConfigError: there is no such port, or no such number.
@@ -154,7 +154,7 @@ class Ports:
         return replace(self, **changes)
 
     def check_free(self) -> None:
-        """Find out before anything starts.
+        """Checks that all ports are free.
 
         Raises:
             StackError: some are taken; the message names all of them.
@@ -168,7 +168,7 @@ class Ports:
 
 
 def free_ports() -> Ports:
-    """Ports that nobody listens on at the moment."""
+    """Returns ports that are free at the moment."""
     sockets = [socket.create_server((HOST, 0)) for _ in fields(Ports)]
     numbers = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -188,7 +188,7 @@ COLLECTOR: Final = "collector"
 """Name of the stack's Collector, on the runs it carries and on its target."""
 
 _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
-"""A receiver of the shipped Alertmanager file that says nothing yet."""
+"""A receiver without a target in the shipped Alertmanager file."""
 
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:

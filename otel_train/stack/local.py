@@ -1,4 +1,4 @@
-"""The stack as plain processes of this machine."""
+"""Runs the stack as plain processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from otel_train.errors import StackError
-from otel_train.stack import configuration, keys
+from otel_train.stack import configuration, tls
 from otel_train.stack.configuration import COLLECTOR, HOST, Ports, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
-"""Whoever sends is stopped before whom it sends to, so that nothing waits for an answer."""
+"""Senders stop before receivers, so that none waits for a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure:
             "COLLECTOR_HTTP": f"{HOST}:{ports.otlp_http}",
             "COLLECTOR_HEALTH": f"{HOST}:{ports.collector_health}",
             "COLLECTOR_METRICS_PORT": str(ports.collector_metrics),
-            "COLLECTOR_KEYS": str(keys.folder(state).resolve()),
+            "COLLECTOR_KEYS": str(tls.folder(state).resolve()),
             "COLLECTOR_QUEUE_DIR": str(state / "data" / "collector"),
             "PROMETHEUS_URL": f"http://{HOST}:{ports.prometheus}",
             "TRACES_GRPC": f"{HOST}:{ports.jaeger_otlp}",
@@ -206,7 +206,7 @@ class LocalStack:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         render(self.state, self.ports, webhook=webhook, scrape=scrape)
         if self.secure:
-            keys.make(self.state, endpoint_port=self.ports.otlp_http, environ=self._environ)
+            tls.make(self.state, endpoint_port=self.ports.otlp_http, environ=self._environ)
         text = json.dumps({"ports": asdict(self.ports), "secure": self.secure}, indent=2)
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
@@ -252,11 +252,11 @@ class LocalStack:
         """Remove the note that a stack is here; with ``data``, everything it kept."""
         (self.state / "stack.json").unlink(missing_ok=True)
         if data:
-            for folder in ("conf", "data", "log", "pid", keys.FOLDER):
+            for folder in ("conf", "data", "log", "pid", tls.FOLDER):
                 shutil.rmtree(self.state / folder, ignore_errors=True)
 
     def watch(self) -> str:
-        """Wait until a part ends that nobody asked to; its name, or "" when ``down`` stopped them all."""
+        """Waits until a process ends unexpectedly; returns its name, or "" when ``down`` stopped them all."""
         while True:
             ended = [name for name in self._children if running(self.state, name) is None]
             if ended:
@@ -284,7 +284,7 @@ class LocalStack:
             "jaeger": {"Jaeger": f"http://{HOST}:{self.ports.jaeger}"},
         }
         if self.secure:
-            found["collector"]["before that"] = keys.how_to_use(self.state)
+            found["collector"]["before that"] = tls.how_to_use(self.state)
         there = (part.name for part in self._parts())
         return {what: where for name in there for what, where in found[name].items()}
 

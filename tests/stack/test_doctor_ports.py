@@ -19,7 +19,7 @@ ONLY_METRICS = {"OTEL_TRACES_EXPORTER": "none"}
 
 
 def problems(address: str, **environ: str) -> list[str]:
-    found = endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ})
+    found = endpoint.check_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ})
     return [each.what for each in found if each.state == PROBLEM]
 
 

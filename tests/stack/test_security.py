@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.cli.main import main
-from otel_train.stack import keys
+from otel_train.stack import tls
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ROOT, configured, get, value, wait_for
@@ -56,7 +56,7 @@ def bare_loss(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def told(made: LocalStack, protocol: str) -> dict[str, str]:
     """What the file that `stack up --secure` names says, for either protocol."""
-    text = (keys.folder(made.state) / keys.TRAINER).read_text(encoding="utf-8")
+    text = (tls.folder(made.state) / tls.TRAINER).read_text(encoding="utf-8")
     environ = dict(line.split("=", 1) for line in text.splitlines())
     if protocol == "grpc":
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"https://127.0.0.1:{made.ports.otlp_grpc}"
@@ -123,11 +123,11 @@ def test_the_wrong_one_is_one_clear_line_and_costs_nothing(
 ) -> None:
     """A rotated secret must not cost a run its figures, and least of all the run."""
     run = f"wrong-{wrong}-{protocol[:4]}"
-    keys.make(tmp_path, endpoint_port=1)  # somebody else's authority
+    tls.make(tmp_path, endpoint_port=1)  # somebody else's authority
     right = {**told(secure, protocol), "OTEL_TRAIN_RUN_ID": run}
     bad = {
         "token": {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20stolen"},
-        "certificate": {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(keys.folder(tmp_path) / keys.AUTHORITY)},
+        "certificate": {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(tls.folder(tmp_path) / tls.AUTHORITY)},
     }[wrong]
 
     loss, exit_s, said = train(tmp_path, {**right, **bad})

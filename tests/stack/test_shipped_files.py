@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.stack import configuration, keys
+from otel_train.stack import configuration, tls
 from tests.support.stack import program
 
 pytestmark = pytest.mark.stack
@@ -49,10 +49,10 @@ def test_alertmanager_accepts_its_configuration() -> None:
 
 def test_the_collector_accepts_tls_and_a_token_on_top(tmp_path: Path) -> None:
     """With keys as `stack up --secure` makes them."""
-    keys.make(tmp_path, endpoint_port=4318)
+    tls.make(tmp_path, endpoint_port=4318)
     configs = [f"--config=deploy/collector/{name}.yaml" for name in ("config", "secure")]
 
-    checked(program("collector"), "validate", *configs, COLLECTOR_KEYS=str(keys.folder(tmp_path)))
+    checked(program("collector"), "validate", *configs, COLLECTOR_KEYS=str(tls.folder(tmp_path)))
 
 
 def composed(*profiles: str, traces: str = "tempo", keys_folder: str = "") -> dict[str, Any]:
@@ -101,9 +101,9 @@ SECRET = ("PASSWORD", "TOKEN", "SECRET", "CREDENTIAL", "HEADERS")
 
 def test_no_secret_is_in_what_docker_inspect_shows(tmp_path: Path) -> None:
     """The environment and the command of a container are for whoever may ask."""
-    keys.make(tmp_path, endpoint_port=4318)
-    token = (keys.folder(tmp_path) / keys.TOKEN).read_text()
-    services = composed("demo", "gpu", keys_folder=str(keys.folder(tmp_path)))
+    tls.make(tmp_path, endpoint_port=4318)
+    token = (tls.folder(tmp_path) / tls.TOKEN).read_text()
+    services = composed("demo", "gpu", keys_folder=str(tls.folder(tmp_path)))
 
     assert token not in json.dumps(services)
     for name, service in services.items():
@@ -116,8 +116,8 @@ def test_no_secret_is_in_what_docker_inspect_shows(tmp_path: Path) -> None:
 
 def test_the_collector_reads_its_keys_from_files_it_cannot_write(tmp_path: Path) -> None:
     """And the one root process that hands them over sees a folder, read-only."""
-    keys.make(tmp_path, endpoint_port=4318)
-    place = str(keys.folder(tmp_path))
+    tls.make(tmp_path, endpoint_port=4318)
+    place = str(tls.folder(tmp_path))
     services = composed(keys_folder=place)
     collector, prepare = services["otel-collector"], services["prepare"]
 

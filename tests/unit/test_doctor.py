@@ -24,8 +24,8 @@ from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
-from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, Finding, run, worst
+from otel_train.doctor import end_to_end, endpoint, environment
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ ROOT = Path(__file__).parents[2]
 HEALTHY = {"otel-train": "0.1.0", "torch": "2.13.0+cpu", "nvidia-ml-py": "13.0", "msgspec": "0.20"}
 
 
-def bad(findings: Iterable[Finding]) -> list[Finding]:
+def bad(findings: Iterable[CheckResult]) -> list[CheckResult]:
     """Those that hurt or may hurt; each must have a remedy."""
     found = [finding for finding in findings if finding.state in {WARNING, PROBLEM}]
     assert all(finding.remedy for finding in found)
     return found
 
 
-def only(findings: Iterable[Finding], state: str) -> Finding:
+def only(findings: Iterable[CheckResult], state: str) -> CheckResult:
     [finding] = bad(findings)
     assert finding.state == state
     return finding
@@ -55,8 +55,8 @@ def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
     """A dead network file system must not hang the one tool that could say so."""
     release = threading.Event()
 
-    def hangs() -> Iterator[Finding]:
-        yield Finding(area="disk", state=OK, what="so far")
+    def hangs() -> Iterator[CheckResult]:
+        yield CheckResult(area="disk", state=OK, what="so far")
         release.wait()
 
     found = run([Check("disk", hangs, 0.2), Check("next", list, 1.0)])
@@ -69,11 +69,13 @@ def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
 def test_a_check_that_raises_is_a_finding() -> None:
     """A doctor who faints helps nobody; the other checks are still made."""
 
-    def faints() -> Iterator[Finding]:
-        yield Finding(area="a", state=OK, what="before")
+    def faints() -> Iterator[CheckResult]:
+        yield CheckResult(area="a", state=OK, what="before")
         raise KeyError("x")
 
-    found = run([Check("a", faints, 5.0), Check("b", lambda: [Finding(area="b", state=OK, what="b")], 5.0)])
+    found = run(
+        [Check("a", faints, 5.0), Check("b", lambda: [CheckResult(area="b", state=OK, what="b")], 5.0)]
+    )
 
     assert [finding.state for finding in found] == [OK, PROBLEM, OK]
     assert "KeyError" in found[1].what
@@ -82,16 +84,16 @@ def test_a_check_that_raises_is_a_finding() -> None:
 # --- installed ------------------------------------------------------------------------------------
 
 
-def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) -> list[Finding]:
+def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) -> list[CheckResult]:
     versions: dict[str, str | None] = {
         **HEALTHY,
         **{name.replace("_", "-"): v for name, v in changes.items()},
     }
 
     def version(package: str) -> str | None:
-        return versions.get(package, "99" if package == "numpy" else packages._installed(package))
+        return versions.get(package, "99" if package == "numpy" else environment._installed(package))
 
-    return list(packages.look(installed=version, python=python, device=Path(os.devnull)))
+    return list(environment.check_packages(installed=version, python=python, device=Path(os.devnull)))
 
 
 def test_a_healthy_installation_has_nothing_wrong() -> None:
@@ -102,7 +104,7 @@ def test_a_healthy_installation_has_nothing_wrong() -> None:
 @pytest.mark.parametrize(("native", "how"), [(True, "written in C"), (False, "written in Python")])
 def test_it_says_how_edges_are_written(native: bool, how: str) -> None:
     """A wheel that was built without a compiler works, and costs more per step."""
-    said = [each for each in packages.look(native=native) if each.what.startswith("edges ")]
+    said = [each for each in environment.check_packages(native=native) if each.what.startswith("edges ")]
 
     assert [how in each.what for each in said] == [True]
     assert bool(said[0].remedy) is not native
@@ -118,7 +120,7 @@ def test_no_torch_is_a_warning_not_a_crash() -> None:
 def test_an_old_torch_or_python_is_a_problem() -> None:
     """Hooks that are not there fail in mid-run."""
     assert "torch 2.3.1" in only(installation(torch="2.3.1"), PROBLEM).what
-    old = packages.look(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
+    old = environment.check_packages(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
     assert "Python 3.9.2" in next(iter(old)).what
 
 
@@ -150,7 +152,11 @@ def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
         for name, value in (("good", "otel_train.testing:Kept"), ("bad", "otel_train.nowhere:X"))
     ]
 
-    found = [finding for finding in packages.look(exporters=points) if finding.what.startswith("exporter ")]
+    found = [
+        finding
+        for finding in environment.check_packages(exporters=points)
+        if finding.what.startswith("exporter ")
+    ]
 
     assert [(finding.state, finding.what) for finding in found] == [
         (OK, "exporter good (otel_train.testing:Kept)"),
@@ -171,7 +177,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:s3cret@host:4318",
         "OTEL_TRAIN_ALERTMANAGER_URL": "http://me:s3cret@alerts:9093",
     }
-    text = "\n".join(finding.what for finding in settings.look(environ))
+    text = "\n".join(finding.what for finding in environment.check_settings(environ))
 
     assert "OTEL_TRAIN_RUN_NAME=mine (environment)" in text
     assert "OTEL_EXPORTER_OTLP_HEADERS=(set, not shown)" in text
@@ -198,16 +204,18 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
 )
 def test_a_setting_that_stops_figures_is_found(environ: dict[str, str], state: str, word: str) -> None:
     """Nothing arrives, and nothing says why."""
-    assert word in only(settings.look(environ), state).what
+    assert word in only(environment.check_settings(environ), state).what
 
 
 # --- machine --------------------------------------------------------------------------------------
 
 
-def runs(folder: Path, kind: str = "ext4", free_mib: int = 10_000, **settings: Any) -> list[Finding]:
+def runs(folder: Path, kind: str = "ext4", free_mib: int = 10_000, **settings: Any) -> list[CheckResult]:
     config = Config(run_dir=str(folder), **settings)
     return list(
-        machine.look_at_runs(config, version="0.1.0", ask_disk=lambda _: machine.Disk(kind, free_mib * MIB))
+        environment.check_run_directory(
+            config, version="0.1.0", file_system_of=lambda _: environment.FileSystem(kind, free_mib * MIB)
+        )
     )
 
 
@@ -242,11 +250,11 @@ def test_runs_of_another_version_are_named(tmp_path: Path) -> None:
     assert "otel-train 0.0.9; this is 0.1.0" in only(runs(tmp_path), WARNING).what
 
 
-def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[Finding]:
+def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[CheckResult]:
     config = Config(**{"prometheus_address": "127.0.0.1:0", **settings})
     environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    ask = lambda _: machine.Disk("tmpfs", shm_mib * MIB)  # noqa: E731  # a fake of one line
-    return list(machine.look_at_machine(config, environ, shm=folder, ask_disk=ask))
+    ask = lambda _: environment.FileSystem("tmpfs", shm_mib * MIB)  # noqa: E731  # a fake of one line
+    return list(environment.check_machine(config, environ, shm=folder, file_system_of=ask))
 
 
 def test_little_shared_memory_is_a_warning_with_the_option_that_helps(tmp_path: Path) -> None:
@@ -272,13 +280,13 @@ def test_forking_beside_grpc_is_noted(tmp_path: Path) -> None:
 # --- endpoint -------------------------------------------------------------------------------------
 
 
-def looked_at(address: str, **environ: str) -> list[Finding]:
-    return list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+def looked_at(address: str, **environ: str) -> list[CheckResult]:
+    return list(endpoint.check_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
 
 
 def test_no_endpoint_is_a_note() -> None:
     """A run that is scraped sends nothing, and that is fine."""
-    [finding] = endpoint.look({})
+    [finding] = endpoint.check_endpoint({})
 
     assert finding.state == NOTE
     assert "no OTLP endpoint is set" in finding.what
@@ -336,7 +344,7 @@ def test_a_clock_that_is_off_is_as_bad_as_it_is_far_off(ahead_s: float, state: s
     """Prometheus refuses samples from the future, and those too old."""
     with http_receiver() as receiver:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
-        found = list(endpoint.look(environ, now_s=lambda: time.time() - ahead_s))
+        found = list(endpoint.check_endpoint(environ, now_s=lambda: time.time() - ahead_s))
 
     assert worst(found) == state
     if state != OK:
@@ -408,12 +416,14 @@ def run_ids(made: Backend) -> str:
 
 def sent_to(
     address: str, made: Backend | None, *, named: bool = True, token: str = "", wait_s: float = 5.0
-) -> list[Finding]:
+) -> list[CheckResult]:
     kinds = (end_to_end.PROMETHEUS, end_to_end.TRACES, end_to_end.GRAFANA)
     urls = dict.fromkeys(kinds, made.url) if made else {}
-    places = end_to_end.Places(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
+    places = end_to_end.ProbeTargets(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address} if address else {}
-    return list(end_to_end.look(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None))
+    return list(
+        end_to_end.check_end_to_end(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None)
+    )
 
 
 def test_what_was_sent_is_marked_and_found_in_every_place() -> None:
@@ -521,8 +531,8 @@ def test_a_pipe_gets_no_colours_and_ascii_where_nothing_else_is_written(quiet_ma
 def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
     """What to do is the reason to run it."""
     findings = [
-        Finding(area="a", state=OK, what="well"),
-        Finding(area="b", state=PROBLEM, what="broken " * 30, remedy="mend it"),
+        CheckResult(area="a", state=OK, what="well"),
+        CheckResult(area="b", state=PROBLEM, what="broken " * 30, remedy="mend it"),
     ]
     text = doctor.lines(findings, TextLayout(width=80, color=True))
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.config import Config
-from otel_train.doctor import end_to_end, endpoint, machine, runner, wire
-from otel_train.doctor.checks import NOTE, PROBLEM, Finding
-from otel_train.stack import keys
+from otel_train.doctor import connection, end_to_end, endpoint, environment, runner
+from otel_train.doctor.checks import NOTE, PROBLEM, CheckResult
+from otel_train.stack import tls
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
 
 if TYPE_CHECKING:
@@ -36,19 +36,19 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is waited for less long."""
-    monkeypatch.setattr(wire, "WITHIN_S", 1.0)
+    monkeypatch.setattr(connection, "WITHIN_S", 1.0)
 
 
-def problem(address: str, **environ: str) -> Finding:
+def problem(address: str, **environ: str) -> CheckResult:
     """The one thing that is wrong."""
-    found = list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+    found = list(endpoint.check_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
     [finding] = [each for each in found if each.state == PROBLEM]
     assert finding.remedy
     return finding
 
 
 def fine(address: str, **environ: str) -> list[str]:
-    found = list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+    found = list(endpoint.check_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
     assert not [each for each in found if each.state == PROBLEM], found
     return [each.what for each in found]
 
@@ -253,20 +253,20 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on PATH")
     state = tmp_path_factory.mktemp("keys")
-    keys.make(state, endpoint_port=4318)
-    folder = keys.folder(state)
+    tls.make(state, endpoint_port=4318)
+    folder = tls.folder(state)
     made = [
         "req",
         "-new",
         "-key",
-        str(folder / keys.KEY),
+        str(folder / tls.KEY),
         "-subj",
         "/CN=127.0.0.1",
         "-out",
         str(folder / "r"),
     ]
     subprocess.run(["openssl", *made], check=True, capture_output=True)
-    signed = ["x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / keys.KEY), "-days", "-1"]
+    signed = ["x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / tls.KEY), "-days", "-1"]
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     signed += ["-extfile", str(folder / "names")]
     subprocess.run(["openssl", *signed, "-out", str(folder / "old.crt")], check=True, capture_output=True)
@@ -275,20 +275,20 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def secure(
-    pems: Path, certificate: str = keys.CERTIFICATE, *, client: bool = False, host: str = "127.0.0.1"
+    pems: Path, certificate: str = tls.CERTIFICATE, *, client: bool = False, host: str = "127.0.0.1"
 ) -> Iterator[str]:
     """A collector behind TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pems / certificate, pems / keys.KEY)
+    context.load_cert_chain(pems / certificate, pems / tls.KEY)
     if client:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(pems / keys.AUTHORITY)
+        context.load_verify_locations(pems / tls.AUTHORITY)
     kind = "Content-Type: application/json"
     with server(answering("200 OK", kind, body="{}"), context, host) as there:
         yield there
 
 
-def trusted(pems: Path, name: str = keys.AUTHORITY) -> dict[str, str]:
+def trusted(pems: Path, name: str = tls.AUTHORITY) -> dict[str, str]:
     return {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(pems / name)}
 
 
@@ -351,7 +351,7 @@ def test_nothing_more_is_sent_to_an_endpoint_that_takes_no_empty_request(tmp_pat
     """A second opinion on the same cause, in other words, is noise."""
     with grpc_receiver() as received:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OTEL_TRAIN_RUN_DIR": str(tmp_path)}
-        found = runner.examine(environ, end_to_end.Places(urls={}), wait_s=1)
+        found = runner.examine(environ, end_to_end.ProbeTargets(urls={}), wait_s=1)
 
     [last] = [each for each in found if each.area == end_to_end.AREA]
     assert last.state == NOTE
@@ -371,7 +371,7 @@ def test_a_run_directory_below_a_file_is_named(tmp_path: Path, kind: str) -> Non
         raise AssertionError
 
     config = Config(run_dir=str(above / "mine"))
-    [finding] = machine.look_at_runs(config, version=None, ask_disk=no_disk)
+    [finding] = environment.check_run_directory(config, version=None, file_system_of=no_disk)
 
     assert finding.state == PROBLEM
     assert finding.what == f"{above / 'mine'} cannot be made: {above} is {kind}"

@@ -23,7 +23,7 @@ from otel_train.integrations.lightning_support import (
     steps_of_an_epoch,
     time_checkpoints,
 )
-from otel_train.integrations.shared import SharedSession, checked, merged, plain
+from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
 from otel_train.trackers.metrics import left_out, without
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ def test_an_id_that_ranks_have_in_common_already_is_theirs() -> None:
 def test_no_library_is_imported_but_by_its_own_module() -> None:
     """``import otel_train`` costs milliseconds, with or without them installed."""
     program = (
-        "import sys, otel_train, otel_train.api, otel_train.integrations.shared, otel_train.cli.main\n"
+        "import sys, otel_train, otel_train.api, otel_train.integrations.shared_session, otel_train.cli.main\n"
         f"print([name for name in {LIBRARIES} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

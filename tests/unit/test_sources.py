@@ -18,7 +18,7 @@ from otel_train.config import Config
 from otel_train.config.sources import project_file, settle
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.console.summary import render_card
-from otel_train.doctor import settings
+from otel_train.doctor import environment
 from otel_train.errors import ConfigError
 
 
@@ -398,7 +398,7 @@ def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project:
     """Its output lands in bug reports."""
     path = table(project, 'run_name = "mine"\ncapture_token = "s3cret"\ndisabled = true')
 
-    found = list(settings.look({"OTEL_TRAIN_OTLP": "off"}, folder=project))
+    found = list(environment.check_settings({"OTEL_TRAIN_OTLP": "off"}, folder=project))
     text = "\n".join(f"{finding.what} | {finding.remedy}" for finding in found)
 
     assert f"run_name=mine ({path})" in text
@@ -470,5 +470,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "api.py", "integrations/shared.py", "autoinstrument/runner.py",
+        "api.py", "integrations/shared_session.py", "autoinstrument/runner.py",
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""A folder that ``otel-train run`` puts on PYTHONPATH, and nothing else."""
+"""Folder that ``otel-train run`` adds to PYTHONPATH."""

@@ -19,7 +19,7 @@ from otel_train.errors import ConfigError, StackError
 from otel_train.exporters.otlp_response import ExportResult, why
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.stack import configuration, keys, local
+from otel_train.stack import configuration, local, tls
 from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import ORDER, LocalStack
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SECRET = re.compile(r"PRIVATE KEY|(?i:password|token|secret)\s*[:=]\s*[\"']?[A-Za-z0-9_-]{8,}")
 """A key, or a value where a reference to a file or to a variable should be."""
-NAMES = (keys.TOKEN, keys.AUTHORITY, keys.CERTIFICATE, keys.KEY, keys.TRAINER)
+NAMES = (tls.TOKEN, tls.AUTHORITY, tls.CERTIFICATE, tls.KEY, tls.TRAINER)
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def openssl() -> None:
 
 @pytest.fixture
 def made(tmp_path: Path, openssl: None) -> Path:
-    keys.make(tmp_path, endpoint_port=4318)
-    return keys.folder(tmp_path)
+    tls.make(tmp_path, endpoint_port=4318)
+    return tls.folder(tmp_path)
 
 
 def test_nobody_else_can_read_them(made: Path) -> None:
@@ -56,36 +56,36 @@ def test_nobody_else_can_read_them(made: Path) -> None:
 def test_they_are_made_once(made: Path) -> None:
     """Trainers that were told of them go on after a restart of the stack; two stacks have different ones."""
     before = {name: (made / name).read_bytes() for name in NAMES}
-    keys.make(made.parent, endpoint_port=4318)
-    keys.make(made.parent / "other", endpoint_port=4318)
+    tls.make(made.parent, endpoint_port=4318)
+    tls.make(made.parent / "other", endpoint_port=4318)
 
     assert {name: (made / name).read_bytes() for name in NAMES} == before
-    assert (keys.folder(made.parent / "other") / keys.TOKEN).read_bytes() != before[keys.TOKEN]
+    assert (tls.folder(made.parent / "other") / tls.TOKEN).read_bytes() != before[tls.TOKEN]
 
 
 def test_keys_of_your_own_are_kept(tmp_path: Path) -> None:
     """A cluster has an authority already."""
-    place = keys.folder(tmp_path)
+    place = tls.folder(tmp_path)
     place.mkdir()
-    for name in (keys.AUTHORITY, keys.CERTIFICATE, keys.KEY):
+    for name in (tls.AUTHORITY, tls.CERTIFICATE, tls.KEY):
         (place / name).write_text("mine")
-    (place / keys.TOKEN).write_text("my-token\n")
+    (place / tls.TOKEN).write_text("my-token\n")
     # Nothing is left to make, so openssl is not needed either.
-    told = keys.make(tmp_path, endpoint_port=1, environ={"PATH": ""})
+    told = tls.make(tmp_path, endpoint_port=1, environ={"PATH": ""})
 
-    assert (place / keys.CERTIFICATE).read_text() == "mine"
+    assert (place / tls.CERTIFICATE).read_text() == "mine"
     assert "authorization=Bearer%20my-token\n" in told.read_text()
 
 
 def test_without_openssl_it_says_what_to_do(tmp_path: Path) -> None:
     """Half a secure stack would be an open one."""
     with pytest.raises(StackError, match=r"openssl.*not on PATH.*certificates of your own"):
-        keys.make(tmp_path, endpoint_port=1, environ={"PATH": str(tmp_path)})
+        tls.make(tmp_path, endpoint_port=1, environ={"PATH": str(tmp_path)})
 
 
 def served(made: Path, server: socket.socket) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made / keys.CERTIFICATE, made / keys.KEY)
+    context.load_cert_chain(made / tls.CERTIFICATE, made / tls.KEY)
     connection, _ = server.accept()
     # A client that does not trust the certificate ends the handshake.
     with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secured:
@@ -109,7 +109,7 @@ def server(made: Path) -> Iterator[str]:
 
 def test_the_strictest_client_accepts_the_certificate_by_address(made: Path, server: str) -> None:
     """Python 3.13 checks every extension; so does this, on any version."""
-    context = ssl.create_default_context(cafile=made / keys.AUTHORITY)
+    context = ssl.create_default_context(cafile=made / tls.AUTHORITY)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     host, _, port = server.partition(":")
     with (
@@ -128,10 +128,10 @@ def test_the_named_certificate_wins_over_the_bundle_of_the_machine(
     made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clusters set REQUESTS_CA_BUNDLE for everybody; the collector's own authority is not in it."""
-    keys.make(tmp_path / "machine", endpoint_port=1)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(keys.folder(tmp_path / "machine") / keys.AUTHORITY))
+    tls.make(tmp_path / "machine", endpoint_port=1)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls.folder(tmp_path / "machine") / tls.AUTHORITY))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(made / keys.AUTHORITY)}
+    environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(made / tls.AUTHORITY)}
     transport = OtlpTransport(OtlpSettings.read(environ, endpoint=f"https://{server}").targets)
     answer = transport.send("metrics", b'{"resourceMetrics":[]}', 10)
     transport.close()
@@ -143,9 +143,9 @@ def test_a_certificate_of_another_authority_is_not_trusted(
     made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason names the variable; nothing is lost meanwhile."""
-    keys.make(tmp_path / "theirs", endpoint_port=1)
+    tls.make(tmp_path / "theirs", endpoint_port=1)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(keys.folder(tmp_path / "theirs") / keys.AUTHORITY)}
+    environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(tls.folder(tmp_path / "theirs") / tls.AUTHORITY)}
     transport = OtlpTransport(OtlpSettings.read(environ, endpoint=f"https://{server}").targets)
     answer = transport.send("metrics", b'{"resourceMetrics":[]}', 10)
     transport.close()
@@ -214,9 +214,9 @@ def test_a_secure_stack_is_still_one_when_another_process_finds_it(
 
     assert found is not None
     assert found.addresses()["send OTLP to"].startswith("https://")
-    assert str(keys.folder(state) / keys.TRAINER) in found.addresses()["before that"]
+    assert str(tls.folder(state) / tls.TRAINER) in found.addresses()["before that"]
     found.forget(data=True)
-    assert not keys.folder(state).exists()
+    assert not tls.folder(state).exists()
 
 
 def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path, openssl: None) -> None:
@@ -228,10 +228,10 @@ def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path, openssl: Non
     compose = Compose({}, environ, secure=tmp_path / "state")
     compose.up([])
     said = (tmp_path / "said").read_text()
-    token = (keys.folder(tmp_path / "state") / keys.TOKEN).read_text()
+    token = (tls.folder(tmp_path / "state") / tls.TOKEN).read_text()
 
     assert "deploy/collector/secure.yml up" in said
-    assert f"COLLECTOR_KEYS={keys.folder(tmp_path / 'state')}" in said
+    assert f"COLLECTOR_KEYS={tls.folder(tmp_path / 'state')}" in said
     assert token not in said
     assert compose.addresses()["send OTLP to"].startswith("https://")
 

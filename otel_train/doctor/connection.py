@@ -1,6 +1,6 @@
-"""Connections of the doctor's own: to the collector or to the proxy before it, with TLS, and what speaks at the end.
+"""Connections of the checks: to the collector or its proxy, with TLS, and protocol detection.
 
-Nothing of the SDK or of the exporters is used, so that what is wrong between here and the collector is seen as it is.
+Neither SDK nor exporters are used, so that network problems are reported as they are.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from otel_train.exporters.otlp_settings import Target
 
 WITHIN_S: Final = 3.0
-"""For each connection, each handshake and each answer."""
+"""Limit for each connection, handshake and response."""
 
 HTTP1, GRPC, TLS = "http", "grpc", "tls"
-"""What may speak at an address."""
+"""Protocols that can be detected."""
 
 SCHEME_PORTS: Final = {"http": 80, "https": 443, "grpc": 4317}
 
 _MOST_BYTES: Final = 128 << 10
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""How a client of HTTP/2 begins, with empty SETTINGS."""
+"""Connection preface of HTTP/2, with empty SETTINGS."""
 
 _FRAME_BYTES: Final = 9
 _SETTINGS: Final = 4
@@ -43,13 +43,13 @@ _ALERT_WITHIN_S: Final = 0.3
 _NO_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CERTIFICATE", "UNKNOWN_CA")
 
 
-class Trouble(Exception):  # noqa: N818 - it is a finding, not an error of ours
-    """Why nothing gets through.
+class ConnectionProblem(Exception):  # noqa: N818 - a check result, not an error of this package
+    """Why a connection or request failed.
 
     Args:
         what: the rest of a sentence that begins with ``whose``.
         remedy: what to do.
-        whose: what is in trouble; "" for the collector's address.
+        whose: the component concerned; "" for the collector's address.
     """
 
     def __init__(self, what: str, remedy: str, whose: str = "") -> None:
@@ -60,13 +60,13 @@ class Trouble(Exception):  # noqa: N818 - it is a finding, not an error of ours
 
 
 class Proxy(NamedTuple):
-    """A proxy that stands between here and the collector.
+    """A proxy on the route to the collector.
 
     Attributes:
-        variable: what names it, such as ``HTTPS_PROXY``.
-        host: where it is.
-        port: there.
-        headers: what it is told, such as a login.
+        variable: the variable that names it, such as ``HTTPS_PROXY``.
+        host: its host.
+        port: its port.
+        headers: headers for it, such as a login.
     """
 
     variable: str
@@ -76,17 +76,17 @@ class Proxy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As messages call it; a password in its address is left out."""
+        """Its name in messages, without a password."""
         return f"the proxy {self.host}:{self.port} ({self.variable})"
 
 
-class Line(NamedTuple):
-    """A connection and what is known of it.
+class Connection(NamedTuple):
+    """An open connection.
 
     Attributes:
-        sock: to write to and read from.
-        proxy: between here and there; None for none.
-        certificate: of the server, as ``ssl`` gives it; empty without TLS.
+        sock: the socket.
+        proxy: the proxy in use; None for none.
+        certificate: certificate of the server, as ``ssl`` returns it; empty without TLS.
     """
 
     sock: socket.socket
@@ -95,16 +95,16 @@ class Line(NamedTuple):
 
 
 def place_of(target: Target) -> tuple[str, int]:
-    """Host and port of an address."""
+    """Returns host and port of an address."""
     parts = urlsplit(target.url if "://" in target.url else f"{GRPC}://{target.url}")
     return parts.hostname or "", parts.port or SCHEME_PORTS.get(parts.scheme, 0)
 
 
 def proxy_of(target: Target) -> Proxy | None:
-    """The proxy that the standard variables name for an address; exporters take the same.
+    """Returns the proxy that the standard variables name for an address, as exporters use it.
 
     Raises:
-        Trouble: its address is none that can be used.
+        ConnectionProblem: its address is invalid.
     """
     host, port = place_of(target)
     named = getproxies_environment()
@@ -121,15 +121,15 @@ def proxy_of(target: Target) -> Proxy | None:
     except ValueError:
         host = ""
     if not host or via.scheme != "http":
-        raise Trouble("names no http:// proxy", f"correct {variable}, or unset it", f"{variable}")
+        raise ConnectionProblem("names no http:// proxy", f"correct {variable}, or unset it", f"{variable}")
     return Proxy(variable, host, port, login_of(via, "proxy-authorization"))
 
 
 def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socket.socket:
-    """A connection.
+    """Opens a connection.
 
     Raises:
-        Trouble: there is none.
+        ConnectionProblem: it failed.
     """
     named = remedy or "OTEL_EXPORTER_OTLP_ENDPOINT names it"
     try:
@@ -149,14 +149,14 @@ def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socke
     except OSError as error:
         what = f"cannot be reached ({error})"
         todo = "look for a firewall, a proxy or a missing route between here and there"
-    raise Trouble(what, f"{todo}; {named}", whose)
+    raise ConnectionProblem(what, f"{todo}; {named}", whose)
 
 
-def open_line(target: Target, proxy: Proxy | None) -> Line:
-    """A connection to a collector, through its proxy where there is one, with TLS where that is asked for.
+def open_line(target: Target, proxy: Proxy | None) -> Connection:
+    """Opens a connection to a collector, through its proxy if there is one, with TLS if the address says so.
 
     Raises:
-        Trouble: there is none.
+        ConnectionProblem: it failed.
     """
     host, port = place_of(target)
     if proxy is None:
@@ -169,10 +169,10 @@ def open_line(target: Target, proxy: Proxy | None) -> Line:
         if target.tls or target.protocol == GRPC:
             _tunnel(sock, proxy, f"{host}:{port}", around)
     if not target.tls:
-        return Line(sock, proxy)
+        return Connection(sock, proxy)
     try:
         return _secured(sock, target, proxy)
-    except Trouble:
+    except ConnectionProblem:
         sock.close()
         raise
 
@@ -186,19 +186,19 @@ def _tunnel(sock: socket.socket, proxy: Proxy, there: str, around: str) -> None:
     raise denied(proxy, answer, there, around)
 
 
-def denied(proxy: Proxy, answer: HttpResponse, there: str, around: str) -> Trouble:
-    """What it means that a proxy answers so."""
+def denied(proxy: Proxy, answer: HttpResponse, there: str, around: str) -> ConnectionProblem:
+    """Returns the problem for a refusal by a proxy."""
     if answer.status == http.client.PROXY_AUTHENTICATION_REQUIRED:
-        return Trouble(
+        return ConnectionProblem(
             "asks for a login (407)", f"write user:password@ into {proxy.variable}, or {around}", proxy.name
         )
     said = f"answers {answer.status}" if answer.status else "gives no answer of HTTP"
-    return Trouble(
+    return ConnectionProblem(
         f"denies the way to {there} ({said})", f"have {there} allowed there, or {around}", proxy.name
     )
 
 
-def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Line:
+def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Connection:
     host, port = place_of(target)
     context = _context(target)
     if target.protocol == GRPC:
@@ -212,11 +212,11 @@ def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Line:
         kind = "" if proxy else speaks(host, port, tls=False)
         known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
         said = printable(getattr(error, "reason", "") or error)
-        raise Trouble(
+        raise ConnectionProblem(
             f"does not speak TLS{known} ({said})",
             "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port",
         ) from error
-    return Line(secured, proxy, secured.getpeercert() or {})
+    return Connection(secured, proxy, secured.getpeercert() or {})
 
 
 def _context(target: Target) -> ssl.SSLContext:
@@ -224,19 +224,19 @@ def _context(target: Target) -> ssl.SSLContext:
         return trusting(target)
     except (ssl.SSLError, OSError) as error:
         said = printable(getattr(error, "reason", "") or error)
-        raise Trouble(
+        raise ConnectionProblem(
             f"cannot be used ({said})",
             "name PEM files that hold a certificate, and the key that belongs to it",
             "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names",
         ) from error
 
 
-def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> Trouble:
+def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> ConnectionProblem:
     said = error.verify_message
     if "expired" in said or "not yet valid" in said:
         remedy = "have it renewed, or correct the clock of this machine"
     elif "mismatch" in said or "doesn't match" in said or "not valid for" in said:
-        return Trouble(
+        return ConnectionProblem(
             f"has a certificate for another name than {host} ({said})",
             "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
         )
@@ -245,16 +245,16 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> Trouble:
             "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it, and use a host name "
             "that it has"
         )
-    return Trouble(f"has a certificate that is not trusted: {said}", remedy)
+    return ConnectionProblem(f"has a certificate that is not trusted: {said}", remedy)
 
 
 def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
-    """Send a request of HTTP/1 and read the answer; status 0 where there is none, with what came as its body.
+    """Sends an HTTP/1 request and reads the response; without one, returns status 0 and what was received.
 
     Args:
         sock: connected.
-        request: all of it.
-        head: there is nothing behind the headers.
+        request: the complete request.
+        head: the response has no body.
     """
     raw = _exchange(sock, request, head=head)
     if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
@@ -269,7 +269,7 @@ def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpRespo
 
 
 class _Bytes:
-    """What was read, for ``http.client`` to read again."""
+    """Received bytes as a socket for ``http.client``."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -279,10 +279,10 @@ class _Bytes:
 
 
 def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> bytes:
-    """What comes back, up to its end, its bound or the end of the time.
+    """Receives until the end of the response, the size bound or the time limit.
 
     Raises:
-        Trouble: the server asks for a certificate.
+        ConnectionProblem: the server requires a client certificate.
     """
     until_s = time.monotonic() + WITHIN_S
     try:
@@ -306,7 +306,7 @@ def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> byt
 
 
 def _unasked(sock: socket.socket) -> bytes:
-    """What comes over TLS before anything was sent: alerts, which a request under way could push aside."""
+    """TLS alerts received before anything was sent, which a pending request could hide."""
     if not isinstance(sock, ssl.SSLSocket):
         return b""
     sock.settimeout(_ALERT_WITHIN_S)
@@ -322,53 +322,55 @@ def _unasked(sock: socket.socket) -> bytes:
         sock.settimeout(WITHIN_S)
 
 
-def _of_client(error: ssl.SSLError) -> Trouble:
+def _of_client(error: ssl.SSLError) -> ConnectionProblem:
     if any(word in str(error) for word in _NO_CERTIFICATE):
-        return Trouble(
+        return ConnectionProblem(
             "wants to see a certificate of the client",
             "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY",
         )
     said = printable(getattr(error, "reason", "") or error)
-    return Trouble(f"ends the connection over TLS ({said})", "look into the log of what listens there")
+    return ConnectionProblem(
+        f"ends the connection over TLS ({said})", "look into the log of what listens there"
+    )
 
 
 def _whole(raw: bytes, *, head: bool) -> bool:
-    """Whether an answer of HTTP/1 is complete, as far as that can be told; of anything else the first frame is."""
+    """Whether an HTTP/1 response is complete; of other protocols, whether the first frame is."""
     if not raw.startswith(b"HTTP/1."[: len(raw)]):
         return len(raw) >= _FRAME_BYTES
     headers, end, body = raw.partition(b"\r\n\r\n")
     if not end or head:
         return bool(end)
-    told = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    lengths = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     with suppress(ValueError, IndexError):
-        return len(body) >= int(told[0].partition(b":")[2])
+        return len(body) >= int(lengths[0].partition(b":")[2])
     return b"chunked" in headers.lower() and body.endswith(b"0\r\n\r\n")
 
 
 def greets_grpc(sock: socket.socket) -> bytes:
-    """What a server answers to the greeting of HTTP/2; b"" where nothing comes."""
+    """Returns the server's answer to the HTTP/2 preface; b"" without one."""
     return _exchange(sock, _PREFACE)
 
 
 def is_settings(raw: bytes) -> bool:
-    """Whether this begins with a frame of SETTINGS: HTTP/2 is spoken."""
+    """Whether this begins with a SETTINGS frame of HTTP/2."""
     return len(raw) >= _FRAME_BYTES and raw[3] == _SETTINGS and not any(raw[5:_FRAME_BYTES])
 
 
 def is_alert(raw: bytes) -> bool:
-    """Whether this is an alert of TLS."""
+    """Whether this is a TLS alert."""
     return raw.startswith(_ALERT)
 
 
 def speaks(host: str, port: int, *, tls: bool = True) -> str:
-    """What speaks at an address: ``tls``, ``grpc``, ``http`` or "" where that cannot be told.
+    """Returns the protocol at an address: ``tls``, ``grpc``, ``http`` or "" if unknown.
 
     Args:
-        host: where to look.
-        port: there.
-        tls: whether to try that, too.
+        host: its host.
+        port: its port.
+        tls: whether to try TLS.
     """
-    with suppress(OSError, Trouble):
+    with suppress(OSError, ConnectionProblem):
         if tls and _shakes_hands(host, port):
             return TLS
         with connect(host, port) as sock:

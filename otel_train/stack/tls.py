@@ -1,4 +1,4 @@
-"""Certificates and a token for the way from trainers to the Collector."""
+"""Certificates and a token for connections from trainers to the Collector."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ FOLDER = "keys"
 TOKEN, AUTHORITY, CERTIFICATE, KEY, TRAINER = "token", "ca.crt", "server.crt", "server.key", "trainer.env"
 
 VALID_DAYS = 825
-"""The longest life that common TLS clients grant a server's certificate."""
+"""Longest validity of a server certificate that common TLS clients accept."""
 
 TOKEN_BYTES = 32
 OPENSSL_WITHIN_S = 60.0
 
 
 def folder(state: Path) -> Path:
-    """Where a stack keeps them: below its state, closed to other users."""
+    """Returns the folder of keys below a stack's state, closed to other users."""
     return state / FOLDER
 
 
 def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.environ) -> Path:
-    """Make what is missing, and tell trainers how to use it.
+    """Creates missing keys, and a file with the variables for trainers.
 
-    A token and certificates of your own, put there before, are kept.
+    Existing user-provided tokens and certificates are kept.
 
     Args:
         state: folder of the stack.
-        endpoint_port: where the Collector takes OTLP over http.
+        endpoint_port: port of the Collector for OTLP over http.
         environ: where openssl is looked up.
 
     Returns:
         The file with the variables that a trainer needs.
 
     Raises:
-        StackError: there is no openssl, or it failed.
+        StackError: openssl is missing or failed.
     """
     place = folder(state)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,12 +68,12 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.env
 
 
 def how_to_use(state: Path) -> str:
-    """What to type before a training program so that it sends with certificate and token."""
+    """Returns the shell command that sets certificate and token for a training program."""
     return f"set -a; . {shlex.quote(str(folder(state) / TRAINER))}; set +a"
 
 
 def _certify(place: Path, environ: Mapping[str, str]) -> None:
-    """An authority that signs one certificate and is then forgotten: nobody can sign another."""
+    """Creates an authority that signs one certificate; its key is discarded."""
     openssl = shutil.which("openssl", path=environ.get("PATH"))
     if openssl is None:
         raise StackError(
@@ -138,7 +138,7 @@ def _run(openssl: str, words: Sequence[str]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Never readable by others, not even for a moment."""
+    """Writes a file that is never readable by other users."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

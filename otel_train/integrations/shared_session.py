@@ -1,4 +1,4 @@
-"""The one session that all callbacks in a process hold together."""
+"""The session that all callbacks of a process share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("otel_train")
 
 FINISH_S = 60.0
-"""Longest wait, when training is over, for captures to be written and looked into: they were asked for."""
+"""Longest wait at the end of training for captures to be written and analysed."""
 
 
 class SharedSession:
-    """Opened by the first who joins, closed when the last leaves.
+    """Opened by the first callback that joins, closed when the last one leaves.
 
-    A session that was there before, of ``otel_train.instrument`` by hand, is joined and stays open; so does one
-    below ``otel-train run``, which lasts as long as the program.
+    A session that was opened by ``otel_train.instrument`` is joined and stays open, and so does one below
+    ``otel-train run``, which lasts as long as the program.
 
     Attributes:
-        opened: sessions that were opened here.
+        opened: number of sessions opened here.
     """
 
     def __init__(self) -> None:
@@ -45,22 +45,22 @@ class SharedSession:
     def join(
         self, holder: object, given: Mapping[str, Any], model: Any = None, loaders: Any = None
     ) -> Session:
-        """Take part.
+        """Adds a callback to the session.
 
         Args:
-            holder: who; may join again.
-            given: settings, as for ``instrument``; a session that is open keeps its own.
+            holder: the callback; may join again.
+            given: settings, as for ``instrument``; an open session keeps its own.
             model: as for ``instrument``.
             loaders: as for ``instrument``.
 
         Raises:
-            ConfigError: a setting, a model or a loader is not what it should be.
+            ConfigError: a setting, a model or a loader is invalid.
         """
         before = api.current()
         session = api.instrument(model, loaders, **given)
         if before is None:
             self.opened += 1
-            self._holders.clear()  # of a session that has been closed by somebody else
+            self._holders.clear()  # of a session that the program has closed
             self._own = None if api.when_started else session
             session.find_models()
         elif holder not in self._holders:
@@ -70,11 +70,11 @@ class SharedSession:
         return session
 
     def leave(self, holder: object, error: BaseException | None = None) -> None:
-        """Take part no longer. A second call does nothing.
+        """Removes a callback from the session. A second call does nothing.
 
         Args:
-            holder: who.
-            error: what ended training, if that is why.
+            holder: the callback.
+            error: the exception that ended training, if any.
         """
         if holder not in self._holders:
             return
@@ -94,7 +94,7 @@ shared = SharedSession()
 
 
 def plain(value: Any) -> Any:  # Any: what a configuration library made
-    """``value`` with Python's own dicts and lists for those of Hydra, which are none."""
+    """Converts containers of configuration libraries such as Hydra to dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, list, tuple)):
@@ -103,10 +103,10 @@ def plain(value: Any) -> Any:  # Any: what a configuration library made
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as keywords of ``instrument``, refused while whoever wrote them is still looking.
+    """Returns checked settings as keywords of ``instrument``.
 
     Raises:
-        ConfigError: one of them is not a setting, or cannot be honoured.
+        ConfigError: a setting is unknown or invalid.
     """
     settings = {name: plain(value) for name, value in given.items()}
     settled(settings)
@@ -125,7 +125,7 @@ def settled(given: Mapping[str, Any]) -> ResolvedConfig:
 
 
 def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Settings of several callbacks for one session: a later one wins, and blocks of the console add up."""
+    """Merges the settings of several callbacks: a later one wins, and console blocks add up."""
     together: dict[str, Any] = {}
     for given in several:
         together.update(given)
@@ -153,14 +153,14 @@ def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
 
 
 class CallbackSession:
-    """One callback's hold on the shared session, for the callbacks of any library; faults of ours stay here.
+    """A callback's use of the shared session. Contains faults of this package.
 
     Args:
-        name: of the callback, as people call it.
+        name: of the callback, for messages.
         settings: as for ``otel_train.instrument``.
 
     Raises:
-        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+        ConfigError: a setting is invalid; the message has value, rule and remedy.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -169,7 +169,7 @@ class CallbackSession:
         self._epoch: Epoch | None = None
 
     def join(self) -> Session:
-        """Open the session, or join it.
+        """Opens or joins the session.
 
         Raises:
             ConfigError: see ``otel_train.instrument``.
@@ -177,16 +177,16 @@ class CallbackSession:
         return shared.join(self, self._settings)
 
     def begin_epoch(self, number: Callable[[], int]) -> None:
-        """Mark the epoch that begins here."""
+        """Begins an epoch."""
         with self.guard:
             self._epoch = api.epoch(number())
 
     def end_epoch(self) -> None:
-        """It is over."""
+        """Ends the epoch."""
         if self._epoch is not None:
             self._epoch.end()
 
     def leave(self) -> None:
-        """Close the session, if it is ours and nobody else's."""
+        """Closes the session if this callback opened it and no other uses it."""
         with self.guard:
             shared.leave(self)

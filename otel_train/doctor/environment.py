@@ -1,0 +1,479 @@
+"""Checks packages, settings, run directory and machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections import Counter
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.config.settings import ENVIRONMENT
+from otel_train.config.sources import settle
+from otel_train.config.validation import MIB, PREFIX, address_of, text_of
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
+from otel_train.errors import RunDirectoryError
+from otel_train.exporters.otlp_settings import otlp_configured
+from otel_train.exporters.plugins import GROUP
+from otel_train.exporters.run_directory import rank_directories
+from otel_train.files import file_system, folders_in, mark_of, read_json
+from otel_train.resource import wrong_resource
+from otel_train.trackers.manager import without_unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from importlib.metadata import EntryPoint
+
+    from otel_train.config import Config
+    from otel_train.config.settings import ResolvedConfig
+
+RUNS, MACHINE = "run directory", "machine"
+LEAST_SHM_BYTES = 1024 * MIB
+"""DataLoader workers pass batches through shared memory. Docker's default of 64 MiB is less than one batch of images."""
+
+LOOKED_AT = 20
+"""Newest run directories whose version is compared."""
+
+
+class FileSystem(NamedTuple):
+    """A file system.
+
+    Attributes:
+        kind: its type, such as ``ext4``; "" if unknown.
+        free_bytes: free space.
+    """
+
+    kind: str
+    free_bytes: int
+
+
+def disk(folder: Path) -> FileSystem:
+    """Returns the file system of a folder."""
+    return FileSystem(file_system(folder), shutil.disk_usage(folder).free)
+
+
+def check_run_directory(
+    config: Config, *, version: str | None, file_system_of: Callable[[Path], FileSystem] = disk
+) -> Iterator[CheckResult]:
+    """Checks whether run directories can be written and read.
+
+    Args:
+        config: where they go, and how much each may take.
+        version: installed version, None if unknown.
+        file_system_of: returns the file system of a folder.
+    """
+    root = Path(config.run_dir).absolute()
+    above = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not above.is_dir():
+        kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"
+        yield CheckResult(
+            area=RUNS,
+            state=PROBLEM,
+            what=f"{root} cannot be made: {above} is {kind}",
+            remedy="set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there",
+        )
+        return
+    folder = next(path for path in (root, *root.parents) if path.is_dir())
+    denied = _denied(folder)
+    if denied:
+        yield CheckResult(
+            area=RUNS,
+            state=PROBLEM,
+            what=f"{root} cannot be written: {denied}",
+            remedy="set OTEL_TRAIN_RUN_DIR to a folder of yours; without one nothing is left of a run that crashes",
+        )
+        return
+    yield CheckResult(
+        area=RUNS,
+        state=OK,
+        what=f"{root} can be written{'' if folder == root else ', and is made by the first run'}",
+    )
+    found = file_system_of(folder)
+    free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
+    low = free_mib < wanted_mib
+    yield CheckResult(
+        area=RUNS,
+        state=WARNING if low else OK,
+        what=f"{free_mib} MiB are free on {found.kind or 'its file system'}; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
+        remedy="free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES" if low else "",
+    )
+    yield from _versions(root, version)
+
+
+def _denied(folder: Path) -> str:
+    """Why the folder is not writable; "" if it is. Tested by writing, because permission bits do not suffice."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".otel-train-doctor-") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
+    named = [root / name / "run.json" for name in folders_in(root)]
+    paths = sorted(filter(mark_of, named), key=_changed_ns, reverse=True)[:LOOKED_AT]
+    if not paths:
+        return
+    others = {found for path in paths if (found := _written_by(path)) and version and found != version}
+    ranks = sum(len(rank_directories(path.parent)) for path in paths)
+    if others:
+        yield CheckResult(
+            area=RUNS,
+            state=WARNING,
+            what=f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}",
+            remedy="read those with the version that wrote them if summary, report or postmortem refuse",
+        )
+    else:
+        yield CheckResult(
+            area=RUNS, state=OK, what=f"{len(paths)} runs with {ranks} ranks, all of this version"
+        )
+
+
+def _written_by(path: Path) -> str:
+    try:
+        return str(read_json(path).get("version", ""))
+    except RunDirectoryError:
+        return ""
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def check_machine(
+    config: Config,
+    environ: Mapping[str, str],
+    *,
+    shm: Path = Path("/dev", "shm"),
+    file_system_of: Callable[[Path], FileSystem] = disk,
+) -> Iterator[CheckResult]:
+    """Checks shared memory, the port of ``/metrics``, and forks beside gRPC."""
+    if shm.is_dir():
+        free = file_system_of(shm).free_bytes
+        low = free < LEAST_SHM_BYTES
+        yield CheckResult(
+            area=MACHINE,
+            state=WARNING if low else OK,
+            what=f"{free // MIB} MiB of shared memory are free for loader workers ({shm})",
+            remedy="in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
+            if low
+            else "",
+        )
+    if config.prometheus:
+        yield _port(*address_of(config.prometheus_address))
+    if any(name.endswith("_PROTOCOL") and value == "grpc" for name, value in environ.items()):
+        yield CheckResult(
+            area=MACHINE,
+            state=NOTE,
+            what="gRPC has threads of its own, and loader workers that are forked while they run can hang",
+            remedy="prefer OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or multiprocessing_context='forkserver' in loaders",
+        )
+    yield CheckResult(
+        area=MACHINE,
+        state=OK,
+        what=f"user {os.getuid()}; no ptrace, performance counters or other privileges are needed",
+    )
+
+
+def _port(host: str, port: int) -> CheckResult:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        return CheckResult(
+            area=MACHINE,
+            state=NOTE if taken else PROBLEM,
+            what=f"/metrics: {host}:{port} {'is taken' if taken else f'cannot be listened on ({error.strerror})'}",
+            remedy="a run takes the next free port and says which; if no run of yours is there, set "
+            "OTEL_TRAIN_PROMETHEUS_ADDRESS"
+            if taken
+            else "set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address of this machine, with a port above 1023",
+        )
+    return CheckResult(area=MACHINE, state=OK, what=f"/metrics: {host}:{port} is free")
+
+
+PACKAGES = "installed"
+LEAST_PYTHON, LEAST_TORCH = (3, 10), (2, 4)
+EXTRAS = {
+    "nvml": ("nvidia-ml-py", "utilisation, power and temperature of NVIDIA GPUs"),
+    "yaml": ("PyYAML", "settings in a YAML file"),
+    "analyze": ("msgspec", "traces are read five times as fast"),
+}
+"""Package and purpose of each extra."""
+
+DEVICE = Path("/dev/nvidiactl")
+"""Exists if there is an NVIDIA driver."""
+
+_REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?P<rest>[^;]*)(?:;(?P<marker>.*))?$")
+_BELOW = re.compile(r"""python_version\s*<\s*["'](?P<number>[\d.]+)""")
+_BOUND = re.compile(r"(?P<sign>>=|<)(?P<number>\d[\w.]*)")
+
+
+def check_packages(
+    *,
+    installed: Callable[[str], str | None] | None = None,
+    python: tuple[int, ...] = sys.version_info[:3],
+    device: Path = DEVICE,
+    exporters: Iterable[EntryPoint] | None = None,
+    native: bool | None = None,
+) -> Iterator[CheckResult]:
+    """Checks the installed packages.
+
+    Only exporters of other packages are imported, so that a torch that cannot be imported is still reported.
+
+    Args:
+        installed: returns the version of a package, None if it is missing.
+        python: version of the interpreter.
+        device: file of the NVIDIA driver.
+        exporters: entry points of exporters; the installed ones when None.
+        native: whether the C extension was built; None to find out.
+    """
+    of = installed or _installed
+    yield from _python(python)
+    ours = of("otel-train")
+    yield CheckResult(
+        area=PACKAGES, state=OK, what=f"otel-train {ours or '(from its sources, not installed)'}"
+    )
+    yield _edges(native=_loads("otel_train._edges") if native is None else native)
+    yield _torch(of("torch"))
+    yield from _requirements(of, python)
+    for extra, (package, good_for) in EXTRAS.items():
+        found = of(package)
+        if found:
+            yield CheckResult(area=PACKAGES, state=OK, what=f"extra {extra}: {package} {found}")
+        else:
+            wanted = extra == "nvml" and device.exists()
+            yield CheckResult(
+                area=PACKAGES,
+                state=WARNING if wanted else NOTE,
+                what=f"extra {extra} is not installed ({good_for})",
+                remedy=f"pip install 'otel-train[{extra}]'",
+            )
+    yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
+
+
+def _loads(extension: str) -> bool:
+    """Whether it can be imported: a file may belong to another interpreter."""
+    try:
+        import_module(extension)
+    except ImportError:
+        return False
+    return True
+
+
+def _edges(*, native: bool) -> CheckResult:
+    if native:
+        return CheckResult(area=PACKAGES, state=OK, what="edges of the training thread are written in C")
+    return CheckResult(
+        area=PACKAGES,
+        state=NOTE,
+        what="edges of the training thread are written in Python: some 4 us per step more than in C",
+        remedy="install again where there is a C compiler (Linux, Python 3.11 or later)",
+    )
+
+
+def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
+    """Exporters of other packages."""
+    for point in points:
+        what = f"exporter {point.name} ({point.value})"
+        try:
+            point.load()
+        except (ImportError, AttributeError) as error:
+            yield CheckResult(
+                area=PACKAGES,
+                state=WARNING,
+                what=f"{what} cannot be had: {error}",
+                remedy="correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off",
+            )
+        else:
+            yield CheckResult(area=PACKAGES, state=OK, what=what)
+
+
+def _python(python: tuple[int, ...]) -> Iterator[CheckResult]:
+    name = ".".join(map(str, python))
+    system = f"{platform.system()} {platform.machine()}"
+    if python < LEAST_PYTHON:
+        yield CheckResult(
+            area=PACKAGES,
+            state=PROBLEM,
+            what=f"Python {name} is too old",
+            remedy=f"use Python {'.'.join(map(str, LEAST_PYTHON))} or later",
+        )
+    else:
+        yield CheckResult(area=PACKAGES, state=OK, what=f"Python {name}, {system}, {sys.executable}")
+
+
+def _torch(found: str | None) -> CheckResult:
+    if found is None:
+        return CheckResult(
+            area=PACKAGES,
+            state=WARNING,
+            what="torch is not installed for this Python: nothing can be observed here",
+            remedy="run otel-train in the environment of your training, or pip install 'otel-train[torch]'",
+        )
+    if _numbers(found)[:2] < LEAST_TORCH:
+        return CheckResult(
+            area=PACKAGES,
+            state=PROBLEM,
+            what=f"torch {found} is older than what is supported",
+            remedy=f"install torch {'.'.join(map(str, LEAST_TORCH))} or later",
+        )
+    return CheckResult(area=PACKAGES, state=OK, what=f"torch {found}")
+
+
+def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> Iterator[CheckResult]:
+    """Required packages, from the package metadata."""
+    try:
+        wanted = requires("otel-train") or []
+    except PackageNotFoundError:
+        return
+    good = []
+    for requirement in wanted:
+        parts = _REQUIREMENT.match(requirement)
+        if parts is None or "extra" in (parts["marker"] or ""):
+            continue
+        below = _BELOW.search(parts["marker"] or "")
+        if below and python >= _numbers(below["number"]):
+            continue
+        name, found = parts["name"], of(parts["name"])
+        if found is None or not _within(found, parts["rest"]):
+            yield CheckResult(
+                area=PACKAGES,
+                state=PROBLEM,
+                what=f"{name} {found or 'is missing'}: expected {parts['rest'].strip()}",
+                remedy=f"pip install '{name}{parts['rest'].strip()}'",
+            )
+        else:
+            good.append(f"{name} {found}")
+    yield CheckResult(area=PACKAGES, state=OK, what=", ".join(good))
+
+
+def _within(found: str, bounds: str) -> bool:
+    has = _numbers(found)
+    for bound in _BOUND.finditer(bounds):
+        limit = _numbers(bound["number"])
+        if (bound["sign"] == ">=" and has < limit) or (bound["sign"] == "<" and has >= limit):
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` to (2, 13, 0). A letter ends it, so a pre-release counts as its release."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(number) for number in found[0].split(".")) if found else ()
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+SETTINGS = "settings"
+SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
+"""Words in the names of variables whose values are not shown."""
+
+_LOGIN = re.compile(r"//[^/@\s]*@")
+"""User name and password in an address."""
+
+
+def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[CheckResult]:
+    """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here.
+
+    Args:
+        environ: the environment of the run.
+        folder: its working directory; the current one when None.
+    """
+    resolved = without_unusable(settle(environ=environ, folder=folder))
+    for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
+        yield CheckResult(
+            area=SETTINGS,
+            state=PROBLEM,
+            what=str(wrong),
+            remedy="correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals",
+        )
+    yield from _switched_off(resolved, environ)
+    for name, (value, origin) in {**_ours(resolved), **_standard(environ)}.items():
+        shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
+        yield CheckResult(area=SETTINGS, state=OK, what=f"{name}={shown} ({origin})")
+    counts = Counter(resolved.origins.values())
+    origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
+    yield CheckResult(
+        area=SETTINGS,
+        state=NOTE,
+        what=f"{', '.join(origins) or 'none from the environment or a file'}; "
+        "the rest are defaults unless the program sets them",
+    )
+
+
+def _ours(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
+    """Settings that are set, under their name at their origin."""
+    return {
+        PREFIX + name.upper() if origin == ENVIRONMENT else name: (
+            text_of(resolved.given.get(name, getattr(resolved.config, name))),
+            origin,
+        )
+        for name, origin in resolved.origins.items()
+    }
+
+
+def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Settings that disable recording or sending."""
+    config = resolved.config
+    if config.disabled:
+        name, where = _said("disabled", resolved)
+        yield CheckResult(
+            area=SETTINGS,
+            state=PROBLEM,
+            what=f"{name} switches everything off",
+            remedy=f"unset {name}{where}",
+        )
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        yield CheckResult(
+            area=SETTINGS,
+            state=WARNING,
+            what="OTEL_SDK_DISABLED=true switches OTLP off",
+            remedy="unset OTEL_SDK_DISABLED",
+        )
+    if config.otlp == "off" and otlp_configured(environ):
+        name, where = _said("otlp", resolved)
+        yield CheckResult(
+            area=SETTINGS,
+            state=WARNING,
+            what=f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there",
+            remedy=f"unset {name}{where}",
+        )
+
+
+def _said(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
+    """Name of a setting at its origin, and the origin."""
+    origin = resolved.origins[name]
+    return (PREFIX + name.upper(), "") if origin == ENVIRONMENT else (name, f" in {origin}")
+
+
+def _standard(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    return {
+        name: (value, ENVIRONMENT)
+        for name, value in sorted(environ.items())
+        if name.startswith("OTEL_") and not name.startswith("OTEL_TRAIN_") and value
+    }
+
+
+def _secret(name: str) -> bool:
+    return any(word in name.upper() for word in SECRET)
