@@ -18,8 +18,8 @@ from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

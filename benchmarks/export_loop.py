@@ -13,8 +13,8 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan

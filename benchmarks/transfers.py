@@ -12,8 +12,8 @@ from benchmarks.row import Row
 from benchmarks.table import plain_table
 from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation.device_copy import TransferProbe
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

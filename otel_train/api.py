@@ -235,11 +235,20 @@ def _settled(
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
     from otel_train.config.settings import warn
     from otel_train.config.sources import settle
-    from otel_train.trackers.manager import told_apart, without_unusable
+    from otel_train.trackers import LOADED_BY
 
     try:
-        plain, trackers = told_apart(settings)
-        settled = without_unusable(settle(config, plain, config_file=config_file, environ=os.environ))
+        plain: Mapping[str, Any] = settings
+        trackers: dict[str, Any] = {}
+        if not LOADED_BY.keys().isdisjoint(settings):
+            from otel_train.trackers.manager import told_apart
+
+            plain, trackers = told_apart(settings)
+        settled = settle(config, plain, config_file=config_file, environ=os.environ)
+        if any(getattr(settled.config, name) == "on" for name in LOADED_BY):
+            from otel_train.trackers.manager import without_unusable
+
+            settled = without_unusable(settled)
     except ConfigError:
         if not settings.get("disabled", getattr(config, "disabled", False) or disabled_here()):
             raise

@@ -16,8 +16,8 @@ from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import Anchor, DeviceMemory, system_clock
 from otel_train.exporters.manager import LOSSES
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 
 if TYPE_CHECKING:
     from otel_train.aggregation.run_state import RunState

@@ -25,6 +25,7 @@ from otel_train.errors import ConfigError
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.resource import Process, detect
 from otel_train.safety import Guard, free_in_forks
+from otel_train.trackers import log_now, may_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +111,7 @@ class AgentClient:
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
+        self._setting_up = threading.Lock()
         self._providers: Any = None
         self._flops_guard = Guard("flops")
         self._refusal = ""
@@ -156,13 +158,14 @@ class AgentClient:
         return self._config.flops == "auto" and not self._config.flops_per_sample
 
     def _import_ahead(self) -> None:
-        """Import what the service thread needs: while the program trains, an import holds the interpreter."""
+        """Import what the service thread is known to need: while the program trains, an import holds the interpreter."""
         wanted = [
-            "otel_train.trackers.manager",
             "otel_train.console.text",
             "otel_train.distributed.store",
         ]
-        if self._config.profiler != "off":
+        if log_now(self._config):
+            wanted.append("otel_train.trackers.manager")
+        if captures_unasked(self._config):
             wanted.append("otel_train.profiler.setup")
         if self._counts_flops:
             wanted.append("otel_train.profiler.flops")
@@ -265,28 +268,31 @@ class AgentClient:
         trackers = self._trackers()
         if trackers is not None:
             trackers.show(blocks)
-        if BLOCK in blocks and self._capturing is not None:
-            self._capturing.show_block()
+        capturing = self._captures() if BLOCK in blocks else None
+        if capturing is not None:
+            capturing.show_block()
 
     def epoch_captures(self) -> EpochCaptures:
         """See ``Session.epoch_captures``."""
         self._open()
-        if self._capturing is None:
+        capturing = self._captures()
+        if capturing is None:
             from otel_train.profiler.setup import EpochCaptures
 
             return EpochCaptures(None, None, loop=self._training.loop, settled=self._settled)
-        captures: EpochCaptures = self._capturing.of_epochs(self._settled)
+        captures: EpochCaptures = capturing.of_epochs(self._settled)
         return captures
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
         self._open()
-        if self._capturing is None:
+        capturing = self._captures()
+        if capturing is None:
             return "captures are off, or there is no run directory to write to"
         if self._training.state.rule is None:  # whether it trains, and how, may be known by now
             with self._settled():
                 pass
-        refusal: str = self._capturing.ask(request)
+        refusal: str = capturing.ask(request)
         return refusal
 
     def summary(self, state: str) -> dict[str, Any]:
@@ -380,10 +386,10 @@ class AgentClient:
         due_s = time.monotonic() + interval_s
         while not self._over:
             if time.monotonic() >= due_s:
-                due_s = time.monotonic() + interval_s
-                if self._is_open.is_set():  # before, nobody is state what is logged
+                due_s = time.monotonic() + self._config.turn_every_s
+                if self._is_open.is_set():  # before, the agent takes nothing
                     self._report()
-                    self._turn_captures()
+                    self._take_turn()
             if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
                 try:
                     self._take(self._link.receive())
@@ -458,12 +464,15 @@ class AgentClient:
     def _take_opened(self, opened: Opened) -> None:
         self._opened = opened
         self.info = opened.info
+        self._reports.may_log = opened.info.rank == 0 and may_log(self._config)
         # After Ctrl-C the interpreter ends by that signal, unless modules that make classes are imported meanwhile.
         if not self._interrupted:
             with Guard("trackers"):
-                self._make_trackers(opened)
+                if log_now(self._config):
+                    self._make_trackers()
             with Guard("captures"):
-                self._make_capturing(opened)
+                if captures_unasked(self._config):
+                    self._captures()
             with Guard("flops"):
                 self._make_flops()
         self._is_open.set()
@@ -504,15 +513,17 @@ class AgentClient:
         self._training.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        if self._capturing is None or self._capturing.endpoint is None:
+        capturing = self._captures()
+        if capturing is None:
             return 404, {"error": "captures are off"}
-        answer: tuple[int, object] = self._capturing.endpoint.post(body)
+        answer: tuple[int, object] = capturing.endpoint.post(body)
         return answer
 
     def _do_alert(self, name: str) -> str:
-        if self._capturing is None or self._capturing.endpoint is None:
+        capturing = self._captures()
+        if capturing is None:
             return "captures are off"
-        refusal: str = self._capturing.endpoint.ask_by_alert(name)
+        refusal: str = capturing.endpoint.ask_by_alert(name)
         return refusal
 
     def _do_request(self, document: object) -> None:
@@ -551,26 +562,38 @@ class AgentClient:
             for name in wanted:
                 check_installed(name, "on")
 
-    def _make_trackers(self, opened: Opened) -> None:
-        if self._reports.trackers is None and opened.info.rank == 0:
-            from otel_train.trackers.manager import Trackers
-
-            folder = Path(opened.run_directory) if opened.run_directory else None
-            trackers = Trackers(self._config, opened.info, folder, thread=self._main)
-            trackers.before_finish = self._hand_over
-            self._reports.trackers = trackers
-
-    def _make_capturing(self, opened: Opened) -> None:
-        if self._capturing is not None or not opened.run_directory or self._config.profiler == "off":
+    def _make_trackers(self) -> None:
+        opened = self._opened
+        if opened is None or opened.info.rank != 0:
             return
+        from otel_train.trackers.manager import Trackers
+
+        with self._setting_up:
+            if self._reports.trackers is None:
+                folder = Path(opened.run_directory) if opened.run_directory else None
+                trackers = Trackers(self._config, opened.info, folder, thread=self._main)
+                trackers.before_finish = self._hand_over
+                self._reports.trackers = trackers
+
+    def _captures(self) -> Any:
+        """What captures, set up when something first needs it; None where there can be none."""
+        opened = self._opened
+        if self._capturing is not None or opened is None or not opened.run_directory:
+            return self._capturing
+        if self._config.profiler == "off":
+            return None
         from otel_train.profiler.setup import Capturing
 
-        capturing = Capturing(
-            self._config, opened.info, training=self._training,
-            rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
-            ooms=self.recording.devices.ooms, requests=self._requests,
-        )  # fmt: skip
-        self._capturing = self._reports.capturing = capturing
+        with self._setting_up:
+            if self._capturing is None:
+                self._capturing = self._reports.capturing = Capturing(
+                    self._config, opened.info, training=self._training,
+                    rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
+                    ooms=self.recording.devices.ooms, requests=self._requests,
+                )  # fmt: skip
+                if self._reports.flops is not None:
+                    self._capturing.give_way_to(self._reports.flops)
+        return self._capturing
 
     def _make_flops(self) -> None:
         if self._counts_flops and self._reports.flops is None:
@@ -584,17 +607,29 @@ class AgentClient:
             if self._capturing is not None:
                 self._capturing.give_way_to(self._reports.flops)
 
-    def _turn_captures(self) -> None:
+    def _capture_is_asked(self) -> bool:
+        """Whether a signal, a file or a device that ran out of memory asks for what captures."""
+        if self._capturing is not None or self._config.profiler == "off":
+            return False
+        return bool(self._signals or self._requests.left is not None or self.recording.devices.ooms())
+
+    def _take_turn(self) -> None:
+        """Do what is due for trackers and captures."""
+        if self._reports.trackers is None and log_now(self._config):
+            with Guard("trackers"):
+                self._make_trackers()
         flops = self._reports.flops
         if flops is not None:
             with self._flops_guard, self._reporting:
                 flops.turn(free=self._capturing is None or not self._capturing.unfinished)
-        if self._capturing is not None:
-            with Guard("captures"), self._reporting:
-                if self._signals and self._capturing.endpoint is not None:
-                    self._signals = 0
-                    self._capturing.endpoint.signalled()
-                self._capturing.turn(_nothing)
+        with Guard("captures"):
+            capturing = self._captures() if self._capture_is_asked() else self._capturing
+            if capturing is not None:
+                with self._reporting:
+                    if self._signals:
+                        self._signals = 0
+                        capturing.endpoint.signalled()
+                    capturing.turn(_nothing)
 
     def _end(self, state: str, timeout_s: float) -> None:
         self._ending = True
@@ -620,6 +655,7 @@ class AgentClient:
 
     def _trackers(self) -> Any:
         self._open()
+        self._make_trackers()
         return self._reports.trackers
 
     def _hand_over(self) -> bool:
@@ -791,6 +827,11 @@ class _RemoteTraining:
 
     def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
         """It is in every state that is reported."""
+
+
+def captures_unasked(config: Config) -> bool:
+    """Whether captures are made that nothing asks for while the program runs: by schedule, and of slow steps."""
+    return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
 
 
 def ends_its_container() -> bool:

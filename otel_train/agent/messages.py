@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.profiler.step_schedule import StepRule
+    from otel_train.recording.events import StepRule
     from otel_train.resource import RunInfo
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.agent.capture_requests import RequestFolder
 from otel_train.agent.messages import Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
@@ -31,7 +32,7 @@ from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
 from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import ExportManager, SharedExporters
-from otel_train.profiler.setup import rule_of
+from otel_train.recording.events import SourceKind, StepRule
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ read all the same."""
 
 SILENT_S = 30.0
 """As long may reports stay away while edges come: the thread that reports waits for an import, say."""
+
+_WORK = {
+    StepSource.UPDATE: SourceKind.OPTIMIZER,
+    StepSource.BACKWARD: SourceKind.BACKWARD,
+    StepSource.BATCH: SourceKind.DATA,
+    StepSource.MANUAL: SourceKind.MARK,
+}
+"""What work of a step is in events, by what the account takes for a step."""
 
 _POST_S = 2.0
 _NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
@@ -369,6 +378,18 @@ class RankConnection:
             return None
         finally:
             self._posts.pop(number, None)
+
+
+def rule_of(run: RunState) -> StepRule | None:
+    """Returns how steps are recognised from events alone; None if unknown."""
+    work, leading = _WORK.get(run.step_source), run.leading
+    if work is None or leading is None:
+        return None
+    names = run.totals.names.loaders.names
+    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
+    return StepRule(
+        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
+    )
 
 
 def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:

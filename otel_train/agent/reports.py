@@ -39,7 +39,8 @@ class Reports:
         caches: of the program's own.
 
     Attributes:
-        trackers: who is logged to, once that is known.
+        trackers: what is logged to, once there is any.
+        may_log: there may be a tracker to log to, now or later.
         capturing: profiler captures, once they can be made.
         exchange: of records between ranks, once there is a process group.
         flops: counts one step, where that is asked for.
@@ -47,6 +48,7 @@ class Reports:
 
     def __init__(self, recording: InstrumentationManager, caches: CacheSizes) -> None:
         self.trackers: Trackers | None = None
+        self.may_log = False
         self.capturing: Capturing | None = None
         self.exchange: Exchange | None = None
         self.flops: FlopCount | None = None
@@ -181,7 +183,7 @@ class Reports:
             self._faults(),
             self._datasets,
             self._caches.read() if listened else {},
-            trackers is not None and trackers.any,
+            self.may_log or (trackers is not None and trackers.any),
             listened,
             max(each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)),
             capturing is not None and capturing.needs_step_numbers,

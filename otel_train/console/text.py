@@ -6,8 +6,7 @@ import math
 import os
 import shutil
 import unicodedata
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from otel_train.safety import escaped, printable
 
@@ -125,8 +124,7 @@ _ASCII = str.maketrans(
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-@dataclass(frozen=True, slots=True)
-class TextLayout:
+class TextLayout(NamedTuple):
     """What a text is laid out for.
 
     Attributes:

@@ -19,8 +19,8 @@ from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_train.aggregation.captures import Capture
 from otel_train.datamodel import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
-from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepRule, StepScheduler
+from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
 from otel_train.profiler.storage import (
     METADATA_SUFFIX,
     CaptureOutcome,
@@ -19,7 +19,7 @@ from otel_train.profiler.storage import (
     CaptureWriter,
     write_metadata,
 )
-from otel_train.recording.events import SourceKind
+from otel_train.recording.events import SourceKind, StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

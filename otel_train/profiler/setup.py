@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregation.captures import CAPTURES_FOLDER
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
 from otel_train.config.validation import read_parts, words_of
@@ -15,11 +14,9 @@ from otel_train.profiler.controller import CaptureController, CaptureLimits
 from otel_train.profiler.endpoint import CaptureEndpoint
 from otel_train.profiler.oom_snapshot import OomSnapshots
 from otel_train.profiler.requests import CaptureRequest, options_of
-from otel_train.profiler.step_schedule import StepRule
 from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.profiler.triggers import Every, Schedule, SlowSteps
-from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.aggregation.captures import Capture
-    from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.profiler.controller import LoopState, TrainingAccount
     from otel_train.profiler.endpoint import Requests
@@ -124,12 +120,6 @@ class NoEpochCaptures:
         """Does nothing."""
 
 
-_WORK = {
-    StepSource.UPDATE: SourceKind.OPTIMIZER,
-    StepSource.BACKWARD: SourceKind.BACKWARD,
-    StepSource.BATCH: SourceKind.DATA,
-    StepSource.MANUAL: SourceKind.MARK,
-}
 YIELD_S = 1.0
 """How long a session closed by another thread waits for the training thread to end its capture."""
 
@@ -246,18 +236,6 @@ class Capturing:
         self._training.over(capture)
         if self._console is not None:
             self._console.show(capture)
-
-
-def rule_of(run: RunState) -> StepRule | None:
-    """Returns how steps are recognised from events alone; None if unknown."""
-    work, leading = _WORK.get(run.step_source), run.leading
-    if work is None or leading is None:
-        return None
-    names = run.totals.names.loaders.names
-    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
-    return StepRule(
-        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
-    )
 
 
 def _add_triggers(

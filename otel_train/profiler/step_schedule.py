@@ -17,23 +17,9 @@ if TYPE_CHECKING:
 
     from otel_train.datamodel import Clock
     from otel_train.profiler.torch_profiler import Profiler, Range
-    from otel_train.recording.events import Instrumented
+    from otel_train.recording.events import Instrumented, StepRule
 
 _START = int(Flag.START) << FLAG_SHIFT
-
-
-class StepRule(NamedTuple):
-    """How the loop's steps are recognised.
-
-    Attributes:
-        work: what makes a step: an update, a backward, a batch, or a manual mark.
-        asks: the loop requests batches from a loader, and a step ends at the request.
-        aside: loaders never trained on: a request to one of them does not begin a step.
-    """
-
-    work: SourceKind
-    asks: bool
-    aside: frozenset[str] = frozenset()
 
 
 class StepBoundary:

@@ -124,6 +124,20 @@ WAIT = "block_until_ready"
 """Stage in which a call of JAX's waits for its result; the rest of the call is what the host takes to dispatch it."""
 
 
+class StepRule(NamedTuple):
+    """How the loop's steps are recognised.
+
+    Attributes:
+        work: what makes a step: an update, a backward, a batch, or a manual mark.
+        asks: the loop requests batches from a loader, and a step ends at the request.
+        aside: loaders never trained on: a request to one of them does not begin a step.
+    """
+
+    work: SourceKind
+    asks: bool
+    aside: frozenset[str] = frozenset()
+
+
 class Instrumented(NamedTuple):
     """Somebody whose calls are recorded.
 

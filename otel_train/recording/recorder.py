@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
-from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.recording.ring_buffer import Ring
+from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from otel_train.config.deprecated import present
 from otel_train.config.settings import Config
 from otel_train.errors import ConfigError
 from otel_train.files import read_part
-from otel_train.recording.flight_recorder import HEADER, MAGIC, Header
+from otel_train.recording.shared_memory import HEADER, MAGIC, Header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import sys
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from otel_train.config.settings import Config
     from otel_train.trackers.metrics import FlatRow
 
-__all__ = ["OpeningTracker", "Tracker", "TrackerKind"]
+__all__ = ["LOADED_BY", "OpeningTracker", "Tracker", "TrackerKind", "log_now", "may_log"]
+
+LOADED_BY: Final = {
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard"),
+}
+"""By setting: a program that has imported one of these modules logs there itself."""
+
+
+def may_log(config: Config) -> bool:
+    """Whether there may be a tracker to log to, now or later."""
+    return any(getattr(config, name) != "off" for name in LOADED_BY) or bool(config.console_blocks)
+
+
+def log_now(config: Config) -> bool:
+    """Whether there is one: it is asked for, or the program has imported it. Until then ``trackers.manager`` need not be imported."""
+    wishes = {name: getattr(config, name) for name in LOADED_BY}
+    loaded = (
+        any(module in sys.modules for module in LOADED_BY[name])
+        for name, wish in wishes.items()
+        if wish == "auto"
+    )
+    return "on" in wishes.values() or bool(config.console_blocks) or any(loaded)
 
 
 class Tracker(Protocol):
@@ -39,7 +65,7 @@ class Tracker(Protocol):
         """Give back what was opened."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class OpeningTracker:
     """What a tracker is opened with.
 
@@ -58,7 +84,7 @@ class OpeningTracker:
     before_finish: Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class TrackerKind:
     """What is known of a tracker before it is used. Each module of this package has one, ``KIND``.
 

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import NS_PER_S
-from otel_train.trackers import TrackerKind
+from otel_train.trackers import LOADED_BY, TrackerKind
 
 if TYPE_CHECKING:
     from otel_train.trackers import OpeningTracker
     from otel_train.trackers.metrics import FlatRow
-
-_PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
-"""A program that has one of these writes event files itself."""
 
 
 class TensorBoardTracker:
@@ -39,7 +36,11 @@ class TensorBoardTracker:
 
     def wanted(self) -> bool:
         """Whether event files are to be written."""
-        return self._given is not None or self._asked or any(name in sys.modules for name in _PROGRAMS)
+        return (
+            self._given is not None
+            or self._asked
+            or any(name in sys.modules for name in LOADED_BY["tensorboard"])
+        )
 
     def place(self) -> Any:
         """A writer or a folder."""

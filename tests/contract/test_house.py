@@ -182,7 +182,6 @@ AMBIGUOUS_CLASSES: dict[str, int] = {
     "Place": 4,
     "Point": 2,
     "Range": 2,
-    "Rule": 2,
     "Slice": 2,
     "Steps": 2,
     "Window": 2,

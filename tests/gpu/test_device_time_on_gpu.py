@@ -14,8 +14,8 @@ from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from tests.support.device import AgentSide
 
 if TYPE_CHECKING:

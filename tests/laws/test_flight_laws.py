@@ -16,7 +16,7 @@ from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import down_s
 from otel_train.files import mark_of
-from otel_train.recording.flight_recorder import HEADER, PAGE
+from otel_train.recording.shared_memory import HEADER, PAGE
 from otel_train.rundata.flight import read_postmortem, timeline_of
 from otel_train.rundata.live_view import pulse_of
 from tests.support.left_run import leave_run

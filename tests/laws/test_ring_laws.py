@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.datamodel import Anchor
-from otel_train.recording.flight_recorder import FlightMemory, read_flight
+from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.ring_buffer import Ring
+from otel_train.recording.shared_memory import FlightMemory
 from tests.support.flight import in_file
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from otel_train.instrumentation.accelerator import (
 )
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import compiled

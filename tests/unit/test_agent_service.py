@@ -14,8 +14,8 @@ from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
 from otel_train.recording.events import Flag, Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
 

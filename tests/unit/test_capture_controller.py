@@ -18,10 +18,10 @@ from otel_train.profiler.controller import CaptureController, CaptureLimits, Loo
 from otel_train.profiler.endpoint import CaptureEndpoint
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
-from otel_train.profiler.step_schedule import ProfiledThread, StepRule
+from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
 from otel_train.profiler.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
-from otel_train.recording.events import Instrumented, Op, SourceKind, code
+from otel_train.recording.events import Instrumented, Op, SourceKind, StepRule, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler, training

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from otel_train.agent.rank_connection import rule_of
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
 from otel_train.profiler.requests import NEXT, CaptureRequest
-from otel_train.profiler.setup import rule_of
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind

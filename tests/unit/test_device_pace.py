@@ -13,8 +13,8 @@ from otel_train.bottleneck.device import MIN_MEASURED_STEPS, host_bound
 from otel_train.datamodel import Anchor, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
 

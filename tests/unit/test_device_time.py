@@ -11,8 +11,8 @@ import pytest
 from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import FIRST_ONE_IN, MOST_EVENTS, WORTH, DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver, FakeEvent
 

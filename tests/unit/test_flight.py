@@ -13,8 +13,9 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.files import file_system
 from otel_train.recording.events import Instrumented, SourceKind
-from otel_train.recording.flight_recorder import FlightMemory, RingEntry, flight_in, read_flight
+from otel_train.recording.flight_recorder import flight_in, read_flight
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory, RingEntry
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 

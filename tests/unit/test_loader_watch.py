@@ -14,8 +14,8 @@ from otel_train.datamodel import Anchor
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
 from otel_train.recording.events import Op
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from tests.support.edges import Tape
 from tests.unit.test_run_state import Run
 

@@ -15,8 +15,8 @@ import otel_train
 from otel_train.accounting.types import NOTHING
 from otel_train.datamodel import Anchor
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from otel_train.trackers.schedule import HeldOperations, calls_of
 

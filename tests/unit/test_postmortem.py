@@ -14,8 +14,8 @@ import pytest
 from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
@@ -28,7 +28,7 @@ import sys, time
 from pathlib import Path
 from otel_train.datamodel import Anchor, system_clock
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.recording.recorder import Recorder
 from tests.support.flight import in_file
 

@@ -11,8 +11,8 @@ import pytest
 
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import MAX_SOURCES, Op, SourceKind, code
-from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from otel_train.datamodel import Anchor
 from otel_train.exporters.run_directory import down_s
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 

@@ -13,8 +13,8 @@ from otel_train.datamodel import Anchor
 from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

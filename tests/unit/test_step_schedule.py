@@ -13,10 +13,9 @@ from otel_train.profiler.step_schedule import (
     CapturePhase,
     ProfiledThread,
     StepBoundary,
-    StepRule,
     StepScheduler,
 )
-from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, code
+from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, StepRule, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler

@@ -15,8 +15,8 @@ from otel_train.datamodel import Anchor
 from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.instrumentation.stages import StageRecorder
 from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

@@ -21,8 +21,8 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
 from otel_train.files import Documents
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import FlightMemory
 from otel_train.rundata.live_view import Viewer
 from otel_train.rundata.liveness import QUIET_S, Heartbeat, beat_of, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, History
