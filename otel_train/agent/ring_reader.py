@@ -17,6 +17,7 @@ from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout
 from otel_train.recording.ring_buffer import SAMPLED, RingReader
+from otel_train.recording.shared_memory import NAMES_OFFSET, OVER, RINGS_OFFSET, TURN_OFFSET, WORD
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _COPY_EVERY_S = 1.0
 _UNLIMITED = 1 << 62
-_WORD = 8
 _TRIES = 16
 
 
@@ -180,7 +180,7 @@ class SharedRings:
                 thread = SharedThread(SharedRing(words, progress), slot, ident, name, engine=engine)
                 thread.ring.limit = 0 if self._limited else _UNLIMITED
                 self._threads[slot] = thread
-            thread.ended = used == self._layout.over and thread.ring.written <= thread.ring.limit
+            thread.ended = used == OVER and thread.ring.written <= thread.ring.limit
         return self._threads
 
 
@@ -215,10 +215,10 @@ class FlightCopy:
         positions = layout.positions(memory)
         names = layout.names(memory)
         if names != self._names:
-            self._write(layout.names_offset, layout.rings_offset)
+            self._write(NAMES_OFFSET, RINGS_OFFSET)
             self._names = names
-        head = bytearray(memory[: layout.names_offset])
-        head[layout.turn_offset : layout.turn_offset + _WORD] = struct.pack("<q", unix_ns)
+        head = bytearray(memory[:NAMES_OFFSET])
+        head[TURN_OFFSET : TURN_OFFSET + WORD] = struct.pack("<q", unix_ns)
         for slot, words in positions:
             self._save_ring(slot, words)
         os.pwrite(self._file, head, 0)
@@ -236,14 +236,14 @@ class FlightCopy:
             before = 0
         first = max(before, written - size)
         if written - first >= size:
-            self._write(offset, offset + size * _WORD)
+            self._write(offset, offset + size * WORD)
         else:
             start, stop = first % size, written % size
             if start < stop:
-                self._write(offset + start * _WORD, offset + stop * _WORD)
+                self._write(offset + start * WORD, offset + stop * WORD)
             elif first < written:
-                self._write(offset + start * _WORD, offset + size * _WORD)
-                self._write(offset, offset + stop * _WORD)
+                self._write(offset + start * WORD, offset + size * WORD)
+                self._write(offset, offset + stop * WORD)
         self._saved[slot] = written
 
     def _write(self, start: int, stop: int) -> None:

@@ -1,25 +1,9 @@
-"""The memory that survives the process: rings, thread names, source names, in one file of fixed layout.
-
-Layout (little-endian, offsets in bytes):
-
-    0        header     magic, then int64 fields (``Header``), then the signal that came to end the process
-    4096     directory  one 128-byte entry per ring (``_ENTRY``)
-    8192     names      two halves of JSON; the header says which one is whole
-    ...      rings      the training thread's first, then the small ones of other threads
-
-Memory that is shared goes on behind the rings, with what devices did (``device_ring``). No file has that.
-"""
+"""Reads the memory that a rank records to, in place and as the file ``flight.bin``."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import mmap
-import os
 import struct
-import tempfile
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,31 +11,31 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
 from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
+from otel_train.recording.shared_memory import (
+    ENTRY,
+    ENTRY_BYTES,
+    FREE,
+    HEADER,
+    MAGIC,
+    NAMES_HALF,
+    NAMES_OFFSET,
+    OVER,
+    PAGE,
+    PROGRESS_OFFSET,
+    RINGS_OFFSET,
+    SIDE_RINGS,
+    WORD,
+    Header,
+    RingEntry,
+    end_of_rings,
+    ring_place,
+    words,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import mmap
+    from collections.abc import Iterable
     from pathlib import Path
-
-    from otel_train.datamodel import Anchor
-
-MAGIC = b"OTELTRN1"
-PAGE = 4096
-SIDE_RINGS = 15
-"""Threads beside the first that find room in the file; further ones get plain memory."""
-
-HEADER = struct.Struct("<8s9q")
-_ENTRY = struct.Struct("<5q80sq")
-_ENTRY_BYTES = 128
-_PROGRESS_OFFSET = 24
-_NAME_OFFSET = 40
-_NAME_BYTES = 80
-_FREE, _IN_USE, _OVER = 0, 1, 2
-_NAMES_OFFSET = 2 * PAGE
-_NAMES_HALF = 128 * 1024
-_RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
-_SIDE_EDGES = 8192
-_WORD = 8
-_WAS_USED = 2
 
 _MOST_NS = 1 << 62
 """Of an instant on the wall clock: the year 2116. Sums and differences of two fit into 64 bits."""
@@ -69,7 +53,7 @@ _FIELDS: Final[dict[str, tuple[int, int]]] = {
     "side_edges": (1, _MOST_SIDE_EDGES),
     "side_rings": (1, SIDE_RINGS),
     "names_half": (0, 1),
-    "names_bytes": (0, _NAMES_HALF),
+    "names_bytes": (0, NAMES_HALF),
     "turn_unix_ns": (0, _MOST_NS),
 }
 """What a header may hold."""
@@ -78,188 +62,7 @@ _TEXTS, _NUMBERS = ("run_id", "host"), ("rank", "attempt", "world_size", "starte
 _KINDS = frozenset(map(int, SourceKind))
 
 
-class Header(NamedTuple):
-    """What a file begins with, as ``HEADER`` packs it."""
-
-    magic: bytes
-    pid: int
-    anchor_unix_ns: int
-    anchor_clock_ns: int
-    main_edges: int
-    side_edges: int
-    side_rings: int
-    names_half: int
-    names_bytes: int
-    turn_unix_ns: int
-
-
-class RingEntry(NamedTuple):
-    """What the file knows of one ring.
-
-    Attributes:
-        used: whether a thread has it now (1), had it (2) or never did (0).
-        ident: identity of the thread.
-        written: edges written when the pump last looked.
-        thread: name of the thread.
-        engine: it is one of autograd's own.
-    """
-
-    used: int
-    ident: int
-    written: int
-    thread: str
-    engine: bool = False
-
-
-class FlightMemory:
-    """Memory for the rings: of this process, or shared with an agent that reads it. No disk stands behind it.
-
-    Args:
-        main_edges: edges of the training thread's ring, a power of two.
-        anchor: one instant on both clocks, so that a reader can tell the time.
-        shared: an agent reads it.
-        make: memory of so many bytes; where it is not shared.
-
-    Attributes:
-        shared: as above.
-        map: the memory itself.
-        descriptor: what another process is handed to map it; -1 where that cannot be.
-    """
-
-    def __init__(
-        self,
-        main_edges: int,
-        anchor: Anchor,
-        *,
-        shared: bool = False,
-        make: Callable[[int], mmap.mmap] = lambda size: mmap.mmap(-1, size),
-    ) -> None:
-        self.descriptor = -1
-        self.shared = shared
-        self._main_edges = main_edges
-        self._device_ring = _end_of_rings(main_edges, _SIDE_EDGES, SIDE_RINGS)
-        self._bytes = self._device_ring + DEVICE_RING_WORDS * _WORD
-        self.map = self._share() if shared else make(self._bytes)
-        self._view = memoryview(self.map)
-        self._header = Header(
-            MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
-        )
-        self._write_header()
-
-    def ring_words(self, index: int) -> memoryview:
-        """int64 memory of ring ``index``: 0 is the training thread's, 1 to ``SIDE_RINGS`` the others."""
-        offset, edges = _ring_place(index, self._main_edges, _SIDE_EDGES)
-        return _words(self._view[offset : offset + edges * EDGE_WORDS * _WORD])
-
-    @property
-    def signal_word(self) -> memoryview:
-        """Where the number of a signal goes that came to end the process."""
-        return _words(self._view[HEADER.size : HEADER.size + _WORD])
-
-    @property
-    def device_ring(self) -> memoryview:
-        """Where it is written what devices did: memory of a ``DeviceRing``."""
-        return _words(self._view[self._device_ring : self._bytes])
-
-    def progress(self, index: int) -> memoryview | None:
-        """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
-        if not self.shared:
-            return None
-        offset = PAGE + index * _ENTRY_BYTES + _PROGRESS_OFFSET
-        return _words(self._view[offset : offset + 2 * _WORD])
-
-    def write_entry(self, index: int, entry: RingEntry) -> None:
-        """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
-        offset = PAGE + index * _ENTRY_BYTES
-        name = entry.thread.encode()[:_NAME_BYTES]
-        self._view[offset + _NAME_OFFSET : offset + _ENTRY_BYTES] = struct.pack(
-            f"<{_NAME_BYTES}sq", name, int(entry.engine)
-        )
-        self._view[offset + _WORD : offset + 3 * _WORD] = struct.pack("<2q", entry.ident, entry.written)
-        self._view[offset : offset + _WORD] = struct.pack("<q", entry.used)
-
-    def end_entry(self, index: int) -> None:
-        """The thread that has ring ``index`` is over."""
-        with contextlib.suppress(ValueError):  # the memory has been given back
-            offset = PAGE + index * _ENTRY_BYTES
-            self._view[offset : offset + _WORD] = struct.pack("<q", _OVER)
-
-    def free_entries(self) -> list[int]:
-        """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
-        return [
-            index
-            for index in range(1, SIDE_RINGS + 1)
-            if not self._view[PAGE + index * _ENTRY_BYTES]  # its lowest byte
-        ]
-
-    def write_names(self, names: dict[str, Any]) -> None:
-        """Store what a reader needs to understand the codes. Too much to hold is left out, oldest kept."""
-        text = json.dumps(names).encode()
-        if len(text) > _NAMES_HALF:
-            return
-        half = 1 - self._header.names_half
-        offset = _NAMES_OFFSET + half * _NAMES_HALF
-        self._view[offset : offset + len(text)] = text
-        self._header = self._header._replace(names_half=half, names_bytes=len(text))
-        self._write_header()
-
-    def beat(self, unix_ns: int) -> None:
-        """Note that the pump was alive at ``unix_ns``."""
-        self._header = self._header._replace(turn_unix_ns=unix_ns)
-        self._write_header()
-
-    def close(self) -> None:
-        """Let go of the memory as soon as nobody looks at it any more."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-        self._view.release()
-        with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
-            self.map.close()
-
-    def _share(self) -> mmap.mmap:
-        try:
-            self.descriptor = _anonymous()
-            os.ftruncate(self.descriptor, self._bytes)
-            return mmap.mmap(self.descriptor, self._bytes)
-        except (
-            OSError
-        ):  # none is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process
-            if self.descriptor >= 0:
-                os.close(self.descriptor)
-                self.descriptor = -1
-            return mmap.mmap(-1, self._bytes)
-
-    def _write_header(self) -> None:
-        self._view[: HEADER.size] = HEADER.pack(*self._header)
-
-
-def _words(part: memoryview) -> memoryview:
-    """The same memory as int64 words."""
-    return part.cast("q")
-
-
-def _anonymous() -> int:
-    """A descriptor of memory without a name; of a file without one where the system has no such memory.
-
-    Raises:
-        OSError: neither can be had.
-    """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("otel_train", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as opened:
-        return os.dup(opened.fileno())
-
-
-def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
-    if index == 0:
-        return _RINGS_OFFSET, main_edges
-    past = main_edges + (index - 1) * side_edges
-    return _RINGS_OFFSET + past * EDGE_WORDS * _WORD, side_edges
-
-
-@dataclass(frozen=True, slots=True)
-class SharedLayout:
+class SharedLayout(NamedTuple):
     """Where things lie in memory that a rank shares, for the process that reads it.
 
     Attributes:
@@ -267,11 +70,6 @@ class SharedLayout:
         side_edges: of each other ring.
         side_rings: how many there are.
     """
-
-    over: ClassVar[int] = _OVER
-    names_offset: ClassVar[int] = _NAMES_OFFSET
-    rings_offset: ClassVar[int] = _RINGS_OFFSET
-    turn_offset: ClassVar[int] = HEADER.size - _WORD
 
     main_edges: int
     side_edges: int
@@ -286,17 +84,17 @@ class SharedLayout:
     def names(self, memory: Any) -> bytes:  # Any: a buffer
         """The table of names, as text; it may be torn if the rank is writing it."""
         header = Header(*HEADER.unpack_from(memory))
-        start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
+        start = NAMES_OFFSET + header.names_half * NAMES_HALF
         return bytes(memory[start : start + header.names_bytes])
 
     def signal(self, memory: Any) -> int:  # Any: a buffer
         """The signal that came to end the process; 0 for none."""
-        return int.from_bytes(memory[HEADER.size : HEADER.size + _WORD], "little")
+        return int.from_bytes(memory[HEADER.size : HEADER.size + WORD], "little")
 
     def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
         """Of every ring that is or was used: its number, and words written."""
         found = (
-            (slot, _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES))
+            (slot, ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES))
             for slot in range(self.side_rings + 1)
         )
         return [(slot, entry[3]) for slot, entry in found if entry[0]]
@@ -304,35 +102,35 @@ class SharedLayout:
     def entries(self, memory: Any) -> Iterable[tuple[int, int, int, str, bool]]:
         """Of every ring that is used: its number, whether its thread is over, and the thread."""
         for slot in range(self.side_rings + 1):
-            used, ident, _, _, _, name, engine = _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES)
+            used, ident, _, _, _, name, engine = ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES)
             if used:
                 yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Where a ring begins, and its words."""
-        offset, edges = _ring_place(slot, self.main_edges, self.side_edges)
+        offset, edges = ring_place(slot, self.main_edges, self.side_edges)
         return offset, edges * EDGE_WORDS
 
     def ring(self, memory: mmap.mmap, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """The words of a ring, and the two words of its progress."""
         offset, words = self.place(slot)
-        at = PAGE + slot * _ENTRY_BYTES + _PROGRESS_OFFSET
+        at = PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET
         return np.frombuffer(memory, np.int64, words, offset), np.frombuffer(memory, np.int64, 2, at)
 
     @property
     def end_of_rings(self) -> int:
         """Where the rings end: what a flight file holds."""
-        return _end_of_rings(self.main_edges, self.side_edges, self.side_rings)
+        return end_of_rings(self.main_edges, self.side_edges, self.side_rings)
 
     def device_ring(self, memory: Any) -> memoryview:  # Any: a buffer
         """What devices did: memory of a ``DeviceRing``."""
         start = self.end_of_rings
-        return _words(memoryview(memory)[start : start + DEVICE_RING_WORDS * _WORD])
+        return words(memoryview(memory)[start : start + DEVICE_RING_WORDS * WORD])
 
     def free(self, memory: mmap.mmap, slot: int) -> None:
         """The ring has been read to its end: the rank may give it to another thread."""
-        offset = PAGE + slot * _ENTRY_BYTES
-        memory[offset : offset + _WORD] = struct.pack("<q", _FREE)
+        offset = PAGE + slot * ENTRY_BYTES
+        memory[offset : offset + WORD] = struct.pack("<q", FREE)
 
 
 class ThreadEdges(NamedTuple):
@@ -384,8 +182,8 @@ def read_flight(path: Path) -> Flight:
     """
     try:
         with open_binary(path) as file:
-            header = _header(file.read(_RINGS_OFFSET))
-            most = _end_of_rings(header.main_edges, header.side_edges, header.side_rings)
+            header = _header(file.read(RINGS_OFFSET))
+            most = end_of_rings(header.main_edges, header.side_edges, header.side_rings)
             file.seek(0)
             before = file.read(most)
             file.seek(0)
@@ -405,9 +203,9 @@ def flight_in(before: bytes, data: bytes) -> Flight:
         ValueError: it is not a flight file, or something in it cannot be right.
     """
     header = _header(data)
-    if len(before) < _RINGS_OFFSET:
+    if len(before) < RINGS_OFFSET:
         raise ValueError("it was cut off while it was read.")
-    start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
+    start = NAMES_OFFSET + header.names_half * NAMES_HALF
     try:
         names = parse_json(data[start : start + header.names_bytes] or b"{}")
     except ValueError as error:
@@ -422,18 +220,13 @@ def flight_in(before: bytes, data: bytes) -> Flight:
 
 
 def _header(data: bytes) -> Header:
-    if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
+    if len(data) < RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"not a flight file of this version (expected {MAGIC.decode()}).")
     header = Header(*HEADER.unpack_from(data))
     for name, (least, most) in _FIELDS.items():
         if not least <= (value := getattr(header, name)) <= most:
             raise ValueError(f"its header cannot be right: {name} is {value}, expected {least} to {most}.")
     return header
-
-
-def _end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:
-    offset, edges = _ring_place(side_rings, main_edges, side_edges)
-    return offset + edges * EDGE_WORDS * _WORD
 
 
 def _identity(told: object) -> dict[str, Any]:
@@ -468,14 +261,12 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
     """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
         # How far the pump had come before the first reading: later edges are not stable, and are no gap either.
-        used, ident, written, shown, _, thread, engine = _ENTRY.unpack_from(
-            before, PAGE + index * _ENTRY_BYTES
-        )
-        if not (0 <= used <= _WAS_USED and 0 <= written <= _MOST_NS and 0 <= shown <= _MOST_NS):
+        used, ident, written, shown, _, thread, engine = ENTRY.unpack_from(before, PAGE + index * ENTRY_BYTES)
+        if not (0 <= used <= OVER and 0 <= written <= _MOST_NS and 0 <= shown <= _MOST_NS):
             raise ValueError(f"its entry of ring {index} cannot be right: used is {used}, written {written}.")
         written = max(written, shown // EDGE_WORDS)
-        offset, edges = _ring_place(index, header.main_edges, header.side_edges)
-        if offset + edges * EDGE_WORDS * _WORD > min(len(data), len(before)):
+        offset, edges = ring_place(index, header.main_edges, header.side_edges)
+        if offset + edges * EDGE_WORDS * WORD > min(len(data), len(before)):
             continue
         earlier, pairs = (
             np.frombuffer(d, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
