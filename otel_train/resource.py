@@ -130,7 +130,7 @@ def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(number) for name, number in ranks.items() if isinstance(number, int)}
 
 
-_ATTEMPT: Final = re.compile("(.+)/attempt_[0-9]+/[0-9]+/error[.]json")
+_ATTEMPT: Final = "(.+)/attempt_[0-9]+/[0-9]+/error[.]json"
 
 
 def given_run_id(environ: Mapping[str, str]) -> str:
@@ -163,7 +163,7 @@ def torchrun_start(environ: Mapping[str, str]) -> str:
 
     It is the folder with a random name that torchrun makes for what workers leave behind.
     """
-    folder = _ATTEMPT.fullmatch(environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    folder = re.fullmatch(_ATTEMPT, environ.get("TORCHELASTIC_ERROR_FILE", ""))
     return folder[1] if folder else ""
 
 

@@ -18,10 +18,10 @@ from otel_train.agent.messages import Hello, LoopProgress, Opened, Request, Resp
 from otel_train.agent.process import AgentThread, connect_agent
 from otel_train.agent.rank_end import LauncherFolder, ProcessActivity
 from otel_train.agent.reports import Reports
-from otel_train.collectors.memory import CacheSizes
 from otel_train.config.settings import CODE
 from otel_train.distributed.store import start_of_job
 from otel_train.errors import ConfigError
+from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.resource import Process, detect
 from otel_train.safety import Guard, free_in_forks
@@ -431,8 +431,8 @@ class AgentClient:
             if torch.version.cuda:
                 resource["train.cuda.version"] = str(torch.version.cuda)
         return Hello(
-            self._config, self.info, self._environ, self._origins, self._anchor, resource, page,
-            again=self._opened is not None,
+            config=self._config, info=self.info, environ=self._environ, origins=self._origins,
+            anchor=self._anchor, resource=resource, page=page, again=self._opened is not None,
         )  # fmt: skip
 
     def _report(self, *, fresh: bool = False) -> None:

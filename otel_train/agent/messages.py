@@ -9,8 +9,10 @@ import socket
 import struct
 import threading
 from contextlib import suppress
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 
-class Hello(NamedTuple):
+@fast_dataclass(frozen=True, kw_only=True)
+class Hello:
     """The first message of a rank. The descriptors of its memory and of its process come with it.
 
     Attributes:
@@ -69,7 +72,8 @@ class LoopProgress(NamedTuple):
     slow: int = 0
 
 
-class Opened(NamedTuple):
+@fast_dataclass(frozen=True, kw_only=True)
+class Opened:
     """The agent's answer to ``Hello``.
 
     Attributes:
@@ -85,7 +89,8 @@ class Opened(NamedTuple):
     resource: Mapping[str, AttributeValue]
 
 
-class LoaderReport(NamedTuple):
+@fast_dataclass(frozen=True, kw_only=True)
+class LoaderReport:
     """What no edge tells of a loader; the names are those of ``LoaderProbe``."""
 
     phase: str
@@ -100,7 +105,8 @@ class LoaderReport(NamedTuple):
     state: LoaderState | None
 
 
-class State(NamedTuple):
+@fast_dataclass(frozen=True, kw_only=True)
+class State:
     """What a rank knows of itself now. The last one holds.
 
     Attributes:
@@ -127,30 +133,31 @@ class State(NamedTuple):
         uncounted: why they are not counted, where that was asked for.
     """
 
-    loaders: dict[str, LoaderReport] = {}  # noqa: RUF012 - never changed
+    loaders: dict[str, LoaderReport] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     barrier: str = ""
     job: tuple[int, int] | None = None
     modules: frozenset[str] = frozenset()
     memory: tuple[DeviceMemory, ...] = ()
-    taken: Mapping[str, int] = {}
-    hardware: Mapping[str, str] = {}
-    copied_to_host: Mapping[str, int] = {}
+    taken: Mapping[str, int] = field(default_factory=dict)
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    copied_to_host: Mapping[str, int] = field(default_factory=dict)
     spent_ns: int = 0
     dropped: int = 0
-    faults: Mapping[str, int] = {}
-    datasets: Mapping[str, tuple[int, int]] = {}
-    caches: Mapping[str, int] = {}
+    faults: Mapping[str, int] = field(default_factory=dict)
+    datasets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    caches: Mapping[str, int] = field(default_factory=dict)
     trackers: bool = False
     listened: bool = False
     captured_ns: tuple[int, int] = (0, 0)
     needs_step_numbers: bool = False
-    untimed: Mapping[str, str] = {}
+    untimed: Mapping[str, str] = field(default_factory=dict)
     step_flops: int = 0
     uncounted: str = ""
 
 
-class Report(NamedTuple):
+@fast_dataclass(frozen=True, kw_only=True)
+class Report:
     """What a rank has seen since its last report, beside its edges.
 
     Attributes:

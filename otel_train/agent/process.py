@@ -42,9 +42,8 @@ _CONNECT_S = 5.0
 _TRIES = 10
 _RETRY_S = 0.01
 
-_OF_THE_AGENT: Final = re.compile(
-    "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)",
-    re.IGNORECASE,
+_OF_THE_AGENT: Final = (
+    "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)"
 )
 """Variables that a whole process has one value of."""
 
@@ -135,7 +134,9 @@ def _found(address: bytes) -> AgentConnection:
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
     """Where ranks of this run meet. All that a process has one of is part of it."""
     spaces = [_namespace(name) for name in ("pid", "mnt", "net", "user")]
-    variables = sorted((name, value) for name, value in environ.items() if _OF_THE_AGENT.match(name))
+    variables = sorted(
+        (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
+    )
     shared = (os.getuid(), spaces, info.run_id, sys.executable, str(_ROOT), _folder(), variables)
     return (
         b"\0otel-train/"

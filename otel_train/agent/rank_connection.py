@@ -164,10 +164,10 @@ class RankConnection:
             undo.pop_all()
         directory = self.exporters.run_directory
         opened = Opened(
-            self.info,
-            str(directory) if directory else "",
-            self.exporters.metrics_url or "",
-            self.service.resource,
+            info=self.info,
+            run_directory=str(directory) if directory else "",
+            metrics_url=self.exporters.metrics_url or "",
+            resource=self.service.resource,
         )
         with suppress(OSError):
             self._link.send(opened)

@@ -17,10 +17,9 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.collectors.memory import CacheSizes
     from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
-    from otel_train.instrumentation.logged_values import UserEvent
+    from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.setup import Capturing
@@ -94,19 +93,19 @@ class Reports:
         scaled = recording.scaled
         exchange = self.exchange
         report = Report(
-            positions,
-            recording.devices.take_steps(),
-            self._do("gradient scaler", scaled.take, None),
-            scaled.scale,
-            self._do("compiler", recording.compiles, []),
-            self._do("values by hand", self._notes, []),
-            self._do("values by hand", recording.timers.take, None),
-            self._do("build times", self._builds, []),
-            exits,
-            recording.stages.reports,
-            exchange.take() if exchange is not None else None,
-            (exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
-            self._do("loader workers", self._state, None)
+            positions=positions,
+            device_steps=recording.devices.take_steps(),
+            outcomes=self._do("gradient scaler", scaled.take, None),
+            scale=scaled.scale,
+            compiles=self._do("compiler", recording.compiles, []),
+            notes=self._do("values by hand", self._notes, []),
+            operations=self._do("values by hand", recording.timers.take, None),
+            builds=self._do("build times", self._builds, []),
+            exits=exits,
+            reports=recording.stages.reports,
+            records=exchange.take() if exchange is not None else None,
+            exchange=(exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
+            state=self._do("loader workers", self._state, None)
             if fresh or self._is_due("state", _STATE_EVERY_S)
             else None,
         )
@@ -169,27 +168,29 @@ class Reports:
         if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
             self._datasets, self._sized = self._sizes(), names
         return State(
-            {name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
-            tuple(probe.name for probe in recording.probes.models),
-            self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
-            self._do("ranks", find_job, None),
-            frozenset({"torch", "jax"}.intersection(sys.modules)),
-            self._memory,
-            self._taken,
-            self._hardware,
-            recording.transfers.copied_to_host(),
-            recording.devices.spent_ns,
-            recording.values.dropped + recording.devices.dropped + recording.timers.dropped,
-            self._faults(),
-            self._datasets,
-            self._caches.read() if listened else {},
-            self.may_log or (trackers is not None and trackers.any),
-            listened,
-            max(each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)),
-            capturing is not None and capturing.needs_step_numbers,
-            self._do("devices", recording.untimed, {}),
-            self.flops.flops if self.flops is not None else 0,
-            self.flops.refusal if self.flops is not None else "",
+            loaders={name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
+            models=tuple(probe.name for probe in recording.probes.models),
+            barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
+            job=self._do("ranks", find_job, None),
+            modules=frozenset({"torch", "jax"}.intersection(sys.modules)),
+            memory=self._memory,
+            taken=self._taken,
+            hardware=self._hardware,
+            copied_to_host=recording.transfers.copied_to_host(),
+            spent_ns=recording.devices.spent_ns,
+            dropped=recording.values.dropped + recording.devices.dropped + recording.timers.dropped,
+            faults=self._faults(),
+            datasets=self._datasets,
+            caches=self._caches.read() if listened else {},
+            trackers=self.may_log or (trackers is not None and trackers.any),
+            listened=listened,
+            captured_ns=max(
+                each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)
+            ),
+            needs_step_numbers=capturing is not None and capturing.needs_step_numbers,
+            untimed=self._do("devices", recording.untimed, {}),
+            step_flops=self.flops.flops if self.flops is not None else 0,
+            uncounted=self.flops.refusal if self.flops is not None else "",
         )
 
     def _look_at_devices(self) -> None:
@@ -223,6 +224,15 @@ class Reports:
 
 def _figures(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
     return LoaderReport(
-        probe.phase, probe.token_count, probe.workers, probe.sized, probe.prefetch_factor,
-        probe.persistent, probe.weights, dict(probe.failures), probe.given, look(probe),
+            phase=probe.phase,
+            token_count=probe.token_count,
+            workers=probe.workers,
+            sized=probe.sized,
+            prefetch_factor=probe.prefetch_factor,
+            persistent=probe.persistent,
+            weights=probe.weights,
+            failures=dict(probe.failures),
+            given=probe.given,
+            state=look(probe),
+
     )  # fmt: skip

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from otel_train.errors import imported
-from otel_train.files import open_to_append
 from otel_train.resource import process_mark
 from otel_train.safety import Guard, daemon_thread, free_in_forks
 
@@ -198,6 +197,8 @@ class RankLease:
             if held is not None:
                 held.reacquire()
                 return held
+            from otel_train.files import open_to_append  # of the agent: a rank that trains has no need of it
+
             descriptor = open_to_append(path)
             status = os.fstat(descriptor)
             content = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").strip()

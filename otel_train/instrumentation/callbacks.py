@@ -33,7 +33,7 @@ DEEPEST = 64
 STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
 """Built-in stages."""
 
-_WORD = re.compile("h2d|[a-z]+")
+_WORD = "h2d|[a-z]+"
 _SLIP = 0.85
 """Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
@@ -94,7 +94,9 @@ class StageCallbacks:
         # A user-defined stage may be created later, so only a misspelt built-in stage is refused.
         plain = name.strip().lower()
         own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
-        own |= plain not in STAGES and not set(STAGES).isdisjoint(_WORD.findall(plain))  # "forward_teacher"
+        own |= plain not in STAGES and not set(STAGES).isdisjoint(
+            re.findall(_WORD, plain)
+        )  # "forward_teacher"
         close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
         if close:
             rule = f"{', '.join(STAGES)}, or a stage of your own"

@@ -106,7 +106,7 @@ PARTS = frozenset(
 )
 """The events of a compile."""
 
-_WRAPPED_NAME = re.compile(r"^\w+\((.*)\)$")
+_WRAPPED_NAME = r"^\w+\((.*)\)$"
 _OPERATIONS_OF_JAX = ("jax.lax", "jax.numpy", "jax.random", "jax.nn")
 
 TOGETHER_NS = 50_000_000
@@ -150,7 +150,7 @@ def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as a
 def name_of(compiled: object) -> str:
     """Returns the program's function that JAX compiled under this name; "" for an operation of JAX."""
     text = str(compiled or "")
-    wrapped = _WRAPPED_NAME.match(text)
+    wrapped = re.match(_WRAPPED_NAME, text)
     name = wrapped[1] if wrapped else text
     if not name.isidentifier() or name.startswith("_"):
         return ""

@@ -47,7 +47,7 @@ MOST_CHARS = 64
 PARTS_EVERY_S = 1.0
 """Least seconds between two searches for new submodules, at the start of a pass."""
 
-_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+_NOT_IN_NAMES = r"[^\w.-]+"
 
 
 class Probes:
@@ -250,7 +250,7 @@ class Probes:
                 called = self.called(loader)
                 place = Place(called, ("called", called)) if called else place_of(loader)
         name = place.name or type(getattr(loader, "dataset", loader)).__name__
-        return place._replace(name=_NOT_IN_NAMES.sub("_", name)[:MOST_CHARS])
+        return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 
     def _join_at(self, place: Place, loader: Any) -> LoaderProbe:  # Any: a DataLoader
         """Records a loader under the name of its place.

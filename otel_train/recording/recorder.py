@@ -8,7 +8,6 @@ import threading
 import weakref
 from _thread import get_ident
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +26,6 @@ _PLAIN_EDGES = 4096
 _log = logging.getLogger("otel_train")
 
 
-@dataclass(slots=True)
 class ThreadRing:
     """One thread that writes edges.
 
@@ -40,12 +38,15 @@ class ThreadRing:
         ended: the thread is over; the ring can be given to another once it has been read.
     """
 
-    ring: Ring
-    name: str
-    ident: int
-    slot: int
-    engine: bool = False
-    ended: bool = False
+    __slots__ = ("ended", "engine", "ident", "name", "ring", "slot")
+
+    def __init__(self, ring: Ring, name: str, ident: int, slot: int) -> None:
+        self.ring = ring
+        self.name = name
+        self.ident = ident
+        self.slot = slot
+        self.engine = False
+        self.ended = False
 
 
 class _Lease:

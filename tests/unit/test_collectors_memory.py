@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.collectors import memory
-from otel_train.collectors.memory import CacheSizes, MemoryMonitor, Peak, ProcessTreeReader, Reading
+from otel_train.collectors.memory import MemoryMonitor, Peak, ProcessTreeReader, Reading
 from otel_train.datamodel import system_clock
+from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 
