@@ -386,7 +386,7 @@ class AgentClient:
         due_s = time.monotonic() + interval_s
         while not self._over:
             if time.monotonic() >= due_s:
-                due_s = time.monotonic() + self._config.turn_every_s
+                due_s = time.monotonic() + interval_s
                 if self._is_open.is_set():  # before, the agent takes nothing
                     self._report()
                     self._take_turn()

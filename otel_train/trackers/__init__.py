@@ -26,7 +26,7 @@ LOADED_BY: Final = {
 
 def may_log(config: Config) -> bool:
     """Whether there may be a tracker to log to, now or later."""
-    return any(getattr(config, name) != "off" for name in LOADED_BY) or bool(config.console_blocks)
+    return any(getattr(config, name) != "off" for name in LOADED_BY) or bool(config.console_metrics)
 
 
 def log_now(config: Config) -> bool:
@@ -37,7 +37,7 @@ def log_now(config: Config) -> bool:
         for name, wish in wishes.items()
         if wish == "auto"
     )
-    return "on" in wishes.values() or bool(config.console_blocks) or any(loaded)
+    return "on" in wishes.values() or bool(config.console_metrics) or any(loaded)
 
 
 class Tracker(Protocol):
