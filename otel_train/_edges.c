@@ -292,8 +292,6 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
 #define MOST_DEVICES 16     /* device_ring.MOST_DEVICES */
 #define QUEUED 4096         /* event_reader.QUEUED */
 #define QUEUED_NS 10000000  /* what was recorded so long ago has been queued */
-#define STAMP_TRIES 20
-#define CAPTURE_RELAXED 2   /* CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed */
 #define NOT_READY 600       /* CUDA_ERROR_NOT_READY, hipErrorNotReady */
 
 typedef struct {
@@ -311,18 +309,17 @@ typedef struct {
 } Entry;
 
 typedef struct {
-    int64_t pushed, read;         /* entries; each number has one writer */
-    int64_t fault;                /* what the driver answered last, if it was an error */
-    int64_t stopping, ended;
-    int64_t wanted, passes;       /* passes that were asked for, and that were made since */
-    int64_t missed_ns;            /* the device had not got to the oldest entry by then */
+    int64_t pushed, read;            /* entries; each number has one writer */
+    int64_t fault, stopping, ended;  /* fault: an error that the driver answered */
+    int64_t wanted, passes;          /* passes that were asked for, and that were made since */
+    int64_t missed_ns;               /* the device had not got to the oldest entry by then */
     int64_t records, wakes, pass_ms; /* that the ring holds; descriptor that ends a sleep; how long that is */
     DeviceRing *ring;
     int (*enter)(void *), (*exchange)(int *), (*query)(void *), (*elapsed)(float *, void *, void *), (*record)(void *, void *);
     void *context, *stamp, *stream; /* of `enter`, and of `record`; no stamp: NULL */
-    Entry last;                   /* the newest that was read; the next is counted from its events */
+    Entry last;                      /* the newest that was read; the next is counted from its events */
     Entry queue[QUEUED];
-} Events; /* event_reader.State */
+} Events; /* event_reader._STATE_WORDS */
 
 static int64_t monotonic_ns(void) { return now_ns(&(Writer){.clock = NULL}); }
 
@@ -351,7 +348,7 @@ static void read_stamp(Events *self) {
     Record record = {.since_ns = monotonic_ns()};
     if (self->stamp == NULL || failed(self, self->record(self->stamp, self->stream)) != 0) return;
     int code = NOT_READY;
-    for (int tries = 0; tries < STAMP_TRIES && code == NOT_READY; tries++) code = failed(self, self->query(self->stamp));
+    for (int tries = 0; tries < 20 && code == NOT_READY; tries++) code = failed(self, self->query(self->stamp));
     if (code == 0 && count_elapsed(self, self->last.events[0], self->stamp, record.elapsed_ns) == 0) write_record(self, &record);
 }
 
@@ -374,8 +371,7 @@ static int read_entry(Events *self, const Entry *entry) {
 }
 
 static void read_events(Events *self) {
-    int64_t until_ns = monotonic_ns() - QUEUED_NS;
-    int64_t pushed = __atomic_load_n(&self->pushed, __ATOMIC_ACQUIRE);
+    int64_t until_ns = monotonic_ns() - QUEUED_NS, pushed = __atomic_load_n(&self->pushed, __ATOMIC_ACQUIRE);
     if (self->read != pushed && self->last.devices) read_stamp(self);
     while (self->read != pushed && !self->fault && read_entry(self, &self->queue[self->read % QUEUED]))
         __atomic_store_n(&self->read, self->read + 1, __ATOMIC_RELEASE);
@@ -386,7 +382,7 @@ static void read_events(Events *self) {
 static void *events_thread(void *argument) {
     Events *self = argument;
     struct pollfd wakes = {.fd = (int)self->wakes, .events = POLLIN};
-    int mode = CAPTURE_RELAXED; /* in any other, a look at an event breaks a capture of another thread */
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED: in any other, a look at an event breaks a capture of another thread */
     if (failed(self, self->exchange(&mode)) == 0) failed(self, self->enter(self->context));
     while (!__atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE)) {
         int64_t wanted = __atomic_load_n(&self->wanted, __ATOMIC_ACQUIRE), count;
@@ -419,13 +415,11 @@ static PyObject *start_events(PyObject *Py_UNUSED(module), PyObject *address) {
     Events *self = (Events *)PyLong_AsVoidPtr(address);
     pthread_t thread;
     sigset_t all, before;
-    if (self == NULL) return NULL;
     sigfillset(&all); /* signals interrupt the thread of the program that waits for them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = pthread_create(&thread, NULL, events_thread, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failure) return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
-    pthread_detach(thread);
+    if (failure || pthread_detach(thread)) return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
     Py_RETURN_NONE;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -126,6 +127,18 @@ def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
 
     assert (early, [stage for stage, _ in bench.told()]) == (["forward"], ["backward"])
     assert read_s < 0.1
+
+
+def test_events_are_read_while_a_call_holds_the_interpreter_lock() -> None:
+    """A rank that hangs in a collective must still say what its device did."""
+    bench = Bench()
+    bench.stage(SourceKind.FORWARD, lambda: bench.sleep(20))
+    ctypes.PyDLL(None).usleep(990_000)
+
+    times = bench.agent.pairs.take()
+
+    assert times is not None
+    assert times.device_ns.tolist() == pytest.approx([20e6], rel=0.1)
 
 
 def test_the_device_waits_for_data_only_when_it_has_nothing_left_to_do() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import CudaDriver, cuda_driver, instance_of
+from tests.support.fake_cuda import CONTEXT, compiled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,6 +190,24 @@ def test_reading_is_relaxed_and_leaves_the_thread_as_it_was() -> None:
     with pytest.raises(KeyError):
         read()
     assert (stand_in.mode, stand_in._Device.entered) == (0, [])
+
+
+def test_events_can_be_read_without_python(tmp_path: Path) -> None:
+    """A thread in C needs the driver's functions, torch's context, and a stream where nothing else is."""
+    stand_in = StandIn(1)
+    stand_in.cuda.Event = lambda enable_timing: SimpleNamespace(cuda_event=77, record=stand_in.written.append)
+    stand_in.cuda.Stream = lambda device, priority: SimpleNamespace(cuda_stream=88)
+    library = ctypes.CDLL(str(compiled(tmp_path)))
+    driver = CudaDriver(stand_in.exchange, lambda: stand_in, library=library)
+    driver.devices()
+
+    native = driver.native(0)
+
+    assert native is not None
+    assert native.words[3] == ctypes.c_void_p.from_buffer(library.cuEventElapsedTime).value
+    assert native.words[5:] == (CONTEXT, 77, 88)
+    assert native.handle(SimpleNamespace(cuda_event=99)) == 99
+    assert CudaDriver(stand_in.exchange, lambda: stand_in, library=ctypes.CDLL(None)).native(0) is None
 
 
 def test_memory_is_read_and_nothing_is_reset() -> None:
