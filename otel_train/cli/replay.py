@@ -182,7 +182,7 @@ def _missing(rank: RankExports, url: str) -> set[int]:
     return missing
 
 
-def _times_ms(answer: checks.Response, url: str) -> set[int]:
+def _times_ms(answer: checks.HttpResult, url: str) -> set[int]:
     document: Any = answer.json()
     try:
         return {

@@ -98,8 +98,8 @@ SUCCESS = 2
 """Class of HTTP status codes 200 to 299."""
 
 
-class Response(NamedTuple):
-    """Response to an HTTP request.
+class HttpResult(NamedTuple):
+    """Result of an HTTP request.
 
     Attributes:
         status: status code; 0 without a response.
@@ -126,7 +126,7 @@ class Response(NamedTuple):
             return None
 
 
-def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> Response:
+def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> HttpResult:
     """Sends a GET request.
 
     Args:
@@ -135,7 +135,7 @@ def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str 
         certificate: PEM file to verify the server with; "" uses the system's.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
-        return Response(0, {}, b"", f"{url} is not an http address")
+        return HttpResult(0, {}, b"", f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))
     context = ssl.create_default_context(cafile=certificate or None)
     try:
@@ -145,9 +145,9 @@ def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str 
         with error:
             return _answer(error)
     except (OSError, ValueError) as error:
-        return Response(0, {}, b"", printable(getattr(error, "reason", error)))
+        return HttpResult(0, {}, b"", printable(getattr(error, "reason", error)))
 
 
-def _answer(response: Any) -> Response:
+def _answer(response: Any) -> HttpResult:
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Response(response.status, headers, response.read(MOST_BYTES))
+    return HttpResult(response.status, headers, response.read(MOST_BYTES))

@@ -216,7 +216,7 @@ _REMEDIES = {
 }
 
 
-def _silent(place: str, url: str, answer: checks.Response, *, named: bool) -> CheckResult:
+def _silent(place: str, url: str, answer: checks.HttpResult, *, named: bool) -> CheckResult:
     said = answer.reason or f"status {answer.status}"
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
