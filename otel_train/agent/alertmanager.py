@@ -114,7 +114,7 @@ class AlertPoller:
         return {PART: self.faults + self._guard.faults}
 
     def poll(self) -> None:
-        """Request once, and arm what is due."""
+        """Ask once, and arm what is due."""
         try:
             firing = {alert: None for labels in self._questions() for alert in self._ask(labels)}
         except OSError as error:

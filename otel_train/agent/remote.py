@@ -365,7 +365,7 @@ class RemoteCaptures:
             self._send("loop", loop)
 
     def stop(self) -> None:
-        """Request for alerts no more. The rank stops what is recorded."""
+        """Stop asking for alerts. The rank stops what is recorded."""
         self.end(ALERTS_END_S)
 
     def end(self, timeout_s: float) -> None:
