@@ -10,42 +10,32 @@ import queue
 import threading
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.agent.capture_requests import RequestFolder
 from otel_train.agent.messages import Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import (
-    RemoteCaptures,
-    RemoteExchange,
     RemoteProviders,
+    RemoteRank,
     RemoteRecording,
-    RemoteTrackers,
-    loader_state,
+    loop_of,
 )
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
-from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
 from otel_train.datamodel import system_clock
-from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import ExportManager, SharedExporters
-from otel_train.recording.events import SourceKind, StepRule
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import Link
     from otel_train.agent.summary import Window
-    from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.datamodel import AttributeValue
-    from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.resource import RunInfo
 
 STALE_S = 3.0
@@ -54,14 +44,6 @@ read all the same."""
 
 SILENT_S = 30.0
 """As long may reports stay away while edges come: the thread that reports waits for an import, say."""
-
-_WORK = {
-    StepSource.UPDATE: SourceKind.OPTIMIZER,
-    StepSource.BACKWARD: SourceKind.BACKWARD,
-    StepSource.BATCH: SourceKind.DATA,
-    StepSource.MANUAL: SourceKind.MARK,
-}
-"""What work of a step is in events, by what the account takes for a step."""
 
 _POST_S = 2.0
 _NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
@@ -138,14 +120,14 @@ class RankConnection:
         )
         self._requests_guard = Guard("captures")
         self._request: object = None
-        elsewhere = _Elsewhere(
+        rank = RemoteRank(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
         )  # fmt: skip
         self.service = AgentService(
             config, self.info, recording=self._remote, exporters=self.exporters, anchor=hello.anchor,
             # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
-            key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
+            key_prefix=f"otel_train/{info.attempt}", rank=rank,
         )  # fmt: skip
         self.service.connect(hello.environ)
         self.loop = self.service.loop
@@ -380,29 +362,6 @@ class RankConnection:
             self._posts.pop(number, None)
 
 
-def rule_of(run: RunState) -> StepRule | None:
-    """Returns how steps are recognised from events alone; None if unknown."""
-    work, leading = _WORK.get(run.step_source), run.leading
-    if work is None or leading is None:
-        return None
-    names = run.totals.names.loaders.names
-    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
-    return StepRule(
-        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
-    )
-
-
-def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
-    """What the rank must know of its loop."""
-    leading = run.leading
-    slots = {id(thread): thread.slot for thread in rings.threads}
-    ring = slots.get(leading.key, 0) if leading else 0
-    return LoopProgress(
-        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
-        run.settled_ns, run.sampler.slow,
-    )  # fmt: skip
-
-
 def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
     """What asks an Alertmanager; None where no address of one is set."""
     if not config.alertmanager_url or config.profiler == "off":
@@ -413,62 +372,3 @@ def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> Aler
         config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
         headers=config.alertmanager_headers,
     )  # fmt: skip
-
-
-class _Elsewhere:
-    """See ``otel_train.agent.service.Elsewhere``."""
-
-    def __init__(  # noqa: PLR0913 - most by keyword
-        self,
-        remote: RemoteRecording,
-        tell: Callable[..., None],
-        *,
-        resource: Mapping[str, AttributeValue],
-        pid: int,
-        post: Callable[[bytes, str], tuple[int, object]],
-        waiting: Callable[[], object],
-        alerts: AlertPoller | None,
-    ) -> None:
-        self._waiting = waiting
-        self._alerts = alerts
-        self.resource = resource
-        self.trackers = RemoteTrackers(remote, tell)
-        self._remote = remote
-        self._tell = tell
-        self._pid = pid
-        self._post = post
-
-    def look(self, probe: Any, /) -> LoaderState | None:  # Any: a RemoteLoader
-        """See there."""
-        return loader_state(probe)
-
-    def capturing(self, run: RunState) -> RemoteCaptures:
-        """See there."""
-        rings = self._remote.recorder
-        made = RemoteCaptures(
-            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
-            waiting=self._waiting,
-        )  # fmt: skip
-        made.alerts = self._alerts
-        return made
-
-    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
-        """See there."""
-        state = self._remote
-        return Job(
-            lambda: state.state.job, lambda: None, lambda: state.state.barrier, events, prefix,
-            lambda **which: RemoteExchange(state, self._tell, **which),
-        )  # fmt: skip
-
-    def memory_monitor(self) -> MemoryMonitor:
-        """See there."""
-        remote = self._remote
-
-        def datasets(loaders: Iterable[str]) -> int | None:
-            found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
-            return sum(found.values()) if found else None
-
-        return MemoryMonitor(
-            datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
-            clock=system_clock, tree=ProcessTreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
-        )  # fmt: skip

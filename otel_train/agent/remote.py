@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
-from otel_train.agent.messages import LoaderReport, State
-from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace
+from otel_train.accounting.types import TRAIN, StepSource
+from otel_train.agent.messages import LoaderReport, LoopProgress, State
+from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
+from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace, system_clock
+from otel_train.distributed.coordinator import Job
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
+from otel_train.recording.events import SourceKind, StepRule
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import LoopProgress, Report
+    from otel_train.agent.messages import Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
-    from otel_train.datamodel import DeviceMemory, ExportBatch
+    from otel_train.datamodel import AttributeValue, DeviceMemory, ExportBatch
     from otel_train.distributed.store import ExchangeRequest
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import WorkerExit
@@ -30,6 +35,14 @@ if TYPE_CHECKING:
 
     Send = Callable[..., None]
     """``send(what, *args)``: have the rank do something; no answer is wanted."""
+
+_WORK = {
+    StepSource.UPDATE: SourceKind.OPTIMIZER,
+    StepSource.BACKWARD: SourceKind.BACKWARD,
+    StepSource.BATCH: SourceKind.DATA,
+    StepSource.MANUAL: SourceKind.MARK,
+}
+"""What work of a step is in events, by what the account takes for a step."""
 
 ALERTS_END_S = 0.2
 """Longest that the end waits for a question to an Alertmanager."""
@@ -372,6 +385,98 @@ class RemoteCaptures:
         """The same. The rank has written what was recorded."""
         if self.alerts is not None:
             self.alerts.close(min(timeout_s, ALERTS_END_S))
+
+
+class RemoteRank:
+    """What lives in the training process, as an ``AgentService`` asks for it.
+
+    Args:
+        remote: what the rank reports.
+        tell: sends it a message that wants no answer.
+        resource: attributes that only the rank knows.
+        pid: of the rank.
+        post: passes a request over HTTP on to it.
+        waiting: what was left in its folder.
+        alerts: asks an Alertmanager; None without one.
+    """
+
+    def __init__(  # noqa: PLR0913 - most by keyword
+        self,
+        remote: RemoteRecording,
+        tell: Callable[..., None],
+        *,
+        resource: Mapping[str, AttributeValue],
+        pid: int,
+        post: Callable[[bytes, str], tuple[int, object]],
+        waiting: Callable[[], object],
+        alerts: AlertPoller | None,
+    ) -> None:
+        self._waiting = waiting
+        self._alerts = alerts
+        self.resource = resource
+        self.trackers = RemoteTrackers(remote, tell)
+        self._remote = remote
+        self._tell = tell
+        self._pid = pid
+        self._post = post
+
+    def look(self, probe: Any, /) -> LoaderState | None:  # Any: a RemoteLoader
+        """Workers and queue of a loader."""
+        return loader_state(probe)
+
+    def capturing(self, run: RunState) -> RemoteCaptures:
+        """Its profiler captures."""
+        rings = self._remote.recorder
+        made = RemoteCaptures(
+            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
+            waiting=self._waiting,
+        )  # fmt: skip
+        made.alerts = self._alerts
+        return made
+
+    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
+        """The job that it belongs to."""
+        state = self._remote
+        return Job(
+            lambda: state.state.job, lambda: None, lambda: state.state.barrier, events, prefix,
+            lambda **which: RemoteExchange(state, self._tell, **which),
+        )  # fmt: skip
+
+    def memory_monitor(self) -> MemoryMonitor:
+        """Reads its memory."""
+        remote = self._remote
+
+        def datasets(loaders: Iterable[str]) -> int | None:
+            found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
+            return sum(found.values()) if found else None
+
+        return MemoryMonitor(
+            datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
+            clock=system_clock, tree=ProcessTreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
+        )  # fmt: skip
+
+
+def rule_of(run: RunState) -> StepRule | None:
+    """Returns how steps are recognised from events alone; None if unknown."""
+    work, leading = _WORK.get(run.step_source), run.leading
+    if work is None or leading is None:
+        return None
+    names = run.totals.names.loaders.names
+    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
+    return StepRule(
+        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
+    )
+
+
+def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
+    """What the rank must know of its loop."""
+    leading = run.leading
+    slots = {id(thread): thread.slot for thread in rings.threads}
+    ring = slots.get(leading.key, 0) if leading else 0
+    return LoopProgress(
+        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
+        run.settled_ns, run.sampler.slow,
+    )  # fmt: skip
 
 
 def _drained(box: deque[Any]) -> Iterator[Any]:

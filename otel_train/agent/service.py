@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,18 +30,15 @@ from otel_train.trackers.schedule import Tracking, calls_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.agent.remote import RemoteRecording
-    from otel_train.collectors.memory import MemoryMonitor
+    from otel_train.agent.remote import RemoteRank, RemoteRecording
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Clock, Snapshot
-    from otel_train.distributed.coordinator import Job
     from otel_train.exporters import ExportRoute
     from otel_train.exporters.manager import ExportManager
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.manager import InstrumentationManager
     from otel_train.recording.recorder import Recorder, ThreadRing
     from otel_train.resource import RunInfo
-    from otel_train.trackers.schedule import Listeners
 
 READ_INTERVAL_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
@@ -325,30 +322,6 @@ LOGGED_VALUES = "values by hand"
 """The part that reads what the program says, and calls what it has us call."""
 
 
-class Elsewhere(Protocol):
-    """Stands for what lives in the training process alone: see ``otel_train.agent``."""
-
-    @property
-    def resource(self) -> Mapping[str, AttributeValue]:
-        """Attributes that only the rank knows."""
-
-    @property
-    def trackers(self) -> Listeners:
-        """In place of ``Trackers``."""
-
-    def look(self, probe: Any, /) -> LoaderState | None:  # Any: what stands for a loader
-        """Workers and queue of a loader."""
-
-    def capturing(self, run: RunState) -> Any:
-        """In place of ``Capturing``."""
-
-    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
-        """The job that the rank belongs to."""
-
-    def memory_monitor(self) -> MemoryMonitor:
-        """What looks at memory."""
-
-
 class AgentService:
     """Everything behind the rings of one session: the account, its reports, the tasks.
 
@@ -359,7 +332,7 @@ class AgentService:
         exporters: not connected yet.
         anchor: one instant on both clocks.
         key_prefix: of this job's keys in its store.
-        elsewhere: what stands for the parts that live in the training process.
+        rank: the parts that live in the training process.
 
     Attributes:
         run: the account.
@@ -381,10 +354,10 @@ class AgentService:
         exporters: ExportManager,
         anchor: Anchor,
         key_prefix: str,
-        elsewhere: Elsewhere,
+        rank: RemoteRank,
     ) -> None:
         self._config = config
-        self._elsewhere = elsewhere
+        self._rank = rank
         self._info = info
         self._recording = recording
         self._exporters = exporters
@@ -401,7 +374,7 @@ class AgentService:
         )  # fmt: skip
         self.run.down_s = exporters.down_s(anchor.unix_ns)
         self._report(key_prefix)
-        self.capturing: Any = elsewhere.capturing(self.run)
+        self.capturing: Any = rank.capturing(self.run)
         self._track()
 
     def _report(self, key_prefix: str) -> None:
@@ -410,11 +383,11 @@ class AgentService:
         health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = metric_sources(
             recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
-            look=self._elsewhere.look,
+            look=self._rank.look,
         )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
         self._reporter = MetricReader(run, readings, info=info, config=config)
-        job = self._elsewhere.job(self._reporter.events, key_prefix)
+        job = self._rank.job(self._reporter.events, key_prefix)
         self._ranks = RankCoordinator(run, info, config=config, job=job, clock=system_clock)
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
@@ -434,12 +407,12 @@ class AgentService:
 
     def _track(self) -> None:
         config = self._config
-        self._memory_monitor = self._elsewhere.memory_monitor()
+        self._memory_monitor = self._rank.memory_monitor()
         looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
         epochs = EpochWindow(
             self.run.totals, self._watch.facts, memory=self._memory_monitor.values if looks else no_memory
         )
-        self.trackers = self._elsewhere.trackers
+        self.trackers = self._rank.trackers
         self.tracking = Tracking(
             config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
             first=self._info.rank == 0,
@@ -455,7 +428,7 @@ class AgentService:
         """
         self._resource = {
             **resource_attributes(self._info, environ),
-            **self._elsewhere.resource,
+            **self._rank.resource,
             "train.export.profile": self._profile.name,
         }
         self._reporter.about = about_run(self._resource)

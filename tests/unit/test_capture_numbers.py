@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from otel_train.agent.rank_connection import rule_of
+from otel_train.agent.remote import rule_of
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
