@@ -120,7 +120,7 @@ class HistogramPoint(NamedTuple):
 
 
 class MetricFamily(NamedTuple):
-    """All series of one metric. A metric nobody measured has no family: absent is not zero."""
+    """All series of one metric. A metric that was not measured has no family: absent is not zero."""
 
     metric: Metric
     points: tuple[Point, ...] | tuple[HistogramPoint, ...]
@@ -193,12 +193,12 @@ class Event:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A claim about where training time goes, with its evidence. The leading one is the verdict.
+    """One statement about where training time goes, with its evidence.
 
     Attributes:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
         claim: one sentence a person can act on.
-        evidence: figures behind the claim, by name; seconds, ratios, counts.
+        evidence: values behind it, by name; seconds, ratios, counts.
         share: ratio of the time that would be won back, 0 to 1: of the training time in phase ``train``, else of the run.
         seconds: the same in seconds of the window looked at.
         advice: what to change, naming the API to use.
@@ -236,7 +236,7 @@ class ExportBatch:
 
 
 class Compile(NamedTuple):
-    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if nobody can say.
+    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if that is not known.
 
     ``function`` is the program's function that was compiled; "" where that is not known.
     """

@@ -3,8 +3,8 @@
     OtelTrainError
     |-- ConfigError         a setting or an argument has a value that cannot be used
     |-- MissingExtraError   a feature was asked for whose package is not installed
-    |-- RunDirectoryError   a run directory is not what it claims to be
-    |-- TraceError          a profiler trace is not what it claims to be
+    |-- RunDirectoryError   a run directory is not in the expected format
+    |-- TraceError          a profiler trace is not in the expected format
     |-- ComparisonError     two recordings cannot be compared
     `-- StackError          the stack, or a part of it, cannot be started or reached
 
@@ -38,7 +38,7 @@ class MissingExtraError(OtelTrainError, ImportError):
 
 
 class RunDirectoryError(OtelTrainError):
-    """A run directory, or a file in it, is missing or is not what it claims to be."""
+    """A run directory, or a file in it, is missing or is not in the expected format."""
 
 
 class TraceError(OtelTrainError):

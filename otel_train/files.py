@@ -1,7 +1,7 @@
 """Files below a run directory, which may hold anything: the one module that opens them.
 
 A run directory is untrusted: others may have put links, pipes, devices and endless files there. A path is divided into
-the run directory, which somebody named and up to which links are followed, and the part below it, which has folders of
+the run directory, which the user named and up to which links are followed, and the part below it, which has folders of
 our own layout (``rank<r>``, ``captures``, ``training-<n>``, ...). Below it every folder and file is opened relative to
 the descriptor of the one above, no link is followed, a pipe does not block, and only regular files and folders of
 trusted owners are opened: of this process' user and of root. Also of whoever owns the run directory where this process is
@@ -65,7 +65,7 @@ MOST_JSON_BYTES: Final = 16 << 20
 """A summary of 64 loaders has some 200 kB."""
 
 MOST_BYTES: Final = 16 << 30
-"""Of any file of ours: captures are the largest. One of holes costs a reader seconds, and no memory."""
+"""Of any file: captures are the largest. One of holes costs a reader seconds, and no memory."""
 
 MOST_DEPTH: Final = 64
 """Nesting of a JSON document. Ours have 8 levels; Python's own limit ends in a RecursionError somewhere later."""
@@ -106,7 +106,7 @@ class _Owners(NamedTuple):
     uid: int
 
     def check(self, status: os.stat_result) -> None:
-        """Refuse what belongs to somebody else.
+        """Refuse what belongs to another user.
 
         Raises:
             OSError: it does.
@@ -203,7 +203,7 @@ def open_below(path: Path, *, root: Path | None = None) -> int:
         root: where the untrusted part of ``path`` begins; see ``divided``.
 
     Raises:
-        OSError: there is none: it is gone, a link, a pipe, a device, of somebody else, or may not be read.
+        OSError: there is none: it is gone, a link, a pipe, a device, of another user, or may not be read.
     """
     with _folder_of(path, root) as (at, name, owners):
         return _checked(_opened(name, _READ, at), owners)
@@ -218,12 +218,12 @@ def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
     descriptor = open_below(path, root=root)
     if os.fstat(descriptor).st_size > MOST_BYTES:
         os.close(descriptor)
-        raise OSError(errno.EFBIG, f"has more than {MOST_BYTES >> 30} GiB, more than any of ours")
+        raise OSError(errno.EFBIG, f"has more than {MOST_BYTES >> 30} GiB, more than otel_train writes")
     return os.fdopen(descriptor, "rb")
 
 
 def open_given(path: Path) -> BinaryIO:
-    """A file that somebody named: links are followed, unless it lies in a folder of a run directory.
+    """A file that the user named: links are followed, unless it lies in a folder of a run directory.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
@@ -295,7 +295,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
-    """Refuse to write into a run directory of somebody else, or through a link in it.
+    """Refuse to write into a run directory of another user, or through a link in it.
 
     Args:
         run: the run directory.
@@ -414,7 +414,7 @@ def _bounded(descriptor: int, most_bytes: int) -> bytes:
             data = file.read(most_bytes + 1)
             size = len(data)
     if size > most_bytes:
-        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than any of ours")
+        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than otel_train writes")
     return data
 
 
@@ -533,7 +533,7 @@ _decoder: Final = json.JSONDecoder(
 
 
 def make_ignored(folder: Path) -> None:
-    """Make a folder of ours that is missing, for our user alone, and let git ignore it. One that is there stays as it is.
+    """Make a missing folder, for this user alone, and let git ignore it. One that is there stays as it is.
 
     Raises:
         OSError: it cannot be made.
@@ -662,7 +662,7 @@ class BoundedLines:
         self._size_bytes = _without_torn_line(self._fd)
 
     def _taken_away(self) -> bool:
-        # Somebody tidied up, or rotated it: what we write from then on belongs into a new one.
+        # It was removed or rotated: what follows belongs into a new one.
         try:
             return self.path.stat().st_ino != os.fstat(self._fd).st_ino
         except FileNotFoundError:

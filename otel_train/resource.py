@@ -66,14 +66,14 @@ LAUNCHERS: Final = (
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
         ("SLURM_NODEID",),
     ),
-    # An Indexed Job of Kubernetes numbers its pods, and tells nobody how many there are.
+    # An Indexed Job of Kubernetes numbers its pods, and does not say how many there are.
     Launcher("JOB_COMPLETION_INDEX", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("NODE_RANK",)),
 )
 """In the order in which they are believed; the first that gives a rank gives everything."""
 
 
 class Place(NamedTuple):
-    """Where a process stands among its peers; the fields are those of ``RunInfo``."""
+    """Rank, world size and node of a process; the fields are those of ``RunInfo``."""
 
     rank: int
     world_size: int
@@ -87,14 +87,14 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
 
     Args:
         environ: of the process.
-        live: rank and world size, from somebody who knows better than the environment.
+        live: rank and world size, from a source that is better than the environment.
     """
     launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
     if live is not None:
         rank, world_size = live
-    # Nobody says how many share the host: then we take it that all do, but for pods, which are one each.
+    # Without a number of ranks per host all are assumed to share it, but for pods, which are one each.
     unsaid = 1 if _is_pod_of_many(environ) else world_size
     local_world_size = min(_first_number(environ, *launcher.local_world_size) or unsaid, world_size)
     local_rank = _number(environ, launcher.local_rank)
@@ -109,7 +109,7 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
 
 
 def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
-    """What a worker of Ray Train is told of its place, in torchrun's words; empty elsewhere. Imports nothing.
+    """Rank and sizes of a Ray Train worker, under torchrun's names; empty elsewhere. Imports nothing.
 
     Workers with the torch backend have the same in their environment; others do not.
     """
@@ -210,7 +210,7 @@ INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 """Source: OpenTelemetry semantic conventions, ``service.instance.id``, namespace for UUID version 5."""
 
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
-"""Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
+"""Where ``otel-train run`` says which run its processes belong to, if no setting or launcher does."""
 
 _MOST_NAMESPACE: Final = 253
 
@@ -231,7 +231,7 @@ class RunInfo:
 
     Attributes:
         run_id: the same on all ranks and after restarts.
-        run_name: for people; the run id if nobody gave one.
+        run_name: for people; the run id where none is set.
         attempt: which start of this training this is, from 0.
         rank: of all processes, from 0.
         local_rank: of the processes on this host, from 0.
@@ -407,7 +407,7 @@ def detect(
         node_rank=place.node_rank,
         world_size=place.world_size,
         local_world_size=place.local_world_size,
-        # In a container the host's own name is told, not found.
+        # In a container the host's own name comes from the environment.
         host=resource.get("host.name", process.host),
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
@@ -502,7 +502,7 @@ def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
 
 
 def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
-    """The id of a run that nobody has named: when it began, in UTC, and what tells it from others of that second."""
+    """The id of a run without a name: when it began, in UTC, and what tells it from others of that second."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_ns / 1e9))}-{entropy.hex()}"
 
 

@@ -63,7 +63,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # Ctrl-C and SystemExit are not faults of ours; they belong to the user.
+        # Ctrl-C and SystemExit are not faults; they belong to the user.
         if not isinstance(fault, Exception):
             return False
         self.faults += 1
@@ -322,7 +322,7 @@ def escaped(letter: str) -> str:
 
 
 class PrintableRecords(logging.Filter):
-    """Makes every record of a logger printable: reasons of servers, paths and exceptions are somebody else's text."""
+    """Makes every record of a logger printable: reasons of servers, paths and exceptions are foreign text."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record; keep it."""

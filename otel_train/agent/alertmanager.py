@@ -95,7 +95,7 @@ class AlertPoller:
         self._stop = threading.Event()
         self._guard = Guard("captures by alerts")
         self._thread = daemon_thread(self._loop, "otel-train-alerts")
-        with suppress(OSError):  # it is told with the first question
+        with suppress(OSError):  # the first request reports it
             self._client.prepare()
 
     def start(self) -> None:
@@ -163,15 +163,15 @@ class AlertPoller:
         return filter(None, (self._read(each) for each in document))
 
     def _read(self, alert: Any) -> FiringAlert | None:
-        """The alert, if it is one of ours: an answer is not taken at its word."""
+        """The alert, if it is of this run: the response is checked."""
         labels, status = (_object(alert, name) for name in ("labels", "status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
         ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")
         name = labels.get("alertname")
         if not ours or status.get("state") != "active" or not name:
             return None
-        told = (printable(alert.get(key, ""), most=MOST_NAME) for key in ("fingerprint", "startsAt"))
-        return FiringAlert(printable(name, most=MOST_NAME), *told)
+        texts = (printable(alert.get(key, ""), most=MOST_NAME) for key in ("fingerprint", "startsAt"))
+        return FiringAlert(printable(name, most=MOST_NAME), *texts)
 
     def _failed(self, why: str) -> None:
         if self._answers and not self._stop.is_set():

@@ -54,7 +54,7 @@ def unobserved(
     """One entry per thing: what, name, reason for people, cause for the metric; "" where it has none, as nothing is to do.
 
     Args:
-        run: the figures so far.
+        run: the metrics so far.
         probes: what is watched.
         now_ns: on the run's clock; the present time when not given.
         loaded: modules that the program has imported.
@@ -97,7 +97,7 @@ class CoverageReporter:
     """Logs each thing that could not be seen, once.
 
     Args:
-        run: the figures so far.
+        run: the metrics so far.
         probes: what is watched.
         loaded: modules that the program has imported.
         log: takes one line per thing.

@@ -45,7 +45,7 @@ WRITING_S = 0.1
 """Longest that the end waits for a disk which does not answer, where the agent can go on without this process."""
 
 OPEN_S = 10.0
-"""Longest that somebody who asks for the run directory waits for the agent to open it."""
+"""Longest that a call for the run directory waits for the agent to open it."""
 
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
@@ -64,8 +64,8 @@ _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 class AgentClient:
     """This rank's side of its agent.
 
-    One thread of ours reports twice a second, and does what the agent asks for. No other thread of the program ever
-    waits for the agent, but one that asks for figures, or ends the session.
+    A service thread reports twice a second, and does what the agent asks for. No other thread of the program ever
+    waits for the agent, except one that calls ``summary()`` or ends the session.
 
     Args:
         config: how the run is observed.
@@ -202,7 +202,7 @@ class AgentClient:
         return self.here.link
 
     def _listen(self) -> None:
-        """Listen for SIGUSR2 if nobody else does: unheard, it would end the program."""
+        """Handle SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
         if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             self._listener = self._heard
@@ -296,7 +296,7 @@ class AgentClient:
         return refusal
 
     def summary(self, state: str) -> dict[str, Any]:
-        """The figures up to now, or since ``reset_window``; empty where there is no agent any more."""
+        """The summary up to now, or since ``reset_window``; empty where there is no agent any more."""
         if self._last is not None:
             return self._last[0]
         self._open()
@@ -436,7 +436,7 @@ class AgentClient:
         )  # fmt: skip
 
     def _report(self, *, fresh: bool = False) -> None:
-        """Report what is new. Whoever asks for figures has reported before. Waits for another report, but not for long."""
+        """Report what is new. Waits for another report, but not for long."""
         if not self._reporting.acquire(timeout=self._config.exit_timeout_s):
             return
         try:
@@ -720,7 +720,7 @@ class AgentClient:
 
     def _awaited(self, number: int, timeout_s: float, *, busy: bool) -> Any:
         deadline_s = time.monotonic() + timeout_s
-        if threading.current_thread() is self._thread:  # nobody else takes the answer
+        if threading.current_thread() is self._thread:  # no other thread receives the response
             while self._answers.get(number) is None and time.monotonic() < deadline_s:
                 if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
                     self._take(self._link.receive())

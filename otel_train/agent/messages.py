@@ -120,8 +120,8 @@ class State:
         hardware: name and UUID of each.
         copied_to_host: bytes copied to the host, by device.
         spent_ns: nanoseconds of the training thread on device events.
-        dropped: notes, readings and operations that found no room.
-        faults: faults of ours in the rank, by part.
+        dropped: logged values, readings and operations that exceeded a queue.
+        faults: otel_train's faults in the rank, by component.
         datasets: by loader: what identifies its dataset, and its bytes.
         caches: bytes of the program's own, by name.
         trackers: there may be one to log to.
@@ -170,7 +170,7 @@ class Report:
         operations: int64[n, 3], see ``Timers.take``.
         builds: batches that workers have built, by loader.
         exits: of workers, by loader.
-        reports: reports asked for by hand, in all.
+        reports: calls of ``Session.report`` so far.
         records: of other ranks, fetched since the last report; None if none were.
         exchange: whether the exchange of records has been given up, and its faults.
         state: what is known now; None where it is not new.
@@ -216,7 +216,7 @@ _SEND_TIMEOUT_S = 5.0
 class Link:
     """One end of a connection between a rank and its agent.
 
-    A message is a pickle: both ends are ours, of one user, and nobody else can come by the socket.
+    A message is a pickle: both ends run otel_train as one user, and no other process can open the socket.
 
     Args:
         connection: a stream socket.
@@ -274,7 +274,7 @@ class Link:
         return [descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1e3)]
 
     def close(self) -> None:
-        """End the connection: the other end is told, whatever processes have inherited this one."""
+        """End the connection: the other end reads EOF, whatever processes have inherited this one."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -33,8 +33,8 @@ class SelfMetrics(NamedTuple):
 
     Attributes:
         drops: records not exported, by (signal, reason).
-        faults: faults of ours, by part.
-        overhead_s: seconds of ours on the training thread.
+        faults: otel_train's faults, by component.
+        overhead_s: seconds that otel_train took on the training thread.
         unobserved: what could not be seen.
     """
 
@@ -52,7 +52,7 @@ class MetricSources(NamedTuple):
         process: reads the operating system.
         accelerators: reads device memory.
         hardware: reads utilisation, power and temperature.
-        health: our own figures.
+        health: metrics about otel_train itself.
         loaders: the loaders known now.
         watch: knows their workers.
         anchor: turns the monotonic clock into wall time.
@@ -135,7 +135,7 @@ class MetricReader:
         self._write_health(builder)
         now_ns = system_clock() if at_ns is None else at_ns
         builder.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
-        if self._profile.speaks:  # what this rank has counted is in the sum over all that it is told
+        if self._profile.speaks:  # what this rank has counted is in the sum over all ranks that it exports
             builder.take(c.SAMPLES)
             builder.take(c.TOKENS)
         for write in self.more:

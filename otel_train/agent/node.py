@@ -64,7 +64,7 @@ class NodeAgent:
     """Accepts ranks, and leaves after the last of them.
 
     Args:
-        listener: where ranks connect; None where the one that is taken by hand is the only one.
+        listener: where ranks connect; None where the rank passed to ``take`` is the only one.
 
     Attributes:
         links: to the ranks that are served, oldest first.
@@ -95,7 +95,7 @@ class NodeAgent:
             if came or self._serves():
                 until_s = 0.0
             elif time.monotonic() > until_s:
-                break  # whoever connects from here on is told by the end of the connection, and starts another agent
+                break  # a rank that connects from here on reads EOF, and starts another agent
         self._shared.close()
 
     def _serves(self) -> bool:
@@ -112,7 +112,7 @@ class NodeAgent:
         daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
 
     def terminate(self) -> None:
-        """The agent is told to end: so are its ranks, soon."""
+        """SIGTERM has come: the ranks get it as well, soon."""
         self._terminated = True
         for service in list(self._services):
             service.terminate()
@@ -165,7 +165,7 @@ def opened(
     deliver_s: float,
     shared: SharedExporters,
 ) -> RankConnection | None:
-    """What serves the rank; None where it has set what cannot be honoured, and is told so.
+    """What serves the rank; None where a setting is refused; the rank gets the reason.
 
     Args:
         link: to the rank.
@@ -191,7 +191,7 @@ def opened(
 class LogsToRanks(logging.Handler):
     """Has a rank log what the agent has to say: there are the program's own handlers.
 
-    What a thread of ours says of one rank is logged there; anything else by the rank that came first.
+    Records of a thread that serves one rank go to that rank; all others to the rank that connected first.
 
     Args:
         agent: knows the ranks.

@@ -112,8 +112,8 @@ def _found(address: bytes) -> AgentConnection:
     """To the agent that another rank has started.
 
     Raises:
-        ConnectionRefusedError: nobody listens.
-        PermissionError: it is another user's, or takes nobody.
+        ConnectionRefusedError: no process listens.
+        PermissionError: it is another user's, or accepts no connection.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -181,7 +181,7 @@ def _start(connection: int, listener: int) -> None:
 
 
 def _run_aside(command: Sequence[str], **how: Any) -> None:
-    """Run what ends at once, and let nobody hear of its end: handlers of SIGCHLD are the program's, for its children.
+    """Run a command that ends at once, without a call of the program's SIGCHLD handler: that is for its own children.
 
     Raises:
         OSError: it cannot be run.
@@ -257,7 +257,7 @@ class AgentThread(threading.Thread):
                 self.service.serve()
         except EOFError:
             pass
-        except Exception as error:  # noqa: BLE001 - no fault of ours reaches the program
+        except Exception as error:  # noqa: BLE001 - an error of the agent must not end the program
             self.problem = f"{type(error).__name__}: {error}"
         finally:
             shared.close()

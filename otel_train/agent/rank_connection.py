@@ -183,7 +183,7 @@ class RankConnection:
         return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
 
     def terminate(self) -> None:
-        """The agent itself is told to end: so are its ranks, soon."""
+        """The agent got SIGTERM: the ranks get it as well, soon."""
         self._said = self._said or "terminated"
 
     def _take(self, message: object) -> None:
@@ -275,7 +275,7 @@ class RankConnection:
             self.service.run.close(system_clock())
 
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """The run is over: its figures, and what could not be seen. They do not wait for the disk."""
+        """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
         self._finish(state)
         return self.service.document(state, self._window), self.service.unobserved()
 

@@ -23,9 +23,9 @@ _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: pr
 
 
 def how_it_ended(pid: int, process: int) -> tuple[str, str]:
-    """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where nobody can say.
+    """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
 
-    The kernel tells it as long as nobody has waited for the process.
+    The kernel keeps it until the parent has waited for the process.
 
     Args:
         pid: of the process.
@@ -48,7 +48,7 @@ def _is_over(process: int) -> bool:
 
 
 def _status(pid: int) -> int | None:
-    """Status as of ``waitpid``, of a process that has ended and that nobody has waited for; else None."""
+    """Status as of ``waitpid``, of a process that has ended and whose parent has not waited for it; else None."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -87,7 +87,7 @@ class RankEnd(NamedTuple):
         rank_path: its folder.
         rank: which.
         steps: training steps counted, up to the end.
-        lost: edges that had been overwritten before anybody counted them.
+        lost: edges that were overwritten before they were read.
     """
 
     rank_path: Path

@@ -101,7 +101,7 @@ class RemoteRecording:
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds of ours on the training thread, as sampled there."""
+        """Nanoseconds that otel_train took on the training thread, as sampled there."""
         return self.recorder.spent_ns + self.state.spent_ns
 
     def step_flops(self) -> int:
@@ -119,7 +119,7 @@ class RemoteRecording:
         return self.state.untimed
 
     def faults(self) -> Mapping[str, int]:
-        """Faults of ours in the rank, and in the copy of its last steps, by part."""
+        """otel_train's faults in the rank and in the copy of its last steps, by component."""
         copy = self.recorder.guard
         return {**self.state.faults, copy.part: copy.faults}
 
@@ -360,7 +360,7 @@ class RemoteCaptures:
             self.alerts.start()
 
     def faults(self) -> dict[str, int]:
-        """Faults of ours on this side, by part."""
+        """Faults in the agent, by component."""
         return self.alerts.counted_faults() if self.alerts is not None else {}
 
     def turn(self, settle: Callable[[], None]) -> None:

@@ -124,7 +124,7 @@ class ExportLoop:
         self._thread = daemon_thread(self._loop, "otel-train-pump")
 
     def faults(self) -> dict[str, int]:
-        """Faults of ours on this side, by part."""
+        """Faults in the agent, by component."""
         faults: dict[str, int] = {}
         driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.early_tasks, *self.tasks]
         for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
@@ -195,7 +195,7 @@ class ExportLoop:
         for thread in ended:
             self._recorder.release(thread)
             self._run.end_thread(id(thread))
-        # Of edges that may not be read yet, nobody knows what they say of the time until now.
+        # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.look(now_ns, behind)
 
@@ -276,7 +276,7 @@ def before_reading(
     watch: LoaderWatch,
     signals: Signals,
 ) -> list[PeriodicTask]:
-    """What edges are not told apart without, and what must be up to date whenever they are."""
+    """Tasks whose results the accounting of events needs, so that they run before the rings are read."""
 
     def read_scaler() -> None:
         scaled = recording.scaled
@@ -421,7 +421,7 @@ class AgentService:
             self.loop.between = lambda: self._memory_monitor.look() if self.tracking.listened() else None
 
     def connect(self, environ: Mapping[str, str]) -> None:
-        """Open the ways out.
+        """Open the exporters.
 
         Raises:
             ConfigError: a setting cannot be honoured.
@@ -516,12 +516,12 @@ class AgentService:
 
         Args:
             state: how the run is, or how it ended.
-            window: from where on figures count; None for the whole session.
+            window: from where on values count; None for the whole session.
         """
         return self._documents.write(state, window)
 
     def window(self) -> Window:
-        """A window of figures that begins now."""
+        """A window that begins now."""
         self.tracking.reset()
         return self._documents.window()
 

@@ -145,7 +145,7 @@ def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[s
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:
-    timed = row.key.stage != "other"  # what nobody claimed has no calls
+    timed = row.key.stage != "other"  # time in no stage has no calls
     least, p50, p95, p99, most = (row.quantiles if timed else None) or (None,) * 5
     return {
         **row.key._asdict(),

@@ -73,7 +73,7 @@ class LoaderWatch:
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
-        """Put the present figures.
+        """Write the present values.
 
         Args:
             builder: where to.

@@ -134,7 +134,7 @@ class HardwareReader:
         if memory is not None:
             builder.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
             builder.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
-        if handle in self._parts:  # how busy, how hot: that is told of the whole device alone
+        if handle in self._parts:  # utilisation and temperature are of the whole device alone
             return
         rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         if rates is not None:
@@ -152,7 +152,7 @@ class HardwareReader:
         return self._handles[uuid]
 
     def _found(self, uuid: str) -> Any:
-        """The device, or the part of it (MIG) that is ours; None where one of several is, and which is not told.
+        """The device, or the part of it (MIG) that this rank uses; None where it uses one of several, and which is not known.
 
         CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
         """
@@ -202,7 +202,7 @@ def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
             return _DCGM_MARK in start
         finally:
             connection.close()
-    except (OSError, http.client.HTTPException, ValueError):  # nobody there, or somebody else
+    except (OSError, http.client.HTTPException, ValueError):  # no server, or no DCGM exporter
         return False
 
 
@@ -212,7 +212,7 @@ class AcceleratorReader:
     Args:
         read: the present readings, one per device in use; none where there is no device.
         sent: bytes sent there so far, by device.
-        brought: bytes brought back so far, by device.
+        to_host: bytes copied to the host so far, by device.
         device_flops: peak FLOP/s of one device; 0 for what is known of its model.
     """
 
@@ -220,13 +220,13 @@ class AcceleratorReader:
         self,
         read: Callable[[], Iterable[DeviceMemory]],
         sent: Callable[[], Mapping[str, int]] = dict,
-        brought: Callable[[], Mapping[str, int]] = dict,
+        to_host: Callable[[], Mapping[str, int]] = dict,
         *,
         device_flops: float = 0.0,
     ) -> None:
         self._device_flops = device_flops
         self._read = read
-        self._moved = {"h2d": sent, "d2h": brought}
+        self._moved = {"h2d": sent, "d2h": to_host}
         self._guard = Guard("device memory")
 
     def write(self, builder: MetricBuilder) -> None:

@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
 
 class Peak:
-    """The largest of the readings since the last time that somebody asked."""
+    """The largest of the readings since the last call of ``take``."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
@@ -174,7 +174,7 @@ class ProcessTreeReader:
         return found
 
     def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
-        """None when the process has ended, or is somebody else's."""
+        """None when the process has ended, or is another user's."""
         try:
             return ask(of)
         except self._psutil.Error:

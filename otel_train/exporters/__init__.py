@@ -1,4 +1,4 @@
-"""The seam between the export loop and everything that carries figures out of the process."""
+"""The interface between the export loop and exporters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ExportRoute", "Exporter"]
 
 
 class Exporter(Protocol):
-    """What carries figures out of the process. Called from one thread only."""
+    """Exports batches. Called from one thread only."""
 
     def export(self, batch: ExportBatch) -> None:
         """Take one batch; never wait for a network."""

@@ -48,7 +48,7 @@ class BackgroundQueue(Generic[T]):
         self._over = False
 
     def hand(self, item: T) -> None:
-        """Hand over one thing. Never waits: what finds no room is dropped, and counted."""
+        """Add an item. Never waits: an item for a full queue is dropped, and counted."""
         if self.guard.closed or self._over:
             return
         if self._thread is None:
@@ -75,7 +75,7 @@ class BackgroundQueue(Generic[T]):
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
-            return  # it hangs; nobody waits for it
+            return  # it hangs, and is not waited for
 
     def join(self, timeout_s: float) -> None:
         """Wait for what has been handed over, in at most ``timeout_s`` seconds."""
@@ -103,7 +103,7 @@ class BackgroundQueue(Generic[T]):
 
 
 PATIENCE_S: Final = 0.25
-"""How long somebody waits for what he has written. A disk that takes longer is not waited for until it is done again."""
+"""Longest wait for a write. After a timeout the next writes are not waited for, until the queue is empty."""
 
 _MOST = 512
 """Writes that may wait for a disk that hangs; what comes then is dropped and counted."""
@@ -112,7 +112,7 @@ _MOST = 512
 class DiskQueue:
     """Does what touches the disk, in order.
 
-    While the disk answers, ``do`` returns when it is done: what somebody reads next is there.
+    While the disk answers, ``do`` returns when it is done: a reader finds it.
 
     Attributes:
         hangs: something has taken longer than ``PATIENCE_S``, and is not done yet.
@@ -126,7 +126,7 @@ class DiskQueue:
 
     @property
     def dropped(self) -> int:
-        """Writes that found no room."""
+        """Writes that were dropped because the queue was full."""
         return self._queue.dropped
 
     def do(self, guard: Guard, write: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Which ways out a session has, opened by its settings and closed in time."""
+"""Opens the exporters that a session's settings ask for, and closes them in bounded time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PAGE_EVERY_S = 5.0
 """``/metrics`` is never older than this, however seldom metrics are sent."""
 
 PROVIDED_EVERY_S = 5.0
-"""Readers of the program's own collect when they please, and get figures that are not older than this."""
+"""Readers of the program's own collect when they please, and get values that are not older than this."""
 
 LOSSES = ("queue_full", "shutdown", "export_failed", "rejected")
 """Why records do not arrive; counted from 0, for a counter that is born at 1 raises no alert.
@@ -57,7 +57,7 @@ _log = logging.getLogger("otel_train")
 
 
 class SharedExporters:
-    """Ways out that all ranks of one agent use.
+    """What the exporters of all ranks of one agent share.
 
     Args:
         alone: the agent serves one rank.
@@ -272,7 +272,7 @@ class ExportManager:
         self._add([one], min(self._config.export_interval_s, PROVIDED_EVERY_S))
 
     def add_elsewhere(self, exporter: Exporter) -> None:
-        """Export by way of somebody in the training process as well."""
+        """Add an exporter that lives in the training process."""
         every_s = min(self._config.export_interval_s, PROVIDED_EVERY_S)
         route = ExportRoute(ProfileFilter(exporter, self._profile), Guard("your providers"), every_s)
         route.exporter.export(ExportBatch())
@@ -320,7 +320,7 @@ class ExportManager:
         write(self._summary_guard, lambda: self._directory.write_summary(text))
 
     def print_summary(self, summary: Mapping[str, Any]) -> None:
-        """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
+        """Print the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
         self._show(
             lambda page: render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
         )

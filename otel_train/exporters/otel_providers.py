@@ -1,4 +1,4 @@
-"""Figures and spans by way of the OpenTelemetry providers that the program has."""
+"""Exports metrics and spans through the program's own OpenTelemetry providers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNKNOWN = "unknown_service"  # what the SDK calls a program that has not said i
 class ProviderExporter:
     """Puts our metrics among those that a provider's readers collect, and our spans before its processors.
 
-    When and where they go is the program's own affair. The SDK has no public way to hand over figures that
+    When and where they go is the program's own affair. The SDK has no public way to hand over metrics that
     are aggregated already, so what the readers call to collect is wrapped; a provider without it is refused.
 
     Args:
@@ -74,7 +74,7 @@ class ProviderExporter:
             self._join(reader)
 
     def export(self, batch: ExportBatch) -> None:
-        """Keep the figures for whoever collects next, and pass spans on."""
+        """Keep the metrics for the next collection, and pass spans on."""
         if batch.snapshot is not None:
             self._snapshot = batch.snapshot
         if self._on_end is not None:
@@ -82,7 +82,7 @@ class ProviderExporter:
                 self._on_end(to_readable_span(span, self._span_resource, self._scope))
 
     def close(self, timeout_s: float) -> None:
-        """Have the last figures sent, and leave the readers as they were."""
+        """Have the last metrics sent, and leave the readers as they were."""
         try:
             for provider in self._providers:
                 provider.force_flush(timeout_millis=timeout_s * MS_PER_S)

@@ -173,7 +173,7 @@ class Backoff:
         own_s = longest_s * self._numbers.uniform(0.5, 1.0)
         if asked_s is None:
             return own_s
-        # Everybody was asked to wait as long: the jitter comes on top.
+        # All senders were asked to wait as long: the jitter comes on top.
         return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)
 
 
@@ -354,7 +354,7 @@ class Sender:
             try:
                 suspect = lane.server_errors >= SUSPECT_AFTER
                 delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
+            except Exception as error:  # noqa: BLE001 - an error must not end the thread
                 _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
                 delivery = Delivery(
                     ExportResponse(ExportResult.RETRY, f"was not asked ({type(error).__name__})")
@@ -424,7 +424,7 @@ class Sender:
 
 
 class _CollectorLog:
-    """What the log is told: once when the collector goes, once when it is back, once a minute about refusals."""
+    """Logs once when the collector goes, once when it is back, and refusals once a minute."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Figures as lines of OTLP/JSON, the format of the OpenTelemetry file exporter.
+"""Metrics and spans as lines of OTLP/JSON, the format of the OpenTelemetry file exporter.
 
 Source: the OTLP specification, "JSON Protobuf Encoding": lowerCamelCase keys, enums as numbers, 64-bit
 integers as decimal strings, trace and span ids as hex.
@@ -118,7 +118,7 @@ _IDS = frozenset({"traceId", "spanId", "parentSpanId"})
 def records_in(line: bytes) -> int:
     """How many data points or spans a request on a line has, without reading all of it.
 
-    Every data point and every exemplar has a time; exemplars of ours also have a span id. Every span has a start.
+    Every data point and every exemplar has a time; otel_train's exemplars also have a span id. Every span has a start.
     """
     if b'"resourceSpans"' in line[:64]:
         return line.count(b'"startTimeUnixNano"')

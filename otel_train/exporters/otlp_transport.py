@@ -238,7 +238,7 @@ class _Route(NamedTuple):
 
 
 class Connections:
-    """Connections that nobody uses just now: at most one to each collector, for all that send there."""
+    """Idle connections: at most one to each collector, for all that send there."""
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, _Limited] = {}
@@ -394,7 +394,7 @@ class HttpClient:
         if not response.isclosed():  # more than an answer has: the connection cannot be used again
             response.close()
             self.close()
-        elif self._connection is not None:  # else somebody has closed it meanwhile
+        elif self._connection is not None:  # else another thread has closed it meanwhile
             self._connection = None
             if connection.sock is not None:
                 self._connections.give(route.key, connection)

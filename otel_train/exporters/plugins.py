@@ -58,7 +58,7 @@ def load_plugins(
     timeout_s: float,
     found: Iterable[EntryPoint] | None = None,
 ) -> list[PluginExporter]:
-    """The exporters of other packages that a run has. What one of them does wrong here is logged, if nobody asked for it.
+    """The exporters of other packages that a run has. What one of them does wrong here is logged, unless the program asked for it.
 
     Args:
         wish: the setting ``exporters``.

@@ -135,7 +135,7 @@ class PrometheusExporter:
         """Leave the page, and take the target file away. The last rank frees the port. Idempotent.
 
         A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
-        One that ends in order does not: so they can be told apart.
+        One that ends in order does not: so a dashboard can tell the two apart.
         """
         self._servers.leave(self._server, self._page, self.posts, timeout_s)
         if self._written is not None:
@@ -158,7 +158,7 @@ class PrometheusExporter:
         return path
 
     def _target(self) -> str:
-        # Nobody can connect to a wildcard address.
+        # No client can connect to a wildcard address.
         host = socket.gethostname() if self._host in {"", "0.0.0.0", "::"} else self._host  # noqa: S104  # compared, not bound
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
@@ -288,7 +288,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
-        """A client that goes away in mid-answer is nobody's fault."""
+        """Ignore it: a client may go away in mid-response."""
 
     def stop(self, timeout_s: float) -> None:
         """Free the port at once and end the threads."""

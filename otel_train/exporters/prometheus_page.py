@@ -77,7 +77,7 @@ class PageCollector:
     """What ``prometheus_client`` asks for the families of one page.
 
     Args:
-        ranks: whose figures are on the page.
+        ranks: whose metrics are on the page.
     """
 
     def __init__(self, ranks: Sequence[RankPage]) -> None:

@@ -91,7 +91,7 @@ class RunDirectory:
         self.previous_attempt = -1
         self.writable = False
         self.faults = 0
-        self._claim: RankLease | None = None
+        self._lease: RankLease | None = None
         self._owner = 0
         self._told = False
         self._lock = threading.Lock()
@@ -121,7 +121,7 @@ class RunDirectory:
             run_id: the run's id; characters that no folder should have are replaced.
             rank: this process.
             run: what ``run.json`` says: who, where, versions, settings.
-            attempt: which attempt this is, when somebody knows; else counted.
+            attempt: which attempt this is, when that is known; else counted.
             restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
             owner: the training process that is written for; 0 for this one.
@@ -159,10 +159,10 @@ class RunDirectory:
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
-        self._claim = RankLease.acquire(self.path / f"rank{self.rank}.lock", self._owner)
-        if self._claim is None:
+        self._lease = RankLease.acquire(self.path / f"rank{self.rank}.lock", self._owner)
+        if self._lease is None:
             return False
-        state, over = state_of(self.rank_path), self._claim.closed_here
+        state, over = state_of(self.rank_path), self._lease.closed_here
         if known <= self._previous_attempt() and (state == "finished" or (state and over)):
             self._put_training_aside()
         self.training = 1 + len(earlier_trainings(self.path, self.rank))
@@ -197,7 +197,7 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0
     ) -> RunDirectory:
-        """The folder ``rank`` of the run at ``path``, to go on where another process of ours stopped.
+        """The folder ``rank`` of the run at ``path``, to go on where an earlier agent stopped.
 
         Not writable where there is none, or where another process has it by now.
         """
@@ -205,8 +205,8 @@ class RunDirectory:
         directory.attempt = attempt
         if is_folder(directory.rank_path):
             with suppress(OSError):
-                directory._claim = RankLease.acquire(path / f"rank{rank}.lock", owner)
-        directory.writable = directory._claim is not None
+                directory._lease = RankLease.acquire(path / f"rank{rank}.lock", owner)
+        directory.writable = directory._lease is not None
         return directory
 
     @property
@@ -246,9 +246,9 @@ class RunDirectory:
             self._let_go()
 
     def _let_go(self) -> None:
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
@@ -264,7 +264,7 @@ class RunDirectory:
     def _previous_attempt(self) -> int:
         try:
             text = read_word(self.rank_path / "attempt")
-        except OSError:  # somebody else's: what it says is not believed
+        except OSError:  # of another user: not read
             return -1
         return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
@@ -413,7 +413,7 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
         started_unix_ns: when this one started.
 
     Returns:
-        None if there was none, if it had finished (then nobody waited), or if its file tells nothing.
+        None if there was none, if it had finished (then no time was lost), or if its file does not say.
     """
     if previous < 0 or state_of(rank_dir) == "finished":
         return None

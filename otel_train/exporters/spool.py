@@ -52,7 +52,7 @@ MEMORY_BYTES: Final = 4 << 20
 """What waits in memory, per signal, where the disk cannot be written."""
 
 MOST_LINE_BYTES: Final = 16 << 20
-"""Longest line that is read. Requests of ours have a hundredth of that."""
+"""Longest line that is read. A request has a hundredth of that."""
 
 _SEGMENTS: Final = 8
 """Segments in a full queue: so much of it is dropped at once."""
@@ -99,7 +99,7 @@ class SpoolQueue:
     Args:
         directory: the folder of the rank; None keeps everything in memory.
         signal: ``metrics`` or ``traces``.
-        max_bytes: bound on the segments; the oldest segment is dropped for a line that finds no room.
+        max_bytes: bound on the segments; the oldest segment is dropped for a line that does not fit.
         memory_bytes: bound on what waits in memory.
         on_loss: called with how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
         on_error: called with every ``OSError``.
@@ -132,7 +132,7 @@ class SpoolQueue:
         self._memory_sent = False  # the first of them is under way
         self._fd = -1
         self._state_fd = -1
-        self._done = (0, 0)  # what the offset file could not be told
+        self._done = (0, 0)  # what could not be written to the offset file
 
     # -- the appending side ------------------------------------------------------------------------
 
@@ -190,14 +190,14 @@ class SpoolQueue:
             status = os.fstat(self._fd)
             if status.st_nlink:
                 return status.st_size
-        self._close_segment()  # all of it is sent, or somebody looks at it right now
+        self._close_segment()  # all of it is sent, or another process reads it right now
         return None
 
     def _new_segment(self) -> None:
         assert self.folder is not None
         self._close_segment()
         make_folder(self.folder)
-        # Made before anything is appended: when the disk is full later, the offset needs no more room.
+        # Made before anything is appended: when the disk is full later, the offset needs no more space.
         state = self._open_state()
         try:
             number = max([self._sent_until(state)[0], *self._numbers()])
@@ -220,7 +220,7 @@ class SpoolQueue:
                 os.close(fd)
 
     def _trim(self, needed_bytes: int) -> None:
-        """Drop the oldest segments until there is room. What is sent from one right now may count as lost, too."""
+        """Drop the oldest segments until there is enough space. What is sent from one right now may count as lost, too."""
         sizes = {number: self._size(number) for number in self._numbers()}
         total = sum(sizes.values()) + needed_bytes
         own = os.fstat(self._fd).st_ino
@@ -239,7 +239,7 @@ class SpoolQueue:
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
-        """A block in which nobody else sends from this queue, in any process. Whether it is granted."""
+        """A block in which no other thread or process sends from this queue. Whether it is granted."""
         try:
             self._state_fd = self._take_state()
         except BlockingIOError:
@@ -261,7 +261,7 @@ class SpoolQueue:
         """The oldest request; None when there is none. Inside ``sending`` only."""
         try:
             while self._state_fd >= 0 and (numbers := self._numbers()):
-                with suppress(FileNotFoundError):  # it was dropped meanwhile, for want of room
+                with suppress(FileNotFoundError):  # it was dropped meanwhile, for want of space
                     head = self._read(numbers[0], self._offset(numbers[0], self._state_fd))
                     if head is not None:
                         return head
@@ -306,7 +306,7 @@ class SpoolQueue:
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
             entry = dump_json({"reason": reason, "line": head.line.decode("utf-8", "replace")})
-            # Where there is room no longer, the oldest of them go, or this one: that is counted once more.
+            # Where there is not enough space, the oldest of them go, or this one: that is counted once more.
             lost = lines.dropped_lines if lines.append(entry) else records_in(head.line)
             lines.close()
             if lost:
@@ -350,7 +350,7 @@ class SpoolQueue:
         """The offset file, locked; -1 where there is none.
 
         Raises:
-            BlockingIOError: somebody else holds the lock.
+            BlockingIOError: another process holds the lock.
         """
         if self.folder is None or not self.folder.is_dir():
             return -1
@@ -420,13 +420,13 @@ class SpoolQueue:
         fd = open_below(path)
         try:
             if not _locked(fd):
-                return False  # somebody is appending
+                return False  # another process is appending
             offset = self._offset(number, self._state_fd)
             rest = os.fstat(fd).st_size - offset
             if rest > 0:
                 if not torn or b"\n" in os.pread(fd, MOST_LINE_BYTES, offset):
                     return False
-                self.torn += 1  # its lock is ours, so nobody is about to complete the line
+                self.torn += 1  # this thread has the lock, so no appender is about to complete the line
             path.unlink(missing_ok=True)
         finally:
             os.close(fd)
@@ -470,7 +470,7 @@ def _state(segment: int, offset: int) -> bytes:
 
 
 def _locked(fd: int) -> bool:
-    """Take the lock of a file, unless somebody has it. Where the file system has no locks, everybody gets it."""
+    """Take the lock of a file, unless it is held. Where the file system has no locks, every call succeeds."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -521,11 +521,11 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
 
 
 def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
-    """Send every request again and take away those that are accepted. Call it with the lock of the queue.
+    """Send every request again and remove those that are accepted. Call it with the lock of the queue.
 
     Args:
         path: the file of one signal.
-        send: sends a request; None as soon as nobody is there.
+        send: sends a request; None as soon as the collector does not respond.
 
     Returns:
         The good answers: accepted, or refused again. What is not asked, or cannot be read, stays without one.

@@ -1,4 +1,4 @@
-"""Trackers of experiments: where rows of flat figures go."""
+"""Trackers of experiments: where rows of flat metrics go."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tracker(Protocol):
     """As people call it."""
 
     def wanted(self) -> bool:
-        """Whether there may be somebody to log to."""
+        """Whether there may be a run to log to."""
 
     def place(self) -> Any:
         """Where a row that is made now belongs, for ``write``; None for nowhere.
@@ -71,7 +71,7 @@ class OpeningTracker:
 
     Attributes:
         run: run or writer that the program gave; None where it gave none.
-        settings: dict that the program gave; empty where the setting is ``on``; None where nobody asked.
+        settings: dict that the program gave; empty where the setting is ``on``; None where no tracker was asked for.
         folder: where files of a tracker go by default; None without a run directory.
         thread: the training thread.
         before_finish: called on a thread of the program's that is about to finish a run that rows go to.
@@ -91,7 +91,7 @@ class TrackerKind:
     Attributes:
         setting: name of its setting, and of the package that is imported.
         imports: modules that are imported where it is asked for: at the start, because that takes seconds.
-        attribute: what a run or writer of it has, to be told from anything else.
+        attribute: what a run or writer of it has, to be distinguished from anything else.
         named_by: key of its dict that gives a name.
         keys: what its dict may have in it; empty where it is passed on.
         expected: a run or writer of it, in words.

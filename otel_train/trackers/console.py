@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from otel_train.trackers.metrics import FlatRow
 
 FLAT_BLOCKS = frozenset({"profiling", "throughput"})
-"""Those that are made of flat figures; the profiler's comes with its capture."""
+"""Those that are made of flat metrics; the profiler's comes with its capture."""
 
 _PREFIX = "profiling/"
 

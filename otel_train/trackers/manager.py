@@ -169,7 +169,7 @@ class Trackers:
         return bool(self._queues)
 
     def listened(self) -> bool:
-        """Whether there is, or has been, anybody to log to."""
+        """Whether there is, or has been, a tracker to log to."""
         wanted = [
             queue.tracker.wanted() for queue in list(self._queues.values())
         ]  # all: some look at their run
@@ -240,7 +240,7 @@ def check_installed(name: str, wish: str, *, find: Callable[[str], object] = fin
 
 
 MOST_WAITING = 256
-"""Rows that wait for a tracker at most; a row has some dozens of figures."""
+"""Rows that wait for a tracker at most; a row has some dozens of values."""
 
 
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
@@ -256,5 +256,5 @@ class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
         self.tracker = tracker
 
     def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
-        """Hand over a row for ``place``. Never waits: a row that finds no room is dropped, and counted."""
+        """Hand over a row for ``place``. Never waits: a row for a full queue is dropped, and counted."""
         self.hand((row, place))

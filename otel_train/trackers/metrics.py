@@ -82,7 +82,7 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
-    """Nobody looks at memory."""
+    """Memory is not read."""
     return {}
 
 
@@ -104,7 +104,7 @@ class EpochWindow:
     Args:
         totals: where the workers' build times are.
         loaders: the loaders known now.
-        memory: figures of memory, from the training loaders' names and when the epoch ended.
+        memory: memory metrics, from the training loaders' names and when the epoch ended.
 
     Attributes:
         safe: makes names safe.
@@ -158,11 +158,11 @@ class EpochWindow:
             loads.add(np.zeros(len(lasted), dtype=np.int64), lasted)
 
     def skip(self) -> None:
-        """Nobody listened: what was built up to now is no epoch's."""
+        """No tracker listened: what was built up to now belongs to no epoch."""
         self._totals.loaders.drop_builds()
 
     def take(self, at_ns: int) -> dict[str, float]:
-        """The figures of the epoch, which ended at ``at_ns``; the next one begins there.
+        """The metrics of the epoch, which ended at ``at_ns``; the next one begins there.
 
         Empty when no training step was seen.
         """
@@ -171,7 +171,7 @@ class EpochWindow:
         memory = self._memory(names, at_ns)
         found: dict[str, float] = {}
         if names and self._step_ns:
-            found = self._figures(names, builds)
+            found = self._values(names, builds)
             efficiency = self._efficiency(builds, waits_ns)
             if efficiency is not None:
                 found["throughput_efficiency"] = efficiency
@@ -179,8 +179,8 @@ class EpochWindow:
             if len(names) > 1:
                 for name in names:
                     prefix = f"dl_{self.safe(name)}"
-                    figures = self._figures([name], builds)
-                    found.update({f"{prefix}/{key}": value for key, value in figures.items()})
+                    values = self._values([name], builds)
+                    found.update({f"{prefix}/{key}": value for key, value in values.items()})
         self._begin()
         return found
 
@@ -207,7 +207,7 @@ class EpochWindow:
     def _workers(self) -> dict[str, int | None]:
         return {name: facts.workers for name, facts in self.loaders().items()}
 
-    def _figures(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
+    def _values(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
         # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
         seconds = (self._loader_ns.get(names[0], 0) if len(names) == 1 else self._step_ns) / NS_PER_S
         found: dict[str, float] = {}
@@ -384,7 +384,7 @@ class Operations:
             self._count(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
 
     def values(self) -> dict[str, float]:
-        """The figures now, in seconds."""
+        """The values now, in seconds."""
         found: dict[str, float] = {}
         for name, had in self._sums.items():
             if had.count:
@@ -411,7 +411,7 @@ class FlatRow(NamedTuple):
         step: training steps that had been counted.
         epoch: the epoch, from 1 where the program gives it no other number.
         of_epoch: a row about a whole epoch; else one about the steps since the last.
-        values: figures by flat name.
+        values: by flat name.
     """
 
     unix_ns: int
@@ -530,7 +530,7 @@ class FlatMetrics:
         return made
 
     def skip(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
-        """Only keep count: nobody listens yet."""
+        """Count only: no tracker listens yet."""
         self._epochs.skip()
         for mark in self._marks(settled, rows, numbers):
             if mark.turn:

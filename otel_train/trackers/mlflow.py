@@ -53,7 +53,7 @@ class MlflowTracker:
         self._client: Any = None
 
     def wanted(self) -> bool:
-        """Whether there may be somebody to log to."""
+        """Whether there may be a run to log to."""
         return bool(self._given) or self._settings is not None or "mlflow" in sys.modules
 
     def place(self) -> Place | None:

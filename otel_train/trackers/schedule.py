@@ -91,7 +91,7 @@ class Listeners(Protocol):
         """Whether there may be one."""
 
     def listened(self) -> bool:
-        """Whether there is, or has been, anybody to log to."""
+        """Whether there is, or has been, a tracker to log to."""
 
     def put(self, rows: Iterable[FlatRow]) -> None:
         """Hand over rows. Never waits."""
@@ -141,7 +141,7 @@ class Tracking:
         self._held = HeldOperations()
         self._left_out = left_out(config.throughput_metrics)
         self._awake = False
-        self._figures = FlatMetrics(
+        self._metrics = FlatMetrics(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
             every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip
@@ -149,21 +149,21 @@ class Tracking:
             run.on_closed_steps = self._take
 
     def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
-        """What is left behind for after a crash has the account, and it leads here: nobody is logged to by then."""
+        """After a crash the account is finished without trackers."""
         return _Gone, ()
 
     def reset(self) -> None:
         """Let the totals of operations start from now."""
-        self._figures.reset()
+        self._metrics.reset()
 
     def report(self, number: int) -> None:
         """Log now what is known, unless the report with that number has been logged where it was asked for."""
-        if not self._awake or self._guard.closed or number <= self._figures.reported:
+        if not self._awake or self._guard.closed or number <= self._metrics.reported:
             return
         if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
             self._flush()
             with self._guard:
-                self._put(self._figures.report(number, system_clock()))
+                self._put(self._metrics.report(number, system_clock()))
 
     def hold(self, calls: StageCalls) -> None:
         """Operations are over that are timed by token."""
@@ -176,7 +176,7 @@ class Tracking:
         return {"trackers": self._guard.faults + self._trackers.faults()}
 
     def listened(self) -> bool:
-        """Whether there is, or has been, anybody to log to."""
+        """Whether there is, or has been, a tracker to log to."""
         self._awake = self._awake or self._trackers.listened()
         return self._awake
 
@@ -186,7 +186,7 @@ class Tracking:
         if self._awake:
             self._flush()
             with self._guard:
-                self._put(self._figures.so_far())
+                self._put(self._metrics.so_far())
         return self._trackers.emptied(deadline - time.monotonic())
 
     def close(self, timeout_s: float) -> None:
@@ -195,7 +195,7 @@ class Tracking:
         self._flush()
         if self._awake:
             with self._guard:
-                self._put(self._figures.finish())
+                self._put(self._metrics.finish())
         self._trackers.close(deadline - time.monotonic())
 
     def _flush(self, *, least: int = 1) -> None:
@@ -210,9 +210,9 @@ class Tracking:
         with self._guard:
             settled = self._held.among(settled, self._run.settled_ns)
             if self.listened():
-                self._put(self._figures.take(settled, rows, numbers))
+                self._put(self._metrics.take(settled, rows, numbers))
             else:
-                self._figures.skip(settled, rows, numbers)
+                self._metrics.skip(settled, rows, numbers)
 
     def _put(self, rows: list[FlatRow]) -> None:
         if self._left_out:

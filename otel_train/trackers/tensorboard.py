@@ -61,7 +61,7 @@ class TensorBoardTracker:
         self._writer.add_event(
             event(wall_time=row.unix_ns / NS_PER_S, step=row.step, summary=summary(value=values))
         )
-        self._writer.flush()  # somebody may be looking
+        self._writer.flush()  # TensorBoard may be reading
 
     def close(self) -> None:
         """Close the file if it is ours."""

@@ -20,7 +20,7 @@ AXIS = "otel_train/step"
 class WandbTracker:
     """Logs to the run that the program opens, to one that was given, or to one of our own.
 
-    A row in somebody else's run is left uncommitted: it goes out with the next row that the program commits, so the
+    A row in a run that the program made is left uncommitted: it goes out with the next row that the program commits, so the
     program's rows stay as many as they were, under the same ``_step``.
 
     What is not written when the program finishes its run has no place any more: so it asks for it just before.
@@ -49,7 +49,7 @@ class WandbTracker:
         self._defined: tuple[Any, set[str]] = (None, set())
 
     def wanted(self) -> bool:
-        """Whether there may be somebody to log to."""
+        """Whether there may be a run to log to."""
         self._attend(self._open_run())
         return self._given is not None or self._settings is not None or "wandb" in sys.modules
 
@@ -80,7 +80,7 @@ class WandbTracker:
         return self._given or getattr(sys.modules.get("wandb"), "run", None)
 
     def _attend(self, run: Any) -> None:
-        """Be told before ``run`` is finished. Where W&B has no such list, it is not."""
+        """Register a callback that W&B calls before ``run`` is finished. W&B versions without such a list do not call it."""
         hooks = getattr(run, "_teardown_hooks", None)
         module = sys.modules.get("wandb.sdk.wandb_run")
         make, stage = getattr(module, "TeardownHook", None), getattr(module, "TeardownStage", None)

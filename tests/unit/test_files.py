@@ -93,7 +93,7 @@ HOSTILE: list[tuple[Callable[[Path], object], str]] = [
     (os.mkfifo, "a pipe or a device: only regular files are opened"),
     (unix_socket, "a socket: only regular files are opened"),
     (lambda path: path.mkdir(), "a folder: only regular files are opened"),
-    (huge, "has more than 16,777,216 bytes, more than any of ours"),
+    (huge, "has more than 16,777,216 bytes, more than otel_train writes"),
     (deep, "nested deeper than 64 levels"),
     (
         strangers,
