@@ -38,7 +38,7 @@ examples:
   otel-train summary 20260131-x7 --rank 3
   otel-train summary 20260131-x7 --json | jq '.verdicts[0].claim'
 """
-_HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "verdict")
+_HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "finding")
 _COLUMNS = (5, 12, 10, 9, 9, 10, 8)
 
 

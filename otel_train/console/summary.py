@@ -1,4 +1,4 @@
-"""The card a run leaves in the terminal."""
+"""The run summary in the terminal."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _BAD_ENDS = {"short": "fell short of len()", "error": "ended by an exception"}
 
 def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
     """Lines about loaders that have workers, or of which something must be said; none for the rest."""
-    told = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
-    if not told:
+    entries = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
+    if not entries:
         return []
-    names = [page.safe(row.get("loader") or ABSENT) for row, _ in told]
+    names = [page.safe(row.get("loader") or ABSENT) for row, _ in entries]
     column = min(_WIDEST_NAME, max(map(display_width, names)))
     lines = [INDENT + page.paint("inside the loaders", "bold")]
-    for name, (row, facts) in list(zip(names, told, strict=True))[:_MOST_LOADERS]:
+    for name, (row, facts) in list(zip(names, entries, strict=True))[:_MOST_LOADERS]:
         margins = chain([page.paint(pad(cut(name, column), column), "cyan")], repeat(" " * column))
-        room = page.columns - len(INDENT) - column - 2
-        body = flow(facts, room)
-        body += [page.paint(line, "red") for line in flow(_trouble(page, row), room)]
+        columns = page.columns - len(INDENT) - column - 2
+        body = flow(facts, columns)
+        body += [page.paint(line, "red") for line in flow(_trouble(page, row), columns)]
         lines += [f"{INDENT}{margin}  {line}" for margin, line in zip(margins, body, strict=False)]
-    if len(told) > _MOST_LOADERS:
-        lines.append(INDENT + page.paint(f"and {len(told) - _MOST_LOADERS} more in summary.json", "dim"))
+    if len(entries) > _MOST_LOADERS:
+        lines.append(INDENT + page.paint(f"and {len(entries) - _MOST_LOADERS} more in summary.json", "dim"))
     return lines
 
 
@@ -79,25 +79,25 @@ def _facts(page: TextLayout, row: Row) -> list[str]:
 
 def _trouble(page: TextLayout, row: Row) -> list[str]:
     endings = row.get("endings") or {}
-    told = [
+    entries = [
         f"{plural(endings[reason], 'pass')} {meaning}"
         for reason, meaning in _BAD_ENDS.items()
         if endings.get(reason)
     ]
     for what, key in (("raised", "errors"), ("worker died", "worker_exits")):
-        told += [
+        entries += [
             f"{what}: {page.safe(name)}" + (f" ({count(number)} times)" if number > 1 else "")
             for name, number in (row.get(key) or {}).items()
         ]
-    return told
+    return entries
 
 
 _SHARE_WORTH_A_COLOR = 0.2
-_MOST_GROUPS = 8  # a card is for one look; summary.json has the rest
+_MOST_GROUPS = 8  # summary.json has the rest
 _PHASES = ("train", "eval", "test", "predict")
 _STAGES = ("data", "h2d", "forward", "backward", "optimizer")
-_FIGURES = ("avg", "p50", "p95", "p99")
-_COUNT_COLUMNS, _FIGURE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
+_STATISTICS = ("avg", "p50", "p95", "p99")
+_COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
 _GAP = 2
 _SHORTEST_TITLE = 24
 _MILLION = 1_000_000
@@ -117,7 +117,7 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
     shown = groups[:_MOST_GROUPS]
     models = len({row.get("model") for rows in stages.values() for row in rows if row.get("model")}) > 1
     labels = [_label(page, row, models=models) for group in shown for row in stages[group]]
-    taken = _COUNT_COLUMNS + len(_FIGURES) * _FIGURE_COLUMNS + _SHARE_COLUMNS + _GAP + _BAR_COLUMNS
+    taken = _COUNT_COLUMNS + len(_STATISTICS) * _VALUE_COLUMNS + _SHARE_COLUMNS + _GAP + _BAR_COLUMNS
     widest = page.columns - len(INDENT) - taken
     column = max(8, min(widest, max(map(display_width, labels), default=8)))
     lines = [_column_heads(page, column)]
@@ -135,7 +135,7 @@ class _Table(NamedTuple):
 
     Attributes:
         stages: in the order of a step, ``other`` last.
-        step: figures of the whole step, where there are any.
+        step: values of the whole step, where there are any.
         phase_s: seconds of all loaders in this phase: what shares are shares of, so that loaders can be compared.
         column: columns of the stage's name, the same in all tables.
         models: whether stages must say which model they mean.
@@ -163,12 +163,12 @@ def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> l
     ]
     lines += [_row(page, table, row) for row in table.stages]
     if table.step is not None:
-        figures = _figures(table.step)
+        values = _values(table.step)
         text = (
             INDENT
             + pad("step", table.column)
             + right(_short_count(table.step.get("count")), _COUNT_COLUMNS)
-            + figures
+            + values
         )
         lines.append(page.paint(text, "bold"))
     for row in table.stages:
@@ -187,23 +187,23 @@ def _row(page: TextLayout, table: _Table, row: Row) -> str:
     stage = row.get("stage")
     self_s = row.get("self_seconds")
     share = rate(self_s or None, table.phase_s)  # what was never innermost has no share
-    figures = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _figures(row)
-    room = page.columns - len(INDENT) - table.column - display_width(figures) - _SHARE_COLUMNS - 2
+    values = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _values(row)
+    columns = page.columns - len(INDENT) - table.column - display_width(values) - _SHARE_COLUMNS - 2
     waits = stage == "data" and (share or 0) > _SHARE_WORTH_A_COLOR
     style = "yellow" if waits else "dim" if stage == "other" else "green"
     text = pad(_label(page, row, models=table.models), table.column)
     return (
         INDENT
         + page.paint(text, style if style != "green" else "")
-        + figures
+        + values
         + right(percent(share), _SHARE_COLUMNS)
         + "  "
-        + page.paint(bar(share, max(4, room)), style)
+        + page.paint(bar(share, max(4, columns)), style)
     )
 
 
 def _column_heads(page: TextLayout, column: int) -> str:
-    heads = "".join(right(name, _FIGURE_COLUMNS) for name in _FIGURES)
+    heads = "".join(right(name, _VALUE_COLUMNS) for name in _STATISTICS)
     text = (
         pad("stage", column)
         + right("count", _COUNT_COLUMNS)
@@ -218,8 +218,8 @@ def _short_count(number: float | None) -> str:
     return count(number) if number is None or number < _MILLION else f"{rounded(number / _MILLION)} M"
 
 
-def _figures(row: Row) -> str:
-    return "".join(right(duration(row.get(name)), _FIGURE_COLUMNS) for name in _FIGURES)
+def _values(row: Row) -> str:
+    return "".join(right(duration(row.get(name)), _VALUE_COLUMNS) for name in _STATISTICS)
 
 
 def _label(page: TextLayout, row: Row, *, models: bool) -> str:
@@ -251,7 +251,7 @@ def _stage_order(row: Row) -> int:
     return _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
 
 
-_MOST_VERDICTS = 3
+_MOST_FINDINGS = 3
 _MOST_UNOBSERVED = 5
 _MOST_CAPTURES = 3
 
@@ -288,8 +288,8 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
     """Everything worth knowing about a run at one glance.
 
     Args:
-        summary: what ``summary.json`` holds. Keys may be missing and figures null: they show as a dash.
-        width: columns of the terminal. The card is laid out for 80 to 120 of them.
+        summary: what ``summary.json`` holds. Keys may be missing and values null: they show as a dash.
+        width: columns of the terminal. It is laid out for 80 to 120 of them.
         color: use ANSI colours.
         unicode: use block characters; else nothing but ASCII leaves here.
 
@@ -302,7 +302,7 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
         _activities(page, summary),
         stage_tables(page, summary),
         loader_lines(page, summary),
-        _verdicts(page, summary),
+        _findings(page, summary),
         _captures(page, summary),
         _unobserved(page, summary),
         _footer(page, summary),
@@ -357,7 +357,7 @@ def _updates(summary: Summary) -> list[str]:
         facts.append(plural(updates, "update") + (f" ({count(skipped)} skipped)" if skipped else ""))
     source = summary.get("step_source")
     if source in {"backward", "batch", "manual"}:
-        facts.append("steps counted by hand" if source == "manual" else f"steps counted by {source}")
+        facts.append("steps counted by marks" if source == "manual" else f"steps counted by {source}")
     return facts
 
 
@@ -394,19 +394,19 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
     return [INDENT + title, INDENT + strip, *(INDENT + "    ".join(row) for row in rows)]
 
 
-def _verdicts(page: TextLayout, summary: Summary) -> list[str]:
+def _findings(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
-    for finding in (summary.get("verdicts") or ())[:_MOST_VERDICTS]:
-        lines += _verdict(page, finding, leading=not lines)
+    for finding in (summary.get("verdicts") or ())[:_MOST_FINDINGS]:
+        lines += _finding(page, finding, leading=not lines)
     return lines
 
 
-def _verdict(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
+def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     glyph, style = _SEVERITIES.get(finding.get("severity") or "info", _SEVERITIES["info"])
-    lead = f"{glyph} {'verdict' if leading else 'also'}: {page.safe(finding.get('name') or ABSENT)}"
+    lead = f"{glyph} {'finding' if leading else 'also'}: {page.safe(finding.get('name') or ABSENT)}"
     lines = [INDENT + page.paint(lead, "bold", style)]
     indent = INDENT * 2
-    room = page.columns - len(indent) - _MARGIN
+    columns = page.columns - len(indent) - _MARGIN
     lines += [
         indent + page.paint(line, "bold")
         for line in page.prose(finding.get("claim") or "", indent=len(indent))
@@ -420,9 +420,9 @@ def _verdict(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
         f"{page.safe(name)} {_evidence(name, value)}"
         for name, value in (finding.get("evidence") or {}).items()
     )
-    lines += _entry(page, "seen", flow(evidence, room), indent=indent)
+    lines += _entry(page, "seen", flow(evidence, columns), indent=indent)
     return lines + _entry(
-        page, "do", page.prose(finding.get("advice") or "", indent=page.columns - room), indent=indent
+        page, "do", page.prose(finding.get("advice") or "", indent=page.columns - columns), indent=indent
     )
 
 
@@ -451,8 +451,8 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
         )
         for said in (row.get("finding"), row.get("problem")):
             if said:
-                room = page.prose(str(said), indent=len(INDENT) + _MARGIN)
-                lines += [INDENT + " " * _MARGIN + line for line in room]
+                wrapped = page.prose(str(said), indent=len(INDENT) + _MARGIN)
+                lines += [INDENT + " " * _MARGIN + line for line in wrapped]
         if row.get("file"):
             lines.append(INDENT + " " * _MARGIN + page.paint(page.safe(row["file"]), "dim"))
     return lines
@@ -486,9 +486,9 @@ def _settings(page: TextLayout, summary: Summary) -> list[str]:
     for name, origin in (summary.get("settings_from") or {}).items():
         if origin not in {"code", "environment"}:
             files.setdefault(origin, []).append(name)
-    told = [f"{', '.join(names)} from {file}" for file, names in files.items()]
-    told += [f"ignored: {known(row.get('problem'))}" for row in summary.get("settings_ignored") or ()]
-    return [page.safe(line) for line in told]
+    entries = [f"{', '.join(names)} from {file}" for file, names in files.items()]
+    entries += [f"ignored: {known(row.get('problem'))}" for row in summary.get("settings_ignored") or ()]
+    return [page.safe(line) for line in entries]
 
 
 def _cost(page: TextLayout, summary: Summary) -> list[str]:
@@ -499,7 +499,7 @@ def _cost(page: TextLayout, summary: Summary) -> list[str]:
     facts = [
         f"{duration(None if per_step is None else per_step * 1e-6)} per step",
         f"{percent(share)} of wall time",
-        f"pump {duration(cost.get('pump_cpu_seconds'))} of CPU",
+        f"agent {duration(cost.get('pump_cpu_seconds'))} of CPU",
         f"{plural(cost.get('records'), 'record')}, {'none' if lost == 0 else count(lost)} lost",
     ]
     for heading in ("drops", "faults"):
@@ -518,7 +518,7 @@ class _Counted(NamedTuple):
 
 
 class Progress:
-    """Makes the lines. Rates and the share of waiting are since the line before, the verdict is the run's so far."""
+    """Makes the lines. Rates and the share of waiting are since the line before, the finding is the run's so far."""
 
     def __init__(self) -> None:
         self._before = _Counted()
@@ -552,7 +552,7 @@ class Progress:
             facts.append(f"{percent(rate(now.data_wait_s - before.data_wait_s, wall_s))} waiting for data")
         leading: Mapping[str, Any] = next(iter(summary["verdicts"]), {})
         if leading:
-            facts.append(f"verdict: {page.safe(leading['name'])}")
+            facts.append(f"finding: {page.safe(leading['name'])}")
         return page.finish([f"otel_train: {' · '.join(facts)}"])
 
 

@@ -433,7 +433,7 @@ def _ranks(view: RankView, *, static: bool) -> str:
     more = (
         f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left > 0 else ""
     )
-    heads = ("rank", "state", "wall", "steps", "step, median", "waited", "data wait", "lost", "verdict")
+    heads = ("rank", "state", "wall", "steps", "step, median", "waited", "data wait", "lost", "finding")
     return table(heads, rows) + more
 
 
@@ -793,7 +793,7 @@ def _tabs(view: RankView, chosen: str) -> str:
 
 
 PAGE = 50
-_HEADS = ("run", "state", "started", "steps", "steps/s", "ranks", "host", "verdict")
+_HEADS = ("run", "state", "started", "steps", "steps/s", "ranks", "host", "finding")
 _EVERY_S = 2.0
 
 

@@ -73,7 +73,7 @@ def test_the_verdict_names_the_loader_that_training_waits_for(tmp_path: Path) ->
     assert found["updates"] == found["steps"]["train"] > 20
     assert abs(found["batches"]["code"] - found["batches"]["prose"]) <= 1
     assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"], rel=0.02)
-    assert "verdict: input_bound" in complaints
+    assert "finding: input_bound" in complaints
     assert "otel-train summary" in shown
     assert "/metrics was at" in shown
     assert "Traceback" not in complaints
@@ -101,7 +101,7 @@ def test_the_verdict_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy:
     first = start(tmp_path / "first", "--steps=60", "--minutes=3")
     shown, complaints = first.communicate(timeout=150)
     before = summary_below(tmp_path / "first")
-    assert "verdict: input_bound" in complaints
+    assert "finding: input_bound" in complaints
     assert before["verdicts"][0]["loader"] == "code"
 
     [advice] = [line for line in shown.splitlines() if line.startswith("Follow the advice")]

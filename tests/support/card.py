@@ -168,7 +168,7 @@ def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     since_s = summary["wall_seconds"] - summary["activities"]["init"]
     blocks: list[list[str]] = []
     for text in lines:
-        if re.match(r"\W+(verdict|also): ", text.strip()):
+        if re.match(r"\W+(finding|also): ", text.strip()):
             blocks.append([])
         blocks[-1].append(text)
     for block, finding in zip(blocks, findings, strict=False):
@@ -261,7 +261,7 @@ def _telemetry(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     forms = [
         line(r"# per step", lambda _: (None if per_step is None else per_step * 1e-6,)),
         line(r"# of wall time", lambda _: (share,)),
-        line(r"pump # of CPU", lambda _: (cost["pump_cpu_seconds"],)),
+        line(r"agent # of CPU", lambda _: (cost["pump_cpu_seconds"],)),
         line(r"# records?, # lost", lambda _: (cost["records"], cost["records_lost"])),
         line(r"# records?, none lost", lambda _: (cost["records"],)),
         line(r"(?P<name>\S+) (?P<what>drops|faults): #", lambda found: (cost[found["what"]][found["name"]],)),
@@ -279,7 +279,7 @@ SECTIONS = (
     (r"stage +count", _stages),
     (r"(?:train|eval|test|predict|no phase|outside any step)\b", _stages),
     ("inside the loaders", _loaders),
-    (r"\W+verdict: ", _verdicts),
+    (r"\W+finding: ", _verdicts),
     ("incomplete, not seen", _unobserved),
     ("telemetry", _telemetry),
 )

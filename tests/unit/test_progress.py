@@ -46,10 +46,10 @@ def test_rates_are_those_since_the_line_before() -> None:
     second = progress.line(PAGE, summary(150, 4800, 9.0, 20.0), 150)
 
     assert first == (
-        "otel_train: step 100 · 10 steps/s · 320 samples/s · 10.0 % waiting for data · verdict: input_bound\n"
+        "otel_train: step 100 · 10 steps/s · 320 samples/s · 10.0 % waiting for data · finding: input_bound\n"
     )
     assert second == (
-        "otel_train: step 150 · 5 steps/s · 160 samples/s · 80.0 % waiting for data · verdict: input_bound\n"
+        "otel_train: step 150 · 5 steps/s · 160 samples/s · 80.0 % waiting for data · finding: input_bound\n"
     )
 
 
