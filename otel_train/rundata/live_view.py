@@ -14,8 +14,8 @@ from otel_train.recording.flight_recorder import read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, summary_of, whole
 from otel_train.rundata.flight import postmortem_of, timeline_in
-from otel_train.rundata.liveness import Liveness, beat_of, liveness
-from otel_train.rundata.metrics_history import History, in_order
+from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness
+from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LiveProgress:
     """The end of a flight file.
 
     Attributes:
-        beat: of the pump.
+        heartbeat: of the pump.
         steps: training steps so far; None if nobody knows.
         exact: all of them are on file, so ``steps`` is no estimate.
         open: stages that are open, the outermost first, as ``postmortem`` tells them.
@@ -57,7 +57,7 @@ class LiveProgress:
         problem: why there is nothing; "" if there is.
     """
 
-    beat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     steps: int | None = None
     exact: bool = False
     open: list[dict[str, Any]] = field(default_factory=list)
@@ -79,15 +79,15 @@ class LiveProgress:
         return sum(last) / whole_s if whole_s and last else None
 
 
-class Pulses:
-    """The pulse of each rank looked at; that of a file nobody writes any more is worked out once."""
+class ProgressReader:
+    """The progress of each rank looked at; that of a file nobody writes any more is worked out once."""
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
         self._kept: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
 
     def get(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """The pulse of a rank.
+        """The progress of a rank.
 
         Args:
             folder: of the rank.
@@ -99,18 +99,18 @@ class Pulses:
         if mark is None:
             return LiveProgress(problem="there is no flight file")
         written_s = summary.get("wall_seconds")
-        version = (mark, beat_of(path), written_s if isinstance(written_s, float) else None)
+        version = (mark, heartbeat_of(path), written_s if isinstance(written_s, float) else None)
         kept = self._kept.get(path)
         if still and kept is not None and kept[0] == version:
             return kept[1]
-        pulse = pulse_of(path, mark, summary)
+        progress = progress_of(path, mark, summary)
         while len(self._kept) >= self._most:
             self._kept.pop(next(iter(self._kept)))
-        self._kept[path] = (version, pulse)
-        return pulse
+        self._kept[path] = (version, progress)
+        return progress
 
 
-def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
+def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
     """What the end of a flight file says; a broken one says why it is."""
     if mark.size_bytes > _MOST_BYTES:
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
@@ -121,15 +121,15 @@ def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress
         timeline = timeline_in(recent)
     except _BROKEN as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
-    beat = beat_of(path)
+    heartbeat = heartbeat_of(path)
     if timeline is None:
-        return LiveProgress(beat=beat, problem="no thread has written an edge yet")
+        return LiveProgress(heartbeat=heartbeat, problem="no thread has written an edge yet")
     steps, exact = _counted(timeline, flight, recent, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
     selves = timeline.selves_ns[shown] / _NS
     return LiveProgress(
-        beat=beat,
+        heartbeat=heartbeat,
         steps=steps,
         exact=exact,
         open=told["open"],
@@ -186,7 +186,7 @@ class RankView:
         summary: of the rank; empty if it cannot be read.
         written_unix_s: when the summary was written.
         state: whether the rank goes on.
-        pulse: the end of its flight file.
+        progress: the end of its flight file.
         series: of its lines of metrics; empty if there are none.
         histograms: of its last line of metrics.
         events: the last ones.
@@ -202,7 +202,7 @@ class RankView:
     summary: Mapping[str, Any]
     written_unix_s: float | None
     state: Liveness
-    pulse: LiveProgress
+    progress: LiveProgress
     series: Mapping[str, Any]
     histograms: Sequence[Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
@@ -222,7 +222,7 @@ class RankView:
             summary=summary,
             written_unix_s=None,
             state=state,
-            pulse=LiveProgress(),
+            progress=LiveProgress(),
             series={},
             histograms=(),
             events=(),
@@ -237,10 +237,10 @@ class RankView:
         written = self.summary.get("steps")
         counted = whole(written.get("train")) if isinstance(written, dict) else None
         ended = self.state.quiet_s is None and counted is not None
-        return counted if ended or self.pulse.steps is None else self.pulse.steps
+        return counted if ended or self.progress.steps is None else self.progress.steps
 
 
-class Viewer:
+class RankReader:
     """Reads ranks, and keeps what it has read of files that have not changed.
 
     Args:
@@ -251,8 +251,8 @@ class Viewer:
     def __init__(self, *, documents: Documents, now: Callable[[], float] = time.time) -> None:
         self._documents = documents
         self._now = now
-        self._pulses = Pulses()
-        self._histories: dict[Path, History] = {}
+        self._progress = ProgressReader()
+        self._histories: dict[Path, MetricsHistory] = {}
 
     def view(self, run: Path, rank: int | None) -> RankView:
         """What is known now.
@@ -269,10 +269,12 @@ class Viewer:
         summary = summary_of(self._documents, folder, notes)
         mark = mark_of(folder / SUMMARY)
         written_s = mark.changed_ns / 1e9 if mark else None
-        state = liveness(summary, about, beat_of(folder / FLIGHT), written_s=written_s, now_s=self._now())
-        pulse = self._pulses.get(folder, summary, still=not state.live)
-        if pulse.problem and mark_of(folder / FLIGHT):
-            notes.append(pulse.problem)
+        state = liveness(
+            summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=self._now()
+        )
+        progress = self._progress.get(folder, summary, still=not state.live)
+        if progress.problem and mark_of(folder / FLIGHT):
+            notes.append(progress.problem)
         series, histograms = self._history(folder).turn()
         events = events_of(folder)
         return RankView(
@@ -283,7 +285,7 @@ class Viewer:
             summary=summary,
             written_unix_s=written_s,
             state=state,
-            pulse=pulse,
+            progress=progress,
             series=series,
             histograms=histograms,
             events=events,
@@ -296,8 +298,8 @@ class Viewer:
             records=records_below(run),
         )
 
-    def _history(self, folder: Path) -> History:
-        history = self._histories.pop(folder, None) or History(folder)
+    def _history(self, folder: Path) -> MetricsHistory:
+        history = self._histories.pop(folder, None) or MetricsHistory(folder)
         while len(self._histories) >= _HISTORIES:
             self._histories.pop(next(iter(self._histories)))
         self._histories[folder] = history

@@ -1,4 +1,4 @@
-"""Whether a run still goes on: by what it wrote last, and by the beat of its pump."""
+"""Whether a run still goes on: by what it wrote last, and by the heartbeat of its pump."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Liveness(NamedTuple):
         return self.word in {"running", "silent", "unknown"}
 
 
-def beat_of(flight: Path) -> Heartbeat | None:
-    """The beat in a flight file; None if there is none to be read."""
+def heartbeat_of(flight: Path) -> Heartbeat | None:
+    """The heartbeat in a flight file; None if there is none to be read."""
     try:
         data = read_part(flight, 0, HEADER.size)
     except OSError:
@@ -76,7 +76,7 @@ def beat_of(flight: Path) -> Heartbeat | None:
 def liveness(
     summary: Mapping[str, Any],
     about: Mapping[str, Any],
-    beat: Heartbeat | None,
+    heartbeat: Heartbeat | None,
     *,
     written_s: float | None,
     now_s: float,
@@ -86,17 +86,17 @@ def liveness(
     Args:
         summary: its ``summary.json``; empty if there is none.
         about: ``run.json``; empty if there is none.
-        beat: of its flight file; without one the age of its summary must do.
+        heartbeat: of its flight file; without one the age of its summary must do.
         written_s: Unix time at which the summary was written; None if there is none.
         now_s: Unix time.
     """
     state = summary.get("state")
-    if state in _ENDED and not _began_again(summary, beat):
+    if state in _ENDED and not _began_again(summary, heartbeat):
         return Liveness(str(state), _SAYS[str(state)])
     poll_s, summary_s = _intervals(about.get("settings"))
-    if beat is not None:
+    if heartbeat is not None:
         quiet_s, patience_s = (
-            now_s - beat.unix_s,
+            now_s - heartbeat.unix_s,
             max(QUIET_S, _TURNS * poll_s),
         )
     elif written_s is not None:
@@ -106,17 +106,17 @@ def liveness(
     if quiet_s <= patience_s:
         return Liveness("running", "live", max(0.0, quiet_s))
     here = (summary.get("host") or about.get("host")) == os.uname().nodename
-    pid = beat.pid if beat is not None else summary.get("pid")
+    pid = heartbeat.pid if heartbeat is not None else summary.get("pid")
     word = "gone" if here and isinstance(pid, int) and not _exists(pid) else "silent"
     return Liveness(word, _SAYS[word], quiet_s)
 
 
-def _began_again(summary: Mapping[str, Any], beat: Heartbeat | None) -> bool:
+def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
     """A restart finds the summary of the attempt before, until it writes one of its own."""
     started_s, wall_s = summary.get("started_unix_s"), summary.get("wall_seconds")
-    if beat is None or not isinstance(started_s, (int, float)) or not isinstance(wall_s, (int, float)):
+    if heartbeat is None or not isinstance(started_s, (int, float)) or not isinstance(wall_s, (int, float)):
         return False
-    return beat.unix_s > started_s + wall_s + QUIET_S
+    return heartbeat.unix_s > started_s + wall_s + QUIET_S
 
 
 def _intervals(settings: object) -> tuple[float, float]:

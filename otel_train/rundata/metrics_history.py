@@ -185,7 +185,7 @@ _FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
 """What a line that is not ours may raise; RuntimeError: a generator came to an end too soon, or nesting is too deep."""
 
 
-class History:
+class MetricsHistory:
     """One rank's lines, read once each.
 
     Args:

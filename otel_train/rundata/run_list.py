@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.files import Documents, folders_in, is_folder, mark_of, rank_folders
 from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, is_run, number, summary_of, text, whole
-from otel_train.rundata.liveness import Liveness, beat_of, liveness
+from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,9 +98,13 @@ class RunList:
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}
-        beat = beat_of(first / FLIGHT)
+        heartbeat = heartbeat_of(first / FLIGHT)
         state = liveness(
-            summary, about, beat, written_s=written.changed_ns / 1e9 if written else None, now_s=self._now()
+            summary,
+            about,
+            heartbeat,
+            written_s=written.changed_ns / 1e9 if written else None,
+            now_s=self._now(),
         )
         started_ns = number(about.get("started_unix_ns"))
         verdicts, throughput = summary.get("verdicts"), summary.get("throughput")

@@ -314,8 +314,10 @@ def written(view: RankView) -> str:
 
 def last_steps(view: RankView) -> str:
     """The last steps of the flight file, stage upon stage."""
-    pulse = view.pulse
-    return area(pulse.times_s, pulse.stages_s, label="Duration of the last steps by stage", unit=duration)
+    progress = view.progress
+    return area(
+        progress.times_s, progress.stages_s, label="Duration of the last steps by stage", unit=duration
+    )
 
 
 def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -325,10 +327,10 @@ def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tiles(view: RankView) -> str:
-    summary, pulse = view.summary, view.pulse
+    summary, progress = view.summary, view.progress
     steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
     wait, productive = shares.get("data_wait"), shares.get("productive")
-    now_s, whole_run = pulse.now_step_s, step_row(summary)
+    now_s, whole_run = progress.now_step_s, step_row(summary)
     memory = [
         value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
     ]
@@ -336,14 +338,14 @@ def _tiles(view: RankView) -> str:
     going = view.state.live
     return tiles(
         (
-            ("training steps", ("" if pulse.exact or not going else "≈ ") + rounded(steps), _run_time(view)),
+            ("training steps", ("" if progress.exact or not going else "≈ ") + rounded(steps), _run_time(view)),
             (
                 "steps per second",
                 rounded(1 / now_s if now_s else None),
                 f"whole run {rounded(speed)}" if speed else "",
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
-            ("waiting for data", percent(pulse.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
+            ("waiting for data", percent(progress.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
             ("productive", percent(productive), "of the wall time" if productive is not None else ""),
             ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
             ("ranks reporting", f"{rounded(ranks['reporting'])} of {rounded(ranks['world_size'])}" if ranks else "", ""),
@@ -354,22 +356,22 @@ def _tiles(view: RankView) -> str:
 
 def _run_time(view: RankView) -> str:
     started_s, wall_s = number(view.summary.get("started_unix_s")), number(view.summary.get("wall_seconds"))
-    last_s = view.pulse.last_edge_unix_s
+    last_s = view.progress.last_edge_unix_s
     if view.state.live and started_s and last_s and last_s > started_s:
         wall_s = last_s - started_s
     return f"in {duration(wall_s)}" if wall_s else ""
 
 
 def _doing(view: RankView) -> str:
-    if view.state.word not in {"running", "silent"} or not view.pulse.beat:
+    if view.state.word not in {"running", "silent"} or not view.progress.heartbeat:
         return ""
-    return str(view.pulse.open[-1]["stage"]) if view.pulse.open else "between stages"
+    return str(view.progress.open[-1]["stage"]) if view.progress.open else "between stages"
 
 
 def _inside(view: RankView) -> str:
-    if not _doing(view) or not view.pulse.open:
+    if not _doing(view) or not view.progress.open:
         return ""
-    inside = view.pulse.open[-1]
+    inside = view.progress.open[-1]
     about = f"loader {inside['loader']}, " if inside.get("loader") else ""
     return f"{about}for {duration(inside['for_seconds'])}"
 

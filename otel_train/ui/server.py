@@ -22,7 +22,7 @@ from otel_train.errors import ConfigError, require
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import Documents, open_below
 from otel_train.rundata.files import files_of
-from otel_train.rundata.live_view import Viewer
+from otel_train.rundata.live_view import RankReader
 from otel_train.rundata.run_list import RunList
 from otel_train.ui.components import COLORS, SCRIPT, STYLE
 from otel_train.ui.pages import TABS, Captures, gone_page, run_page, runs_page
@@ -80,7 +80,7 @@ class _Site:
         documents = Documents()
         self._root, self._only = root, only
         self._shelf = RunList(root, only=only, documents=documents)
-        self._viewer = Viewer(documents=documents)
+        self._ranks = RankReader(documents=documents)
         self._captures = captures
         self._lock = threading.Lock()
         own = resources.files("otel_train.ui")
@@ -116,7 +116,7 @@ class _Site:
                 return _answer(request, gone_page(name), status=404)
             if "file" in query:
                 return _download(run, rank, query["file"])
-            view = self._viewer.view(run, rank)
+            view = self._ranks.view(run, rank)
         tab = tab if tab in TABS else TABS[0]
         return _answer(request, run_page(view, tab, captures=self._captures, capture=query.get("capture")))
 

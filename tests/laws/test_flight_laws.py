@@ -18,7 +18,7 @@ from otel_train.exporters.run_directory import down_s
 from otel_train.files import mark_of
 from otel_train.recording.shared_memory import HEADER, PAGE
 from otel_train.rundata.flight import read_postmortem, timeline_of
-from otel_train.rundata.live_view import pulse_of
+from otel_train.rundata.live_view import progress_of
 from tests.support.left_run import leave_run
 
 NAMES, RINGS = 2 * PAGE, 2 * PAGE + 256 * 1024
@@ -112,7 +112,7 @@ def read_everywhere(folder: Path) -> None:
         render(TextLayout(80), told)
     mark = mark_of(path)
     assert mark is not None
-    pulse_of(path, mark, {})
+    progress_of(path, mark, {})
     path.rename(folder / "flight-0.bin")
     down_s(folder, 0, 10**18)
 

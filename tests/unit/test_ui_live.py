@@ -23,9 +23,9 @@ from otel_train.files import Documents
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
-from otel_train.rundata.live_view import Viewer
-from otel_train.rundata.liveness import QUIET_S, Heartbeat, beat_of, liveness
-from otel_train.rundata.metrics_history import MOST_MOMENTS, History
+from otel_train.rundata.live_view import RankReader
+from otel_train.rundata.liveness import QUIET_S, Heartbeat, heartbeat_of, liveness
+from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
 from otel_train.ui.server import address_of, has_screen, listen, served
 from tests.support.flight import in_file
@@ -74,7 +74,7 @@ class Training:
                 self.clock.tick(ms * MS)
                 self._recorder.edge(code(Op.END, self.sources[stage]))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self._recorder.publish(int(self.now_s * 1e9))
 
     def close(self) -> None:
@@ -89,11 +89,11 @@ def training(tmp_path: Path) -> Iterator[Training]:
     made.close()
 
 
-def viewer(training: Training) -> Viewer:
-    return Viewer(documents=Documents(), now=lambda: training.now_s)
+def viewer(training: Training) -> RankReader:
+    return RankReader(documents=Documents(), now=lambda: training.now_s)
 
 
-def look(viewer: Viewer, training: Training) -> RankView:
+def look(viewer: RankReader, training: Training) -> RankView:
     return viewer.view(training.run, None)
 
 
@@ -101,17 +101,17 @@ def test_steps_are_seen_as_soon_as_they_are_made(training: Training) -> None:
     """The flight file is mapped: nothing has to be written, flushed or asked for. The step is 10 ms, 10 % of it data."""
     seeing = viewer(training)
     training.train(5)
-    training.beat()
+    training.heartbeat()
     assert look(seeing, training).steps == 5
 
     training.train(3)
     view = look(seeing, training)
 
-    assert (view.steps, view.pulse.exact) == (8, True)
-    assert view.pulse.now_step_s == pytest.approx(0.010)
-    assert view.pulse.now_share("data") == pytest.approx(0.1)
-    assert view.pulse.times_s[-1] == pytest.approx(0.07)
-    assert list(view.pulse.stages_s) == ["data", "forward", "optimizer"]
+    assert (view.steps, view.progress.exact) == (8, True)
+    assert view.progress.now_step_s == pytest.approx(0.010)
+    assert view.progress.now_share("data") == pytest.approx(0.1)
+    assert view.progress.times_s[-1] == pytest.approx(0.07)
+    assert list(view.progress.stages_s) == ["data", "forward", "optimizer"]
 
 
 def test_the_stage_that_is_open_is_told(training: Training) -> None:
@@ -119,9 +119,9 @@ def test_the_stage_that_is_open_is_told(training: Training) -> None:
     training.train(2)
     training.begin("data")
     training.clock.tick(300 * MS)
-    training.beat()
+    training.heartbeat()
 
-    [inside] = look(viewer(training), training).pulse.open
+    [inside] = look(viewer(training), training).progress.open
 
     assert (inside["stage"], inside["loader"], inside["for_seconds"]) == ("data", "data", pytest.approx(0.3))
 
@@ -130,7 +130,7 @@ def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> N
     """The ring holds the last 500 or so: 2,000 steps were written down, and 7 have ended since."""
     training = Training(tmp_path)
     training.train(2000)
-    training.beat()
+    training.heartbeat()
     wall_s = training.now_s - START_S
     say_summary(
         training.run,
@@ -141,37 +141,37 @@ def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> N
     )
 
     training.train(7)
-    training.beat()
+    training.heartbeat()
     view = look(viewer(training), training)
 
     training.close()
-    assert (view.steps, view.pulse.exact) == (2007, False)
+    assert (view.steps, view.progress.exact) == (2007, False)
 
 
 def test_what_was_written_at_the_end_holds(training: Training) -> None:
     """A flight file may have lost steps; the summary of a run that ended has them all."""
     training.train(5)
-    training.beat()
+    training.heartbeat()
     say_summary(training.run, steps={"train": 9000}, started_unix_s=float(START_S), wall_seconds=1.0)
 
     assert look(viewer(training), training).steps == 9000
 
 
-def beat(quiet_s: float, pid: int = NOBODY) -> Heartbeat:
+def heartbeat(quiet_s: float, pid: int = NOBODY) -> Heartbeat:
     return Heartbeat(pid, START_S + 100 - quiet_s)
 
 
 @pytest.mark.parametrize(
     ("summary", "last", "word"),
     [
-        ({"state": "finished"}, beat(50), "finished"),
+        ({"state": "finished"}, heartbeat(50), "finished"),
         ({"state": "killed"}, None, "killed"),
-        ({"state": "running"}, beat(0.5), "running"),
-        ({}, beat(QUIET_S - 1), "running"),
-        ({"state": "running", "host": HERE}, beat(QUIET_S + 1), "gone"),
-        ({"state": "running", "host": HERE}, beat(QUIET_S + 1, os.getpid()), "silent"),
-        ({"state": "running", "host": "elsewhere"}, beat(QUIET_S + 1), "silent"),
-        ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, beat(2), "running"),
+        ({"state": "running"}, heartbeat(0.5), "running"),
+        ({}, heartbeat(QUIET_S - 1), "running"),
+        ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1), "gone"),
+        ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, os.getpid()), "silent"),
+        ({"state": "running", "host": "elsewhere"}, heartbeat(QUIET_S + 1), "silent"),
+        ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, heartbeat(2), "running"),
         ({"state": ["finished"]}, None, "unknown"),
         ({}, None, "unknown"),
     ],
@@ -190,7 +190,7 @@ def test_a_process_that_nobody_buried_is_gone() -> None:
         dead.stdout.read()  # ends with the process, which is a zombie until it is waited for
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
         told = {"state": "running", "host": HERE}
-        last = beat(QUIET_S + 1, dead.pid)
+        last = heartbeat(QUIET_S + 1, dead.pid)
 
         assert liveness(told, {}, last, written_s=None, now_s=START_S + 100.0).word == "gone"
 
@@ -208,9 +208,9 @@ def test_a_flight_file_that_nobody_writes_is_worked_out_once(tmp_path: Path) -> 
     """Pages of runs that ended stay open, and ask on."""
     run = leave_run(tmp_path, [5])
     say_summary(run)
-    seeing = Viewer(documents=Documents())
+    seeing = RankReader(documents=Documents())
 
-    assert seeing.view(run, 0).pulse is seeing.view(run, 0).pulse
+    assert seeing.view(run, 0).progress is seeing.view(run, 0).progress
 
 
 def write_lines(folder: Path, seconds: range) -> None:
@@ -221,7 +221,7 @@ def write_lines(folder: Path, seconds: range) -> None:
 
 def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
     """100 steps in each second, as they come; half a line is no line yet."""
-    history = History(tmp_path)
+    history = MetricsHistory(tmp_path)
     assert history.turn() == ({}, [])
     write_lines(tmp_path, range(1, 4))
     assert history.turn()[0]["times"] == [1.0, 2.0]
@@ -244,7 +244,7 @@ def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path)
     write_lines(tmp_path, range(1, 4))
     (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
     write_lines(tmp_path, range(4, 6))
-    history = History(tmp_path)
+    history = MetricsHistory(tmp_path)
     assert history.turn()[0]["times"] == [1.0, 2.0, 3.0, 4.0]
 
     (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
@@ -255,14 +255,14 @@ def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path)
 
 def test_a_long_course_is_thinned(tmp_path: Path) -> None:
     """A week of lines every 15 s is 40,000: more than a screen can show, and the last must be among them."""
-    history = History(tmp_path)
+    history = MetricsHistory(tmp_path)
     for start in range(1, 3 * MOST_MOMENTS, 100):
         write_lines(tmp_path, range(start, start + 100))
         series, _ = history.turn()
 
     assert MOST_MOMENTS // 2 < len(series["times"]) <= 2 * MOST_MOMENTS
     assert series["times"][-1] == 3 * MOST_MOMENTS - 1
-    again, _ = History(tmp_path).turn()
+    again, _ = MetricsHistory(tmp_path).turn()
     assert len(again["times"]) <= 2 * MOST_MOMENTS
     assert again["times"][-1] == pytest.approx(3 * MOST_MOMENTS - 1, abs=2)
 
@@ -366,10 +366,10 @@ def test_the_page_is_served_without_torch_until_ctrl_c(tmp_path: Path) -> None:
 def test_the_beat_of_a_file_that_is_none_of_ours_is_none(tmp_path: Path) -> None:
     """The list looks at the first bytes of whatever is called flight.bin."""
     path = tmp_path / "flight.bin"
-    assert beat_of(path) is None
+    assert heartbeat_of(path) is None
     for data in (b"", b"OTELTRN1", b"x" * 200):
         path.write_bytes(data)
-        assert beat_of(path) is None
+        assert heartbeat_of(path) is None
 
 
 @pytest.fixture
