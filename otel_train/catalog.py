@@ -279,8 +279,8 @@ PEER_HOST: Final = Label(
     meaning="Host of the rank that is spoken of.",
     open=True,
 )
-SYNC_GROUP: Final = Label(
-    name="train.sync.group",
+PROCESS_GROUP: Final = Label(
+    name="train.process_group",
     bound=6,
     meaning="Which process group.",
     open=True,
@@ -344,20 +344,20 @@ OVERFLOWN: Final = Label(
     meaning="The attribute whose bound was reached.",
     open=True,
 )
-PART: Final = Label(
-    name="train.telemetry.part",
+COMPONENT: Final = Label(
+    name="train.telemetry.component",
     bound=16,
-    meaning="The part of otel_train that failed.",
+    meaning="Component of otel_train that failed.",
     open=True,
 )
-UNOBSERVED_WHAT: Final = Label(
-    name="train.unobserved.what",
+GAP_KIND: Final = Label(
+    name="train.instrumentation.gaps.kind",
     bound=4,
     meaning="What could not be seen.",
     values=("stage", "model", "loop", "flops"),
 )
-UNOBSERVED_REASON: Final = Label(
-    name="train.unobserved.reason",
+GAP_REASON: Final = Label(
+    name="train.instrumentation.gaps.reason",
     bound=4,
     meaning="Never seen at all, seen but not told apart from another, or seen until its hook was gone.",
     values=("never_seen", "ambiguous", "unhooked"),
@@ -957,12 +957,12 @@ RANKS_EVENTS: Final = Metric(
     labels=(RANK_EVENT,),
     emit=Emit.RANK0,
 )
-SYNC_WAIT_DURATION: Final = Metric(
-    name="train.sync.wait.duration",
+COLLECTIVE_WAIT_DURATION: Final = Metric(
+    name="train.collective.wait.duration",
     unit="s",
     kind=Kind.HISTOGRAM,
     meaning="Time inside monitored collectives.",
-    labels=(SYNC_GROUP,),
+    labels=(PROCESS_GROUP,),
     bounds=DURATION_BOUNDS,
     priority="P2",
     published=False,
@@ -1047,19 +1047,19 @@ TELEMETRY_STEP_INTERVAL: Final = Metric(
     priority="P1",
     published=False,
 )
-UNOBSERVED: Final = Metric(
-    name="train.unobserved",
+INSTRUMENTATION_GAPS: Final = Metric(
+    name="train.instrumentation.gaps",
     unit="{thing}",
     kind=Kind.UPDOWN,
     meaning="Stages, models and loops that could not be seen or told apart: their time is in other rows. Above zero, read `unobserved` in summary.json.",
-    labels=(UNOBSERVED_WHAT, UNOBSERVED_REASON),
+    labels=(GAP_KIND, GAP_REASON),
 )
 TELEMETRY_FAULTS: Final = Metric(
     name="train.telemetry.faults",
     unit="{fault}",
     kind=Kind.COUNTER,
     meaning="Faults of otel_train itself, contained and logged. After three the part is off.",
-    labels=(PART,),
+    labels=(COMPONENT,),
 )
 PROBE_TIME: Final = Metric(
     name="train.probe.time", unit="s", kind=Kind.GAUGE, meaning="Unix time when `otel-train doctor` sent it."
@@ -1139,7 +1139,7 @@ ALL: Final[tuple[Metric, ...]] = (
     RANK_WORK_TIME,
     RANKS_REPORTING,
     RANKS_EVENTS,
-    SYNC_WAIT_DURATION,
+    COLLECTIVE_WAIT_DURATION,
     COMPILE_RECOMPILES,
     COMPILE_DURATION,
     PROFILER_CAPTURES,
@@ -1151,7 +1151,7 @@ ALL: Final[tuple[Metric, ...]] = (
     TELEMETRY_OVERHEAD_TIME,
     TELEMETRY_ATTRIBUTE_OVERFLOWS,
     TELEMETRY_STEP_INTERVAL,
-    UNOBSERVED,
+    INSTRUMENTATION_GAPS,
     TELEMETRY_FAULTS,
     PROBE_TIME,
 )

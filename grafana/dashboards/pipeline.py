@@ -51,7 +51,7 @@ SDK: Final = Row(
             "Telemetry faults", "bars", "short",
             "Faults that were contained, by part. After three the part is off.",
             "there is any",
-            [Query(f"sum by (train_telemetry_part) ({grown('train_telemetry_faults_total')})", "{{train_telemetry_part}}")],
+            [Query(f"sum by (train_telemetry_component) ({grown('train_telemetry_faults_total')})", "{{train_telemetry_component}}")],
             runbook="TrainTelemetryFault",
         ),
         Panel(

@@ -190,7 +190,7 @@ STEPS: Final = Row(
             "Unseen", "stat", "short",
             "Stages, models and loops that could not be observed or distinguished.",
             "it is not 0: their time is in other rows; `summary.json` says which",
-            [Query(f"sum({run('train_unobserved')}) or vector(0)")],
+            [Query(f"sum({run('train_instrumentation_gaps')}) or vector(0)")],
             3, 8, ((1, ORANGE),), runbook="TrainUnobserved",
         ),
         Panel(

@@ -248,7 +248,7 @@ class MetricReader:
             builder.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
         for thing in self._health.unobserved():
             if thing["cause"]:
-                builder.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])
+                builder.put(c.INSTRUMENTATION_GAPS, 1, thing["what"], thing["cause"])
 
 
 _MOST_WARNINGS = 16

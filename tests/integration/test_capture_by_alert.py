@@ -115,7 +115,9 @@ def test_an_alertmanager_that_does_not_answer_as_it_should_costs_a_counted_fault
             return bool(counted())
 
         def counted() -> float:
-            known = last_point(tmp_path, "train.telemetry.faults", **{"train.telemetry.part": "alertmanager"})
+            known = last_point(
+                tmp_path, "train.telemetry.faults", **{"train.telemetry.component": "alertmanager"}
+            )
             return float(known.get("value", 0.0))
 
         began_s = time.monotonic()

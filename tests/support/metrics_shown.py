@@ -82,7 +82,7 @@ WITHOUT_KEY = {
     "train.learning_rate", "train.loss", "train.model.flops", "train.nonfinite.detections", "train.profiler.active",
     "train.profiler.captures", "train.ranks.expected", "train.run.progress.ratio", "train.run.restarts",
     "train.run.info", "train.run.status", "train.stall.events", "train.stall.threshold", "train.telemetry.attribute.overflows",
-    "train.telemetry.drops", "train.throughput.theoretical", "train.unobserved",
+    "train.telemetry.drops", "train.throughput.theoretical", "train.instrumentation.gaps",
 }  # fmt: skip
 """What the summary has no key for: readings of an instant, of the machine, of what the program logs."""
 

@@ -40,9 +40,9 @@ _OPEN_VALUES: Final = {
     "train.optimizer.group": ("decay", "no_decay"),
     "train.metric.name": ("accuracy",),
     "error.type": ("",),
-    "train.sync.group": ("dp",),
+    "train.process_group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
-    "train.telemetry.part": ("pump",),
+    "train.telemetry.component": ("pump",),
     **{
         f"train.{label}": (value,)
         for label, value in (
@@ -224,7 +224,7 @@ _STORIES: Final[dict[str, Callable[[dict[str, str], Moment], float]]] = {
     "train.straggler.excess.ratio": lambda labels, _: 0.4 if labels["train.stage"] == "forward" else 0.05,
     "train.telemetry.drops": _never,
     "train.telemetry.faults": _never,
-    "train.unobserved": _never,
+    "train.instrumentation.gaps": _never,
     "train.run.restarts": lambda _, at: at.elapsed_s > MUTE_AFTER_S,
     "train.stall.events": _hung,
     "train.heartbeat.time": lambda _, at: at.now_s - 2 * at.rank,

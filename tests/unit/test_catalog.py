@@ -120,7 +120,9 @@ def test_a_label_name_has_one_meaning() -> None:
 def test_a_step_is_published_by_default_and_reserved_names_are_not() -> None:
     """The page must not promise what this version cannot measure."""
     assert catalog.STEP_DURATION in catalog.PUBLISHED
-    assert not {"train.mfu.ratio", "train.sync.wait.duration"} & {metric.name for metric in catalog.PUBLISHED}
+    assert not {"train.mfu.ratio", "train.collective.wait.duration"} & {
+        metric.name for metric in catalog.PUBLISHED
+    }
 
 
 def test_a_span_points_to_a_parent_that_exists() -> None:
@@ -184,7 +186,7 @@ def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(
     words = capsys.readouterr().out.split()
 
     assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
-    assert "train.sync.wait.duration" not in words
+    assert "train.collective.wait.duration" not in words
 
 
 def test_bounds_of_step_time_are_near_enough_for_a_quantile_to_tell() -> None:
