@@ -235,7 +235,7 @@ class DeviceTimer:
         return tuple(lane.device for lane in self._lanes)
 
     def look(self) -> None:
-        """See which devices are in use. Called by the pump.
+        """See which devices are in use. Called by the service thread.
 
         Raises:
             Exception: the fault of the driver that switched the timer off, once.
@@ -243,7 +243,6 @@ class DeviceTimer:
         fault, self._fault = self._fault, None
         if fault is not None:
             self.stop()
-            self.failure = f"{type(fault).__name__}: {fault}"
             raise fault
         if self._driver is None or self._stopped:
             return
@@ -289,7 +288,7 @@ class DeviceTimer:
             read = self._reader.read()
         except Exception as fault:
             self.stop()
-            self.failure = f"{type(fault).__name__}: {fault}"
+            self.failure = _text_of(fault)
             self._reader.close()
             self._reader = None
             raise
@@ -427,5 +426,9 @@ class DeviceTimer:
         return int(how)
 
     def _switch_off(self, fault: Exception) -> None:
-        self._fault = fault
+        self._fault, self.failure = fault, _text_of(fault)
         self._active.clear()
+
+
+def _text_of(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {fault}"

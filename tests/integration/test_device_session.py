@@ -237,6 +237,48 @@ def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
     assert [thing["name"] for thing in found] == [kind] * said
 
 
+class Failing(HostDriver):
+    """Raises when an event is recorded."""
+
+    device_type = "xpu"
+
+    def recorder(self, device: int) -> Callable[[list[int]], None]:
+        def record(event: list[int]) -> None:
+            raise RuntimeError("device lost")
+
+        return record
+
+
+class Untimed(HostDriver):
+    """Has memory and no events."""
+
+    device_type = "xpu"
+    why_untimed = "it has no clock"
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [(Failing(), "the driver failed (RuntimeError: device lost)"), (Untimed(), "it has no clock")],
+)
+def test_why_the_time_of_a_device_is_not_taken_is_said(
+    driver: HostDriver, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is the kind of device or what happened to this one decides what to do about it."""
+    monkeypatch.setattr("otel_train.instrumentation.manager.kind_of_device", lambda _: "xpu")
+    monkeypatch.setattr("otel_train.instrumentation.manager.find_driver", lambda _: driver)
+    model, batches = Net(), loader(4)
+    session = otel_train.instrument(model, batches, run_dir=str(tmp_path), **QUIET)
+    optimizer = sgd(model)
+    for batch in batches:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    session.close()
+
+    [found] = [thing for thing in session.summary()["unobserved"] if thing["what"] == "device"]
+    assert found["name"] == "xpu"
+    assert why in found["reason"]
+
+
 def test_the_kind_of_a_models_device_is_that_of_its_first_parameter() -> None:
     """In a wrapper, too, and without running code of the model's."""
 
