@@ -14,12 +14,14 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 64          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
+#define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
 
 typedef struct {
     PyObject_HEAD
@@ -51,33 +53,35 @@ static int64_t now_ns(const Writer *self) {
 
 #define FAILED(ns) ((ns) == -1 && PyErr_Occurred())
 
-/* Write one edge. The position moves last: what lies before it is whole. */
-static PyObject *writer_edge(PyObject *object, PyObject *code) {
-    Writer *self = (Writer *)object;
+/* Write one edge; -1 with an exception set where that fails. The position moves last: what lies before it is whole. */
+static int write_edge(Writer *self, int64_t word) {
     if (PyThread_get_thread_ident() != self->owner) {
-        PyObject *other = PyObject_CallFunctionObjArgs(self->elsewhere, code, NULL);
-        if (other == NULL) return NULL;
-        Py_DECREF(other);
-        Py_RETURN_NONE;
+        PyObject *other = PyObject_CallFunction(self->elsewhere, "L", (long long)word);
+        Py_XDECREF(other);
+        return other == NULL ? -1 : 0;
     }
-    int64_t word = PyLong_AsLongLong(code);
-    if (FAILED(word)) return NULL;
     uint64_t slot = (uint64_t)self->position & self->mask;
     int sample = (slot & (SAMPLED * EDGE_WORDS - 1)) == 0;
     int64_t begun = 0, ns;
-    if (sample && FAILED(begun = now_ns(self))) return NULL;
-    if (FAILED(ns = now_ns(self))) return NULL;
-    if (self->words == NULL) Py_RETURN_NONE; /* given back while the program's clock was asked */
+    if (sample && FAILED(begun = now_ns(self))) return -1;
+    if (FAILED(ns = now_ns(self))) return -1;
+    if (self->words == NULL) return 0; /* given back while the program's clock was asked */
     self->words[slot] = word;
     __atomic_store_n(&self->words[slot + 1], ns, __ATOMIC_RELEASE); /* a new time means a whole edge */
     __atomic_store_n(&self->position, self->position + EDGE_WORDS, __ATOMIC_RELEASE);
     if (self->shown != NULL) __atomic_store_n(&self->shown[0], self->position, __ATOMIC_RELEASE);
     if (sample) {
         int64_t ended = now_ns(self);
-        if (FAILED(ended)) return NULL;
+        if (FAILED(ended)) return -1;
         if (ended - begun < PREEMPTED_NS) self->spent_ns += ended - begun;
         if (self->shown != NULL) self->shown[1] = self->spent_ns;
     }
+    return 0;
+}
+
+static PyObject *writer_edge(PyObject *object, PyObject *code) {
+    int64_t word = PyLong_AsLongLong(code);
+    if (FAILED(word) || write_edge((Writer *)object, word) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -198,6 +202,141 @@ static PyType_Spec writer_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = writer_slots,
 };
+
+/* Hooks: what stands in torch's functions. Each is a builtin function whose self is a tuple of what it needs, `edge` first: a
+   Writer's, or any callable that takes a code. The same in Python is in otel_train/instrumentation. */
+#define FIELD(place) PyTuple_GetItem(state, (place))
+static PyObject *names[7]; /* interned */
+enum { NEXT, ASK, SIZE, RAISED, TRAINING, SHAPE, DUNDER_NEXT };
+
+static int intern_names(void) {
+    static const char *const texts[] = {"_otel_train_next", "_otel_train_ask", "size", "raised", "training", "shape", "__next__"};
+    for (int place = NEXT; place <= DUNDER_NEXT; place++)
+        if (names[place] == NULL && (names[place] = PyUnicode_InternFromString(texts[place])) == NULL) return -1;
+    return 0;
+}
+
+static int put(PyObject *edge, int64_t word) {
+    if (PyCFunction_CheckExact(edge) && PyCFunction_GetFunction(edge) == writer_edge)
+        return write_edge((Writer *)PyCFunction_GetSelf(edge), word);
+    PyObject *done = PyObject_CallFunction(edge, "L", (long long)word);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+#define PUT(edge, code) put((edge), PyLong_AsLongLong(code)) /* all codes that are given are integers of ours */
+
+/* Write `end`, or `fail` where there is no result: its exception stays, whatever becomes of the edge. */
+static PyObject *finish(PyObject *edge, PyObject *end, PyObject *fail, PyObject *result) {
+    PyObject *type, *value, *traceback;
+    if (result != NULL) {
+        if (PUT(edge, end) < 0) Py_CLEAR(result);
+        return result;
+    }
+    PyErr_Fetch(&type, &value, &traceback);
+    PUT(edge, fail);
+    PyErr_Restore(type, value, traceback);
+    return NULL;
+}
+
+/* edge, call, begin, end, fail, when, otherwise: `call` where its keyword `when` is True, else `otherwise`, untimed. */
+static PyObject *timed(PyObject *state, PyObject *args, PyObject *kwargs) {
+    if (kwargs == NULL || PyDict_GetItemWithError(kwargs, FIELD(5)) != Py_True)
+        return PyErr_Occurred() ? NULL : PyObject_Call(FIELD(6), args, kwargs);
+    if (PUT(FIELD(0), FIELD(2)) < 0) return NULL;
+    return finish(FIELD(0), FIELD(3), FIELD(4), PyObject_Call(FIELD(1), args, kwargs));
+}
+
+/* edge, call, bare, begins, end, fail, open_in, is_grad_enabled, task: forward(model, args, kwargs). `call` takes the model
+   first unless it is `bare`. A part's has `task`, which gives -1 outside of a backward: inside one, and inside an open
+   forward, it only calls. */
+static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
+    PyObject *model = given[0], *open_in = FIELD(6), *kwargs = PyDict_Size(given[2]) > 0 ? given[2] : NULL, *result = NULL;
+    unsigned long here = PyThread_get_thread_ident();
+    int inside = PyLong_AsUnsignedLong(PyList_GetItem(open_in, 0)) == here, records = FIELD(8) == Py_None || !inside;
+    if (records && FIELD(8) != Py_None) {
+        PyObject *task = PyObject_CallNoArgs(FIELD(8));
+        if (task == NULL) return NULL;
+        records = PyLong_AsLongLong(task) == -1;
+        Py_DECREF(task);
+    }
+    if (records) {
+        PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
+        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(7));
+        int flags = grad == NULL ? -1 : 2 * PyObject_IsTrue(training) + PyObject_IsTrue(grad);
+        Py_XDECREF(training);
+        Py_XDECREF(grad);
+        if (flags < 0 || PUT(FIELD(0), PyTuple_GetItem(FIELD(3), flags)) < 0) return NULL;
+        if (!inside) PyList_SetItem(open_in, 0, PyLong_FromUnsignedLong(here));
+    }
+    PyObject *first = FIELD(2) == Py_True ? PyTuple_New(0) : PyTuple_Pack(1, model);
+    PyObject *args = first == NULL ? NULL : PySequence_Concat(first, given[1]);
+    Py_XDECREF(first);
+    if (args != NULL) result = PyObject_Call(FIELD(1), args, kwargs);
+    Py_XDECREF(args);
+    if (records && !inside) PyList_SetItem(open_in, 0, PyLong_FromLong(0)); /* not another thread's, which may be over */
+    return records ? finish(FIELD(0), FIELD(4), FIELD(5), result) : result;
+}
+
+/* Its self is a key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
+static PyObject *leading(PyObject *key, PyObject *batch) {
+    PyObject *array = PyObject_GetItem(batch, key);
+    PyObject *shape = array == NULL ? NULL : PyObject_GetAttr(array, names[SHAPE]);
+    PyObject *first = shape == NULL ? NULL : PySequence_GetItem(shape, 0);
+    long long length = first == NULL ? -1 : PyLong_AsLongLong(first);
+    Py_XDECREF(array);
+    Py_XDECREF(shape);
+    Py_XDECREF(first);
+    if (FAILED(length) && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+    PyErr_Clear();
+    return PyLong_FromLongLong(length + 1);
+}
+
+/* A loader's `__next__`. The iterator's `__dict__` has its state, (edge, `__next__` of its type, probe, the word that ends an
+   ask), and the word that begins one. */
+static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
+    PyObject *about = PyObject_GenericGetDict(iterator, NULL), *batch = NULL, *word = NULL, *type, *value, *traceback;
+    PyObject *state = about == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(about, names[NEXT]));
+    PyObject *ask = state == NULL ? NULL : PyDict_GetItemWithError(about, names[ASK]);
+    if (ask == NULL && !PyErr_Occurred()) /* the session is over, and the program kept this method */
+        batch = PyObject_CallMethodObjArgs(iterator, names[DUNDER_NEXT], NULL);
+    if (ask != NULL && PUT(FIELD(0), ask) == 0) {
+        if ((batch = PyObject_CallFunctionObjArgs(FIELD(1), iterator, NULL)) != NULL) {
+            word = PyObject_CallMethodObjArgs(FIELD(2), names[SIZE], batch, NULL);
+            int64_t samples = word == NULL ? -1 : PyLong_AsLongLong(word);
+            if (FAILED(samples) || put(FIELD(0), PyLong_AsLongLong(FIELD(3)) | samples << PAYLOAD_SHIFT) < 0) Py_CLEAR(batch);
+        } else {
+            PyErr_Fetch(&type, &value, &traceback);
+            PyErr_NormalizeException(&type, &value, &traceback);
+            word = PyObject_CallMethodObjArgs(FIELD(2), names[RAISED], iterator, value, NULL);
+            if (word != NULL) PUT(FIELD(0), word);
+            PyErr_Restore(type, value, traceback);
+        }
+        Py_XDECREF(word);
+    }
+    Py_XDECREF(state);
+    Py_XDECREF(about);
+    return batch;
+}
+
+/* hook(name, state): a function; for "__next__" a method of the type that is its state. */
+static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
+    static PyMethodDef kinds[] = {
+        {"timed", (PyCFunction)(void (*)(void))timed, METH_VARARGS | METH_KEYWORDS, NULL},
+        {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL, NULL},
+        {"leading", leading, METH_O, NULL},
+        {"__next__", next_batch, METH_NOARGS, NULL},
+        {NULL, NULL, 0, NULL},
+    };
+    PyMethodDef *kind = kinds;
+    const char *name;
+    PyObject *state;
+    if (!PyArg_ParseTuple(args, "sO:hook", &name, &state)) return NULL;
+    while (kind->ml_name != NULL && strcmp(kind->ml_name, name) != 0) kind++;
+    if (kind->ml_name == NULL) return PyErr_Format(PyExc_ValueError, "no hook is called %s", name);
+    return PyType_Check(state) ? PyDescr_NewMethod((PyTypeObject *)state, kind) : PyCFunction_NewEx(kind, state, NULL);
+}
 
 /* SIGTERM of a program that had no handler of it. Python runs handlers between bytecodes: a main thread that hangs in C would
    outlive the signal that ends the program without us. So ours is bounded: if Python has not begun with its handler in time, a
@@ -426,6 +565,7 @@ static PyObject *start_events(PyObject *Py_UNUSED(module), PyObject *address) {
 static PyMethodDef module_methods[] = {
     {"start_events", start_events, METH_O, "start_events(address): read device events, in a thread."},
     {"push_events", push_events, METH_VARARGS, "push_events(address, host_ns, code, step, handles): whether there is space."},
+    {"hook", make_hook, METH_VARARGS, "hook(name, state): a hook, with what it needs."},
     {"bound_term", bound_term, METH_VARARGS, "bound_term(told, nanoseconds): SIGTERM ends a program that hangs in C."},
     {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun."},
     {"unbound_term", unbound_term, METH_NOARGS, "Undo bound_term."},
@@ -437,7 +577,7 @@ static int execute(PyObject *module) {
     if (type == NULL) return -1;
     int failed = PyModule_AddObjectRef(module, "Writer", type);
     Py_DECREF(type);
-    return failed;
+    return failed < 0 ? -1 : intern_names();
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0, NULL}};

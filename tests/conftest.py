@@ -69,13 +69,16 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(params=[False, True], ids=["python", "c"])
 def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings are written in Python, then in C: what holds for one holds for the other."""
+    """Rings are written, and hooks run, in Python, then in C: what holds for one holds for the other."""
+    from otel_train.recording import ring_buffer
     from otel_train.recording.ring_buffer import NATIVE, Ring
 
     if request.param and not NATIVE:
         pytest.skip("the writer in C was not built: no compiler, or not Linux")
     defaults: dict[str, Any] = Ring.__init__.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "native", request.param)
+    if not request.param:
+        monkeypatch.setattr(ring_buffer, "EXTENSION", None)
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.patching import replace
-from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording import ring_buffer
+from otel_train.recording.events import Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FunctionType
 
     from otel_train.recording.recorder import Recorder
 
@@ -23,6 +26,7 @@ class BackwardProbe:
     ``from torch.autograd import backward`` made earlier is seen as well. ``accumulate_grad`` tells them apart.
 
     Attributes:
+        codes: code objects that a compiler should step over.
         remove: puts the original back, unless somebody has wrapped ours.
 
     Args:
@@ -32,28 +36,25 @@ class BackwardProbe:
     def __init__(self, recorder: Recorder) -> None:
         import torch
 
-        self._wrapper: Any = None
+        self.codes: tuple[Any, ...] = ()
+        backward = recorder.source(SourceKind.BACKWARD, "backward")
+        grad = recorder.source(SourceKind.GRAD, "autograd.grad")
 
         def timed(original: Callable[..., Any]) -> Callable[..., Any]:
-            made = self._wrapper = _timed(
-                original,
-                recorder.source(SourceKind.BACKWARD, "backward"),
-                recorder.source(SourceKind.GRAD, "autograd.grad"),
-                recorder.edge,
-            )
-            return made
+            made = _timed(original, backward, grad, recorder.edge)
+            self.codes = (made.__code__,)
+            if ring_buffer.EXTENSION is None:
+                return made
+            begin, end, fail = begin_end_fail(backward)
+            state = (recorder.edge, original, begin, end, fail, "accumulate_grad", made)
+            return functools.partial(ring_buffer.EXTENSION.hook("timed", state))  # which has a __dict__
 
         self.remove = replace(torch.autograd, _ENTRY, timed)
-
-    @property
-    def codes(self) -> tuple[Any, ...]:
-        """Code objects that a compiler should step over."""
-        return (self._wrapper.__code__,)
 
 
 def _timed(
     original: Callable[..., Any], backward: int, grad: int, edge: Callable[[int], None]
-) -> Callable[..., Any]:
+) -> FunctionType:
     from torch._guards import TracingContext
 
     tracing = TracingContext.try_get
@@ -73,7 +74,7 @@ def _timed(
         edge(ends[accumulate_grad])
         return result
 
-    return run_backward
+    return run_backward  # type: ignore[return-value]  # a def is a FunctionType
 
 
 def in_backward() -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.naming import is_ours, variables_of
 from otel_train.instrumentation.patching import replace
+from otel_train.recording import ring_buffer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ class ModuleProbe:
         part = _holder(model)
         if part is not None:  # of another root, until this module was given by itself
             part.remove()
-        self._slot = _Slot(model, self, _timed)
+        wrap, self._wrap_part = _wrappers()
+        self._slot = _Slot(model, self, wrap)
         self.attach_parts()
 
     def attach(self) -> None:
@@ -202,7 +204,7 @@ class ModuleProbe:
             return
         mine = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
         slots = [
-            mine.get(id(part)) or _Slot(part, self, _timed_part)
+            mine.get(id(part)) or _Slot(part, self, self._wrap_part)
             for part in parts_of(model, taken=self._is_taken)
         ]
         kept = set(map(id, slots))
@@ -497,11 +499,56 @@ def _timed_part(
     return call
 
 
+def _timed_in_c(
+    go_on: Callable[..., Any],
+    compiled: Callable[..., Any] | None,
+    probe: ModuleProbe,
+    *,
+    task_of_backward: Callable[[], int] | None = None,
+) -> Callable[..., Any]:
+    """What a compiler traces stays Python; of a part where ``task_of_backward`` is given."""
+    import torch
+
+    source, compiler = probe.source, torch.compiler
+    is_dynamo_compiling = compiler.is_dynamo_compiling
+    flags = (0, Flag.GRAD, Flag.TRAINING, Flag.TRAINING | Flag.GRAD)
+    state = (
+        probe.edge,
+        go_on if compiled is None else compiled,
+        compiled is not None,
+        tuple(code(Op.BEGIN, source, each) for each in flags),
+        code(Op.END, source),
+        code(Op.FAIL, source),
+        probe.open_in,
+        torch.is_grad_enabled,
+        task_of_backward,
+    )
+    forward = ring_buffer.EXTENSION.hook("forward", state)
+
+    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
+        compiles = is_dynamo_compiling() or compiler._is_compiling_flag  # noqa: SLF001 - is_compiling() takes 0.1 µs
+        if compiles or not bound.recorded:
+            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        return forward(bound.model(), args, kwargs)
+
+    return call
+
+
+def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What makes the wrapper of a root, and of a part."""
+    import torch
+
+    if ring_buffer.EXTENSION is None or not hasattr(torch.compiler, "_is_compiling_flag"):
+        return _timed, _timed_part
+    task = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
+    return _timed_in_c, functools.partial(_timed_in_c, task_of_backward=task)
+
+
 def codes_of_wrappers() -> list[CodeType]:
     """What a compiler need not look into."""
     return [
         constant
-        for make in (_timed, _timed_part)
+        for make in (_timed, _timed_part, _timed_in_c)
         for constant in make.__code__.co_consts
         if isinstance(constant, CodeType)
     ]

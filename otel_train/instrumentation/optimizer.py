@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
 from otel_train.instrumentation.patching import replace
-from otel_train.recording.events import SOURCE_SHIFT, Op, SourceKind, code
+from otel_train.recording.events import Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ class OptimizerProbe:
         from torch.optim import optimizer as hooks
 
         self._recorder = recorder
-        self._numbers: dict[int, int] = {}
+        self._words: dict[int, tuple[int, int, int]] = {}
         self._names: dict[str, int] = {}
         self._held: dict[int, weakref.ref[Any]] = {}
         before, after = self._hooks()
@@ -177,34 +177,30 @@ class OptimizerProbe:
         self._scaler.remove()
 
     def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        edge, numbers, join = self._recorder.edge, self._numbers, self._join
-        begin_op, end_op = int(Op.BEGIN), int(Op.END)
+        edge, known, join = self._recorder.edge, self._words, self._join
 
         def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            number = numbers.get(id(optimizer))
-            if number is None:
-                number = join(optimizer)
-            edge(begin_op | number)
+            words = known.get(id(optimizer)) or join(optimizer)
+            edge(words[0])
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            number = numbers.get(id(optimizer))
-            if number is not None:
-                edge(end_op | number)
+            words = known.get(id(optimizer))
+            if words is not None:
+                edge(words[1])
 
         return before, after
 
-    def _join(self, optimizer: torch.optim.Optimizer) -> int:
+    def _join(self, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
         """First step of an optimizer: give it a bounded name, and forget it when it is gone."""
         key, kind = id(optimizer), type(optimizer).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1
         name = kind if count == 1 else f"{kind}_{min(count, _MOST_OF_A_KIND)}"
-        number = self._recorder.source(SourceKind.OPTIMIZER, name) << SOURCE_SHIFT
-        self._numbers[key] = number
+        words = self._words[key] = begin_end_fail(self._recorder.source(SourceKind.OPTIMIZER, name))
         self._held[key] = weakref.ref(optimizer, lambda _: self._forget(key))
-        return number
+        return words
 
     def _forget(self, key: int) -> None:
-        self._numbers.pop(key, None)
+        self._words.pop(key, None)
         self._held.pop(key, None)
 
 

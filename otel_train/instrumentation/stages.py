@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from otel_train.config.validation import PREFIX, switch_of
 from otel_train.errors import callable_, shown, text
-from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, code
+from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
@@ -46,19 +46,19 @@ class StageRecorder:
         self.reports = 0
         self._report = recorder.source(SourceKind.MARK, "report")
         checkpoint = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
-        self.checkpoint = _begin_end_fail(checkpoint)
+        self.checkpoint = begin_end_fail(checkpoint)
 
     def join(self, name: str) -> tuple[int, int, int]:
         """Registers a stage name; returns (begin, end, fail)."""
         # Transfers inside a manual h2d stage are not counted again.
         kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
-        codes = self.codes[name] = _begin_end_fail(self._recorder.source(kind, name))
+        codes = self.codes[name] = begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def join_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
         """Registers a timed function; returns (begin, end, fail)."""
         self._look()
-        codes = self.functions[kind, name] = _begin_end_fail(self._recorder.source(kind, name))
+        codes = self.functions[kind, name] = begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def mark(self, start: int | None = None) -> None:
@@ -87,10 +87,6 @@ class StageRecorder:
     def token(self) -> int:
         """Returns a number for one suspendable call."""
         return next(self._tokens) & MAX_PAYLOAD
-
-
-def _begin_end_fail(source: int) -> tuple[int, int, int]:
-    return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
 
 
 def disabled_here() -> bool:
