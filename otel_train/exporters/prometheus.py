@@ -65,9 +65,6 @@ def is_known_host(header: str, names: Collection[str] = ()) -> bool:
     return True
 
 
-DEFAULT_PORT = 9464
-"""The port of the OpenTelemetry specification's Prometheus exporter."""
-
 _NEXT_PORTS = 64
 """How many ports further to look: more ranks than any host has."""
 
