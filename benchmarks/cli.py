@@ -44,6 +44,7 @@ BENCHES = (
     Bench("account", accounting.WHAT, accounting.run),
     Bench("turn", export_loop.WHAT, export_loop.run),
     Bench("import", imports.WHAT, imports.run),
+    Bench("instrument", imports.INSTRUMENT, imports.run_instrument),
     Bench("exit", processes.EXIT, processes.run_exit),
     Bench("memory", processes.MEMORY, processes.run_memory),
     Bench("node", processes.NODE, processes.run_node),

@@ -1,9 +1,12 @@
-"""What ``import otel_train`` costs."""
+"""What ``import otel_train`` and ``instrument()`` cost."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 WHAT = (
     "A Python that only imports otel_train against one that does nothing, in pairs of processes; afterwards neither"
     " torch nor numpy nor opentelemetry may be loaded."
+)
+INSTRUMENT = (
+    "A process that has imported torch and made a model and a loader: milliseconds of `import otel_train` and `instrument()`"
+    " together, and of a second session afterwards, which imports nothing."
 )
 BUDGET_MS = 20.0
 HEAVY = ("torch", "numpy", "opentelemetry")
@@ -50,6 +57,48 @@ def run(plan: Plan) -> list[Row]:
             reason="loaded: " + ", ".join(loaded) if loaded else "",
         ),
     ]
+
+
+_BEGIN = """
+import json, sys, time
+from benchmarks.loop import Loop
+loop = Loop()
+spent_ms = []
+for number in range(2):
+    begun = time.perf_counter_ns()
+    import otel_train
+    session = otel_train.instrument(
+        loop.model, {"bench": loop.loader}, run_dir=sys.argv[1], run_id=f"begin{number}",
+        prometheus_address="127.0.0.1:0", console=False,
+    )
+    spent_ms.append((time.perf_counter_ns() - begun) / 1e6)
+    session.close()
+print(json.dumps(spent_ms))
+"""
+
+
+def run_instrument(plan: Plan) -> list[Row]:
+    """Time until ``instrument()`` returns, in fresh processes."""
+    _begin(plan)  # compiled and cached, as after any installation
+    first, second = zip(*(_begin(plan) for _ in range(plan.times(15, 5))), strict=True)
+    return [
+        Row(
+            name="instrument.time",
+            what="import otel_train and instrument(), after torch",
+            unit="ms",
+            values=first,
+            budget=BUDGET_MS,
+            detail={"second_session_ms": spread_of(second).median},
+        )
+    ]
+
+
+def _begin(plan: Plan) -> tuple[float, float]:
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.TemporaryDirectory(dir=plan.folder) as runs:
+        said = subprocess.check_output([sys.executable, "-c", _BEGIN, runs], text=True, env=environment)
+    first, second = json.loads(said)
+    return first, second
 
 
 def _python(code: str) -> float:

@@ -1,0 +1,71 @@
+"""What the training process imports of otel_train: recording, and what carries it to the agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import sys
+import torch
+import torch.utils.data
+before = set(sys.modules)
+import otel_train
+loader = torch.utils.data.DataLoader([torch.zeros(4)] * 8)
+with otel_train.instrument(torch.nn.Linear(4, 2), {"train": loader}, run_dir=sys.argv[1], prometheus=False) as session:
+    assert session.run_directory  # the agent runs, and has answered
+    for _ in loader:
+        pass
+    session.log({"loss": 1.0})
+    print("imported", *(set(sys.modules) - before))
+"""
+
+ALLOWED = {
+    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_dataclass", "files",
+    "instrumentation", "recording", "resource", "safety", "session", "trackers",
+}  # fmt: skip
+"""Packages, and modules of the package itself."""
+
+ALLOWED_OF = {
+    "agent": {"in_process", "messages", "process", "rank_end", "reports"},
+    "console": {"text"},
+    "distributed": {"store"},
+    "trackers": set[str](),
+}
+"""Modules of packages of which most belong to the agent."""
+
+FOREIGN = ("grpc", "http.server", "opentelemetry", "prometheus_client", "psutil", "pynvml")
+"""What otel_train imports in the agent alone."""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Modules that a training process has after ``instrument()`` and before the end, beyond torch's."""
+    folder: Path = tmp_path_factory.mktemp("runs")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+    )  # fmt: skip
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported ")]
+    return set(line.split()[1:])
+
+
+def test_the_training_process_imports_only_what_records_and_reports(imported: set[str]) -> None:
+    """Every module costs ``instrument()`` a third of a millisecond, and imports hold the interpreter lock."""
+    ours = [name.split(".")[1:] for name in imported if name.startswith("otel_train.")]
+    packages = {parts[0] for parts in ours}
+    assert packages <= ALLOWED, packages - ALLOWED
+    for package, allowed in ALLOWED_OF.items():
+        found = {parts[1] for parts in ours if parts[0] == package and len(parts) > 1}
+        assert found <= allowed, (package, found - allowed)
+
+
+def test_the_training_process_imports_no_library_of_the_agent(imported: set[str]) -> None:
+    """A library of telemetry would take memory in every rank."""
+    assert not imported.intersection(FOREIGN)
