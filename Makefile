@@ -38,7 +38,7 @@ demo: setup  ## train a small model on real text, observed; about a minute
 profile: setup .profile/.gitignore  ## capture 50 steps of the demo, and write its artifacts to .profile/artifacts
 	$(VENV)/bin/otel-train profile --steps 50 --run-dir .profile/runs --output-dir .profile/artifacts
 profile-check: setup  ## are those artifacts all there, do they agree, where did the time go
-	$(VENV)/bin/otel-train check .profile/artifacts --analysis --report
+	$(VENV)/bin/otel-train validate .profile/artifacts --analysis --report
 profile-train: setup .profile/.gitignore  ## train the demo for 3 epochs with the profiler on
 	$(VENV)/bin/otel-train demo --profiler on --epochs 3 --steps-per-epoch 100 --run-dir .profile/runs
 profile-dashboard: setup  ## those runs in the browser, live; Ctrl-C ends it
@@ -85,12 +85,12 @@ layers: setup  ## data flows one way
 
 .PHONY: docs docs-check
 docs: setup  ## write the generated reference pages
-	$(PY) -m otel_train.cli.catalog --write
+	$(PY) -m otel_train.cli.metrics --write
 	$(PY) tools/settings_page.py --write
 	$(PY) tools/findings_page.py --write
 	$(PY) tools/loops_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
-	$(PY) -m otel_train.cli.catalog --check
+	$(PY) -m otel_train.cli.metrics --check
 	$(PY) tools/settings_page.py --check
 	$(PY) tools/findings_page.py --check
 	$(PY) tools/loops_page.py --check

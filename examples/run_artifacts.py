@@ -1,7 +1,7 @@
 """A run that leaves its artifacts: settings, metrics, times per step and epoch, operators, a trace.
 
     python examples/run_artifacts.py
-    otel-train check --analysis --report runs/example-artifacts/artifacts
+    otel-train validate --analysis --report runs/example-artifacts/artifacts
 
 The same without these settings in the code: otel-train profile --steps 50 --output-dir DIR -- train.py
 """

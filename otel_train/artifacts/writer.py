@@ -490,4 +490,4 @@ def _claim(folder: Path, *, ours: bool) -> None:
     for name in (CAPTURES, BY_STAGE.partition("/")[0]):
         if (folder / name).is_symlink():
             raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")
-    replace_text(folder / MARK, "Written by otel-train artifacts, which may replace what is here.\n")
+    replace_text(folder / MARK, "Written by otel-train export, which may replace what is here.\n")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from otel_train.config.sources import settle
 from otel_train.errors import RunDirectoryError, TraceError
@@ -16,7 +17,6 @@ from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
 LARGE_BYTES = 100 << 20
@@ -126,6 +126,25 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="folder that holds the run directories (default: the setting run_dir, else runs)",
     )
+
+
+class FormerOption(argparse.Action):
+    """An option under its former name: says the present one on standard error."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse passes it
+        namespace: argparse.Namespace,
+        values: Any,  # Any: as argparse gives it
+        option_string: str | None = None,
+    ) -> None:
+        """Set the present option."""
+        option = f"--{self.dest.replace('_', '-')}"
+        print(
+            f"otel-train: {option_string} is now {option}; version 0.2 refuses the former name",
+            file=sys.stderr,
+        )
+        setattr(namespace, self.dest, values)
 
 
 def default_run_dir() -> str:

@@ -28,13 +28,16 @@ COMMANDS = {
     "compare": "say what changed between two traces or two runs",
     "ui": "show runs in the browser, live",
     "report": "write a run as one page of HTML that needs nothing else",
-    "artifacts": "write a run's config, metrics, stage times, operators and trace as files",
-    "check": "say whether a run, or its artifacts, are complete and agree",
+    "export": "write a run's config, metrics, stage times, operators and trace as files",
+    "validate": "say whether a run, or its artifacts, are complete and agree",
     "doctor": "say what keeps figures from being measured or from arriving",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
-    "catalog": "print every metric, span and attribute by name",
+    "metrics": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
+
+FORMER = {"artifacts": "export", "check": "validate", "catalog": "metrics"}
+"""Former names of commands, accepted until version 0.2."""
 
 BEFORE_A_PROGRAM = ("profile",)
 """Commands of which ``-- PROGRAM`` is a part; argparse takes the two dashes away."""
@@ -106,7 +109,7 @@ def unexpected(error: Exception) -> str:
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return (
         f"{type(error).__name__}: {error}{where}: this command did not expect that. A file that it reads may be damaged "
-        f"('otel-train check' looks); {DEBUG_VARIABLE}=1 shows where it happened"
+        f"('otel-train validate' looks); {DEBUG_VARIABLE}=1 shows where it happened"
     )
 
 
@@ -116,6 +119,11 @@ def _tell(message: str) -> None:
 
 def _run(words: Sequence[str]) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
+    if asked in FORMER:
+        at = list(words).index(asked)
+        words = [*words[:at], FORMER[asked], *words[at + 1 :]]
+        _tell(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
+        asked = FORMER[asked]
     parser, run = _parser(asked)
     own, program = _divided(words) if asked in BEFORE_A_PROGRAM else (words, [])
     args = parser.parse_args(own)

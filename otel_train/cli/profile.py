@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
-from otel_train.cli import arguments, artifacts
+from otel_train.cli import arguments, export
 from otel_train.cli.run import launched
 from otel_train.config.sources import settle
 from otel_train.config.validation import PREFIX
@@ -117,7 +117,7 @@ def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> N
     from pathlib import Path
 
     from otel_train.artifacts.writer import write
-    from otel_train.cli.artifacts import say
+    from otel_train.cli.export import say
 
     rank, folder = next(iter(folders.items()))
     say(write(folder.parent, rank, Path(args.output_dir)), as_json=args.json)
@@ -217,7 +217,7 @@ def run_program(args: argparse.Namespace) -> int:
             f"{home}: the program has left no run_program there. Did it train, and with no run_id or run_dir of its own?"
         )
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
-    artifacts.say(written, as_json=args.json)
+    export.say(written, as_json=args.json)
     if ended.code:
         print(f"otel-train: the program ended with {ended.signal_name or ended.code}", file=sys.stderr)
         return ended.code if ended.code > 0 else 128 - ended.code

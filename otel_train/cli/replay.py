@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from otel_train import catalog as c
-from otel_train.cli.arguments import default_run_dir
+from otel_train.cli.arguments import FormerOption, add_run_dir
 from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS
 from otel_train.doctor.runner import usual_places
@@ -325,11 +325,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)"
     )
+    add_run_dir(parser)
     parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path(default_run_dir()),
-        help="parent of all runs (default: the setting run_dir, else runs)",
+        "--root", dest="run_dir", action=FormerOption, default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
     parser.add_argument(
         "--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318"
@@ -364,7 +362,7 @@ def _seconds(hours: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     try:
-        directory = find_run(args.run, args.root)
+        directory = find_run(args.run, Path(args.run_dir))
         if args.blocks:
             return blocks(directory, args.blocks, older_than_s=args.older_than)
         if args.verify:

@@ -267,7 +267,7 @@ class Config:
 
     artifacts: bool = setting(default=False)
     """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,
-    ``otel-train run`` writes them; ``otel-train artifacts`` does at any time."""
+    ``otel-train run`` writes them; ``otel-train export`` does at any time."""
 
     export_profile: str = setting(
         default="auto", rule=OneOf("auto", "full", "reduced", "rank0_aggregate", "rank0")

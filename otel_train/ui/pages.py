@@ -227,7 +227,7 @@ def _capture_row(
 
 def _account(view: RankView) -> str:
     """What ``profiler_summary.json`` says of the artifacts beside it."""
-    command = f"<code>otel-train artifacts {escape(shlex.quote(str(view.run)))}</code>"
+    command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
     if not is_folder(view.run / "artifacts"):
         return absent
@@ -284,7 +284,7 @@ def _said_of_artifact(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _commands(view: RankView) -> str:
     where = shlex.quote(str(view.run))
-    commands = ("summary", "report", "postmortem", "artifacts", "check")
+    commands = ("summary", "report", "postmortem", "export", "validate")
     return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"
 
 

@@ -82,8 +82,8 @@ def test_a_training_that_ends_leaves_its_artifacts(tmp_path: Path) -> None:
     folder = tmp_path / "r1" / "artifacts"
     times = stage_times(folder)
 
-    assert main(["check", str(folder)]) == 0
-    assert main(["check", str(tmp_path / "r1")]) == 0
+    assert main(["validate", str(folder)]) == 0
+    assert main(["validate", str(tmp_path / "r1")]) == 0
     for path in folder.rglob("*.json"):
         if path.name != "trace.json":
             jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(path.read_text(encoding="utf-8")))
@@ -105,7 +105,7 @@ def test_after_sigkill_the_launcher_writes_them_up_to_the_last_step(tmp_path: Pa
 
     [folder] = tmp_path.glob("runs/*/artifacts")
     assert done.returncode == -9, done.stderr
-    assert main(["check", str(folder)]) == 0
+    assert main(["validate", str(folder)]) == 0
     assert len(stage_times(folder)["per_step"]) == 60
     assert json.loads((folder / "profiler_summary.json").read_text())["state"] == "killed"
 
@@ -125,7 +125,7 @@ def test_a_program_is_profiled_without_a_line_in_it(tmp_path: Path) -> None:
     assert json.loads((folder / "trace.json").read_text())["otel_train"]["source"] == "capture"
     assert "aten::" in (folder / "op_stats.csv").read_text()
     assert json.loads((folder / "profiler_summary.json").read_text())["capture"]["breakdown"]["steps"] == 5
-    assert main(["check", str(folder), "--analysis", "--report"]) == 0
+    assert main(["validate", str(folder), "--analysis", "--report"]) == 0
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_a_run_leaves_artifacts_that_agree(tmp_path: Path) -> None:
     run(tmp_path, str(EXAMPLES / "run_artifacts.py"))
 
     artifacts = tmp_path / "runs" / "example-artifacts" / "artifacts"
-    checked = run(tmp_path, "-m", "otel_train", "check", "--analysis", "--report", str(artifacts))
+    checked = run(tmp_path, "-m", "otel_train", "validate", "--analysis", "--report", str(artifacts))
     names = {path.name for path in artifacts.iterdir()}
     assert checked == ""
     assert names >= {

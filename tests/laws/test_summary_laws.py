@@ -1,4 +1,4 @@
-"""What holds for the summary of any stream of edges: the laws that ``otel-train check`` demands of every run."""
+"""What holds for the summary of any stream of edges: the laws that ``otel-train validate`` demands of every run."""
 
 from __future__ import annotations
 

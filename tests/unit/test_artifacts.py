@@ -237,7 +237,7 @@ def test_a_second_writing_replaces_the_first(run: Path) -> None:
 
     assert read(written.folder, "trace.json")["otel_train"]["source"] == "stages"
     assert not (written.folder / "op_stats.csv").exists()
-    assert main(["check", str(written.folder)]) == 0
+    assert main(["validate", str(written.folder)]) == 0
 
 
 def _no_rank(run: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_run_that_nothing_can_be_made_of_is_refused_and_left_as_it_is(
     spoil(run)
     before = sorted(run.rglob("*"))
 
-    assert main(["artifacts", str(run)]) == 2
+    assert main(["export", str(run)]) == 2
 
     assert "Traceback" not in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
@@ -311,8 +311,8 @@ def test_a_summary_that_cannot_be_read_is_said_and_done_without(run: Path, text:
 
     assert any("summary.json" in note for note in written.notes)
     assert len(read(written.folder, "stage_times.json")["per_step"]) == 5
-    assert main(["check", str(written.folder)]) == 0
-    assert main(["check", str(run)]) == 1
+    assert main(["validate", str(written.folder)]) == 0
+    assert main(["validate", str(run)]) == 1
 
 
 def test_a_summary_of_an_earlier_start_is_not_taken_for_this_one(run: Path) -> None:
@@ -333,8 +333,8 @@ def test_a_figure_of_the_wrong_shape_does_no_harm(run: Path, key: str, figure: A
 
     folder = write(run, 0).folder
 
-    assert main(["check", str(folder)]) in (0, 1)
-    assert main(["check", str(run), "--analysis", "--report"]) in (0, 1)
+    assert main(["validate", str(folder)]) in (0, 1)
+    assert main(["validate", str(run), "--analysis", "--report"]) in (0, 1)
 
 
 def _edited(name: str, change: Any) -> Any:
@@ -381,12 +381,12 @@ def test_what_was_tampered_with_is_named_by_its_file(
     """Exit code 1 stops a pipeline; the file's name says where to look."""
     put_capture(run)
     folder = write(run, 0).folder
-    assert main(["check", str(folder)]) == 0
+    assert main(["validate", str(folder)]) == 0
     name, tamper = TAMPERED[case]
     tamper(folder)
     capsys.readouterr()
 
-    code = main(["check", str(folder), "--json"])
+    code = main(["validate", str(folder), "--json"])
 
     faults = json.loads(capsys.readouterr().out)["faults"]
     assert code == 1
@@ -404,23 +404,23 @@ def test_metrics_and_totals_of_a_run_that_ended_must_agree(run: Path) -> None:
     line = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
     path = run / "rank0" / "metrics.otlp.jsonl"
     path.write_text(json.dumps(line) + "\n")
-    agreed = main(["check", str(write(run, 0).folder)])
+    agreed = main(["validate", str(write(run, 0).folder)])
     point["count"] = "19"
     path.write_text(json.dumps(line) + "\n")
 
     assert agreed == 0
-    assert main(["check", str(write(run, 0).folder)]) == 1
+    assert main(["validate", str(write(run, 0).folder)]) == 1
 
 
 def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Torn lines, lost records, sums that do not add up."""
     say_summary(run)
-    sound = main(["check", str(run)])
+    sound = main(["validate", str(run)])
     say_summary(run, telemetry={"records_lost": 3}, activities={"productive": 1.0})
     (run / "rank0" / "events.jsonl").write_text('{"a": 1}\nnot json\n{"torn')
     capsys.readouterr()
 
-    code = main(["check", str(run)])
+    code = main(["validate", str(run)])
 
     said = capsys.readouterr().out
     assert (sound, code) == (0, 1)
@@ -436,7 +436,7 @@ def test_a_run_whose_figures_break_a_law_is_not_sound(run: Path, capsys: pytest.
     summary["stages"][0] |= {"self_seconds": 1.11, "inclusive_seconds": 0.31}
     say_summary(run, stages=summary["stages"])
 
-    code = main(["check", str(run)])
+    code = main(["validate", str(run)])
 
     assert code == 1
     assert (
@@ -447,8 +447,8 @@ def test_a_run_whose_figures_break_a_law_is_not_sound(run: Path, capsys: pytest.
 
 def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> None:
     """A mistyped path must not read as a broken run."""
-    assert main(["check", str(tmp_path)]) == 2
-    assert main(["check", str(tmp_path / "none")]) == 2
+    assert main(["validate", str(tmp_path)]) == 2
+    assert main(["validate", str(tmp_path / "none")]) == 2
 
 
 def test_names_from_a_run_are_text_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -457,7 +457,7 @@ def test_names_from_a_run_are_text_in_the_report(tmp_path: Path, capsys: pytest.
     run = leave_run(tmp_path, (3,), loader=evil)
     folder = write(run, 0).folder
 
-    assert main(["check", str(folder), "--report", "--analysis"]) == 0
+    assert main(["validate", str(folder), "--report", "--analysis"]) == 0
 
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page
@@ -484,7 +484,7 @@ def test_a_rank_that_is_not_there_is_named_with_those_that_are(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody should have to list the folder to find out."""
-    assert main(["artifacts", str(run), "--rank", "3"]) == 2
+    assert main(["export", str(run), "--rank", "3"]) == 2
     assert "rank 3 is not there. Ranks: 0" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from otel_train import catalog
 from otel_train.catalog import Kind, Metric
-from otel_train.cli import catalog as pages
+from otel_train.cli import metrics as pages
 
 ROOT = Path(__file__).parents[2]
 LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}

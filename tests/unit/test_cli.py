@@ -413,7 +413,7 @@ def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
     (tmp_path / evil / "rank0").mkdir(parents=True)
     (tmp_path / evil / "run.json").write_text("{}")
 
-    for command in ("summary", "postmortem", "artifacts", "report", "check", "analyze"):
+    for command in ("summary", "postmortem", "export", "report", "validate", "analyze"):
         assert main([command, str(tmp_path / evil)]) in {1, 2}
     assert main(["summary", evil]) == 2
     logging.getLogger("otel_train").warning("the collector says %s", evil)
@@ -424,3 +424,26 @@ def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
     assert "\\x1b]0;owned" in err
     assert "\\x1b[2J" in caplog.text
     assert "\\x1b[2J" in why(f"503 {evil}")
+
+
+@pytest.mark.parametrize(
+    ("former", "present"), [("check", "validate"), ("artifacts", "export"), ("catalog", "metrics")]
+)
+def test_a_former_name_of_a_command_is_accepted_with_a_line_that_says_the_present_one(
+    former: str, present: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts that call it go on working for one release."""
+    with pytest.raises(SystemExit) as ended:
+        main([former, "--help"])
+
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0
+    assert out.startswith(f"usage: otel-train {present} ")
+    assert f"'{former}' is now '{present}'" in err
+
+
+def test_the_former_option_of_replay_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As above."""
+    assert main(["replay", "--root", str(tmp_path), "none"]) == 2
+
+    assert "--root is now --run-dir" in capsys.readouterr().err

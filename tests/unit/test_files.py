@@ -312,7 +312,7 @@ def test_a_document_that_is_no_object_is_refused(run: Path, text: str) -> None:
 
 # --- commands ---------------------------------------------------------------------------------------
 
-COMMANDS = ("summary", "postmortem", "report", "check", "artifacts", "compare", "analyze")
+COMMANDS = ("summary", "postmortem", "report", "validate", "export", "compare", "analyze")
 NAMES = (
     "run.json",
     "rank0/summary.json",
@@ -379,7 +379,7 @@ def test_no_command_ends_in_a_traceback_whatever_a_summary_says(
         leave_run(run.parent, [3])
     say_summary(run, **figures)
 
-    for command in ("summary", "postmortem", "report", "check", "artifacts", "compare"):
+    for command in ("summary", "postmortem", "report", "validate", "export", "compare"):
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             assert main([command, *[str(run)] * (2 if command == "compare" else 1)]) in {0, 1, 2}

@@ -364,5 +364,5 @@ def test_a_store_that_is_none_is_said_and_exit_code_two(
 
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts tell a wrong path from a collector that is away."""
-    assert cli(str(tmp_path / "nothing"), "--root", str(tmp_path)) == 2
+    assert cli(str(tmp_path / "nothing"), "--run-dir", str(tmp_path)) == 2
     assert capsys.readouterr().err.count("\n") == 1

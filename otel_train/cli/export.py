@@ -1,4 +1,4 @@
-"""``otel-train artifacts``: the files of a run under the names that other tools look for."""
+"""``otel-train export``: the files of a run under the names that other tools look for."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ changed: of a run that is still going or was killed, too. With artifacts=True a 
 docs/reference/artifacts.md has the schemas.
 
 examples:
-  otel-train artifacts                                  the newest run, into artifacts/ of its run directory
-  otel-train artifacts runs/20260131-x7 --output-dir /tmp/x7
-  otel-train artifacts 20260131-x7 --rank 3
-  otel-train check runs/20260131-x7                     are they all there, and do they say the same?
+  otel-train export                                  the newest run, into artifacts/ of its run directory
+  otel-train export runs/20260131-x7 --output-dir /tmp/x7
+  otel-train export 20260131-x7 --rank 3
+  otel-train validate runs/20260131-x7                     are they all there, and do they say the same?
 
 Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or the folder is not ours.
 """
@@ -37,7 +37,7 @@ Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or t
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Tell argparse about this command."""
     parser = subparsers.add_parser(
-        "artifacts",
+        "export",
         help="write a run's config, metrics, stage times, operators and trace as files",
         description="Write the artifacts of a run: finished, running or killed.",
         epilog=EPILOG,

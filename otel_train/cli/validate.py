@@ -1,4 +1,4 @@
-"""``otel-train check``: is a run, or what was made from it, all there, and does it say the same?"""
+"""``otel-train validate``: is a run, or what was made from it, all there, and does it say the same?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 EPILOG = """\
-DIR is a folder that 'otel-train artifacts' has written, a run directory or a run id. Of artifacts: is every file
+DIR is a folder that 'otel-train export' has written, a run directory or a run id. Of artifacts: is every file
 there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
 file of every rank whole, was anything lost, do the figures agree? Activities add up to the wall time, stages of a
 phase to its activities, steps to their phase; self time is within inclusive time; a rate times its time is a count;
@@ -31,9 +31,9 @@ the numbers of a verdict follow from keys. What is not there and has a reason, s
 capture, is no fault.
 
 examples:
-  otel-train check runs/20260131-x7
-  otel-train check /tmp/x7 --analysis --report
-  otel-train check /tmp/x7 --json | jq '.faults[].file'
+  otel-train validate runs/20260131-x7
+  otel-train validate /tmp/x7 --analysis --report
+  otel-train validate /tmp/x7 --json | jq '.faults[].file'
 
 Exit codes: 0 all is well, 1 something is missing or does not agree, 2 there is no such folder.
 """
@@ -42,7 +42,7 @@ Exit codes: 0 all is well, 1 something is missing or does not agree, 2 there is 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Tell argparse about this command."""
     parser = subparsers.add_parser(
-        "check",
+        "validate",
         help="say whether a run, or its artifacts, are complete and agree",
         description="Check the artifacts of a run, or its run directory.",
         epilog=EPILOG,

@@ -1,4 +1,4 @@
-"""``otel-train catalog``: the names we publish, for readers."""
+"""``otel-train metrics``: the names we publish, for readers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 REFERENCE = Path("docs") / "reference"
 """Where the generated pages lie, seen from the root of the repository."""
 
-GENERATED = "<!-- Generated from otel_train/catalog.py by `python -m otel_train.cli.catalog --write`. -->\n"
+GENERATED = "<!-- Generated from otel_train/catalog.py by `python -m otel_train.cli.metrics --write`. -->\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the names, or write or check the reference pages; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m otel_train.cli.catalog", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m otel_train.cli.metrics", description=__doc__)
     add_arguments(parser)
     pages = parser.add_mutually_exclusive_group()
     pages.add_argument("--write", action="store_true", help="write the reference pages")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.check:
         stale = stale_pages(args.folder)
         for path in stale:
-            print(f"{path} is stale: run python -m otel_train.cli.catalog --write")
+            print(f"{path} is stale: run python -m otel_train.cli.metrics --write")
         return 1 if stale else 0
     else:
         return run(args)
@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Tell argparse about this command."""
     add_arguments(
         subparsers.add_parser(
-            "catalog",
+            "metrics",
             help="print every metric, span and attribute by name",
             description="Print the names this version publishes: metrics with kind and unit, spans, "
             "events, and the attributes they carry.",
@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``otel-train catalog`` understands."""
+    """What ``otel-train metrics`` understands."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="everything, reserved names too, for programs")
     how.add_argument("--prometheus", action="store_true", help="the metrics alone, as Prometheus names them")
