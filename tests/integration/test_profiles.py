@@ -50,7 +50,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return Watch(tmp_path / "runs")
 
 
-def test_a_lean_rank_publishes_a_handful_of_series(watch: Watch) -> None:
+def test_a_reduced_rank_publishes_a_handful_of_series(watch: Watch) -> None:
     """A shared Prometheus holds 50,000 series per run: 100 full ranks are 12,000, and 2,000 of them 240,000."""
     page, session = published(watch, prometheus=True, prometheus_address="127.0.0.1:0")
     samples = [sample for family in classic(page) for sample in family.samples]
@@ -74,7 +74,7 @@ def test_a_lean_rank_publishes_a_handful_of_series(watch: Watch) -> None:
     assert len(REDUCED_METRICS) == 14
 
 
-def test_a_digest_rank_serves_nothing_and_still_keeps_its_own_files(watch: Watch) -> None:
+def test_an_aggregated_rank_serves_nothing_and_still_keeps_its_own_files(watch: Watch) -> None:
     """Rank 0 speaks for it; after a crash its own folder does."""
     page, session = published(
         watch, prometheus=True, prometheus_address="127.0.0.1:0", export_profile="rank0_aggregate"
