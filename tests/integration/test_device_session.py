@@ -14,9 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_train
 from otel_train import catalog as c
 from otel_train.agent.service import ExportLoop, PeriodicTask
-from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters import ExportRoute
 from otel_train.instrumentation.backward import in_backward
@@ -32,6 +30,7 @@ from otel_train.safety import Guard
 from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 from tests.support.device import AgentSide
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,10 +109,7 @@ class Watched:
         self.timer = time_devices(self.recorder, HostDriver(), "events")
         self.agent = AgentSide(self.timer, self.recorder)
         self.timer.steps.one_in = 1
-        self.run = RunState(
-            anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
-            rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
-        )  # fmt: skip
+        self.run = run_state(anchor, rules=SamplingRules(5, 0, 3.0, 100.0, 100))
         self.loop = ExportLoop(
             self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock,
             every_s=0.01,

@@ -8,9 +8,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
@@ -18,6 +15,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +46,7 @@ class Loop:
         self.agent = AgentSide(self.timer, self.recorder)
         self.timer.look()
         self.timer.steps.one_in = 1
-        anchor = Anchor(0, 0)
-        rules = SamplingRules(0, 0, 3.0, 1.0, 1)
-        self.run = RunState(
-            0, anchor=anchor, tracer=Tracer(Ids("r", 0, 0), anchor), rules=rules, stall_after_s=1e6
-        )
+        self.run = run_state(stall_after_s=1e6)
         self.expected: dict[str, list[int]] = {stage: [] for stage in STAGE_OF}
         self.run.device.add(self.agent.take())
 

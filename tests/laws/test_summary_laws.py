@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.agent.summary import run_figures
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.artifacts.validate import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import SourceKind
 from tests.laws.test_account_laws import actions, cuts_of, fractions, garbage, program, raw
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +31,7 @@ NS_PER_S = 10**9
 def summary_of(tape: Tape, cuts: Sequence[int] = (), *, tail_ns: int = 0, others: Sequence[Tape] = ()) -> Any:
     """What a session would say at its end; each tape is of a thread of its own, all with the same sources."""
     started_ns = tape.started_ns * TICK_NS
-    anchor = Anchor(10**18, started_ns)
-    run = RunState(
-        started_ns, anchor=anchor, tracer=Tracer(Ids("run-1", 0, 0), anchor), rules=SamplingRules(0, 1 << 40, 2.0, 1.0, 1),
-        stall_after_s=1e9,
-    )  # fmt: skip
+    run = run_state(Anchor(10**18, started_ns), stall_after_s=1e9)
     run.learn(tape.sources)
     for thread, each in enumerate((tape, *others)):
         times = np.array(each.times, dtype=np.int64) * TICK_NS + np.arange(1, len(each.times) + 1)

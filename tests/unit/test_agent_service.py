@@ -8,9 +8,8 @@ import pytest
 
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import ExportLoop, PeriodicTask
-from otel_train.aggregation.run_state import SLICE_EDGES, RunState
+from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
 from otel_train.recording.events import Flag, Op, SourceKind, code
@@ -18,6 +17,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +33,7 @@ class Rig:
         anchor = Anchor(10**18, self.clock())
         self.memory = FlightMemory(1 << 16, anchor, shared=shared)
         self.recorder = Recorder(self.memory, clock=self.clock)
-        tracer = Tracer(Ids("run-1", 0, 0), anchor)
-        rules = SamplingRules(3, 1 << 40, 2.0, 1.0, 10)
-        self.run = RunState(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
+        self.run = run_state(anchor, rules=SamplingRules(3, 1 << 40, 2.0, 1.0, 10))
         self.snapshots = 0
         self.rings = SharedRings(self.memory.map) if shared else None
         self.loop = ExportLoop(

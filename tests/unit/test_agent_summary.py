@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import numpy as np
@@ -14,22 +14,20 @@ import pytest
 from otel_train import catalog as c
 from otel_train.agent.summary import run_figures
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
-from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
+from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
+from tests.support.runs import run_state
 
-RULES = SamplingRules(0, 1 << 40, 2.0, 1.0, 1)
+if TYPE_CHECKING:
+    from otel_train.aggregation.run_state import RunState
+
 SCHEMA_FILE = Path(__file__).parents[2] / "docs/reference/summary.schema.json"
 
 
 def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> RunState:
-    anchor = Anchor(10**18, 0)
-    tracer = Tracer(Ids("run-1", 0, 0), anchor)
-    run = RunState(0, anchor=anchor, tracer=tracer, rules=RULES, stall_after_s=stall_after_s)
+    run = run_state(stall_after_s=stall_after_s)
     run.learn(tape.sources)
     times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
     run.feed(0, times, codes, name="MainThread", main=True)

@@ -20,7 +20,7 @@ from otel_train.bottleneck.dataloader import (
 from otel_train.bottleneck.rules import findings
 from otel_train.recording.events import Ending
 from tests.support.edges import Tape
-from tests.unit.test_run_state import Run
+from tests.support.runs import Run
 
 if TYPE_CHECKING:
     from otel_train.datamodel import Finding

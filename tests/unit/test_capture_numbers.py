@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from otel_train.agent.remote import rule_of
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
 from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.step_schedule import ProfiledThread
@@ -19,7 +17,7 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, 
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.profiler import FakeProfiler, training
-from tests.unit.test_run_state import ANCHOR, KEEP_NONE
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +48,7 @@ class Replay:
         self.captures: list[Capture] = []
         self._see: Any = None
         self._unread: list[int] = []
-        tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
-        self._run = RunState(0, anchor=ANCHOR, tracer=tracer, rules=KEEP_NONE, stall_after_s=1e6)
+        self._run = run_state(stall_after_s=1e6)
         self._run.learn(tape.sources)
         self.controller = CaptureController(
             self.profiler, clock=self.clock, limits=CaptureLimits(60, 60),

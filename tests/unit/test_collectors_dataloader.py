@@ -17,7 +17,7 @@ from otel_train.recording.events import Op
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from tests.support.edges import Tape
-from tests.unit.test_run_state import Run
+from tests.support.runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

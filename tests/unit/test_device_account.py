@@ -11,20 +11,20 @@ from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, StageCalls
 from otel_train.aggregation.counters import MOST_HELD, DeviceAccount, DeviceTotals, StageTotals, Totals
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
-from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.series_names import Key, SeriesNames
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.rules import findings
 from otel_train.collectors.hardware import AcceleratorReader
-from otel_train.datamodel import Anchor, DeviceTimes, Point
+from otel_train.datamodel import DeviceTimes, Point
 from otel_train.recording.events import Instrumented, SourceKind
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 from tests.support.edges import Tape
+from tests.support.runs import KEEP_ALL, run_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from otel_train.aggregation.run_state import RunState
 
 SOURCES = [
     Instrumented(SourceKind.DATA, "code"),
@@ -191,11 +191,7 @@ def test_a_window_has_its_own_device_time() -> None:
 
 def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]], *, main: bool = True) -> RunState:
     """The account of a tape whose thread has been timed on a device."""
-    anchor = Anchor(0, 0)
-    run = RunState(
-        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=SamplingRules(100, 0, 3.0, 100.0, 100),
-        stall_after_s=300,
-    )  # fmt: skip
+    run = run_state(rules=KEEP_ALL)
     run.learn(tape.sources)
     run.device.add(times_of(readings))
     run.feed(1, np.array(tape.times), np.array(tape.codes), name="main", main=main)

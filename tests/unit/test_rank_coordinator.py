@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.config import Config
-from otel_train.datamodel import Anchor
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.rank_reports import report
+from tests.support.runs import run_state
 from tests.support.store import FakeStore, until
 
 if TYPE_CHECKING:
@@ -36,11 +34,7 @@ class Member:
     def __init__(self, store: FakeStore, rank: int, world_size: int, **settings: Any) -> None:
         self.clock = FakeClock()
         self.group: tuple[int, int] | None = (rank, world_size)
-        anchor = Anchor(10**18, 0)
-        self.run = RunState(
-            0, anchor=anchor, tracer=Tracer(Ids("r", 0, rank), anchor), rules=SamplingRules(0, 0, 2.0, 1.0, 1),
-            stall_after_s=300.0,
-        )  # fmt: skip
+        self.run = run_state(rank=rank, rules=SamplingRules(0, 0, 2.0, 1.0, 1))
         self.store = store
         info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
         job = Job(lambda: self.group, store.connect, lambda: "backward", lambda: {"oom": rank}, "p")

@@ -9,13 +9,11 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.datamodel import Anchor, Outcomes, Point
+from otel_train.datamodel import Outcomes, Point
 from otel_train.instrumentation.optimizer import MOST_HELD, ScaledUpdates
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
+from tests.support.runs import run_state
 
 torch = pytest.importorskip("torch")
 
@@ -135,11 +133,7 @@ def test_the_scale_is_read_once_a_turn_and_as_it_was() -> None:
 
 
 def skips_shown(outcomes: Outcomes) -> list[float]:
-    anchor = Anchor(0, 0)
-    run = RunState(
-        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=SamplingRules(5, 0, 3.0, 100.0, 100),
-        stall_after_s=300,
-    )  # fmt: skip
+    run = run_state()
     run.totals.add_outcomes(outcomes)
     builder = MetricBuilder(lambda _: True)
     RunMetrics(run, max_loaders=4, max_stages=4).write(builder)

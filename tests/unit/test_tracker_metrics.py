@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.collectors.memory import MEMORY_KEYS
 from otel_train.datamodel import Anchor, DeviceTimes, Pace
 from otel_train.recording.events import Ending, Op, SourceKind, code
 from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, SafeNames
 from tests.support.edges import Tape
+from tests.support.runs import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,10 +33,7 @@ class Rows:
     def __init__(
         self, *, every_steps: int = 2, every_epochs: int = 1, workers: int | None = None, **settings: Any
     ) -> None:
-        rules = SamplingRules(warmup_steps=0, every_steps=0, slow_factor=2.0, per_s=1.0, burst=1)
-        self.account = RunState(
-            0, anchor=ANCHOR, tracer=Tracer(Ids("r", 0, 0), ANCHOR), rules=rules, stall_after_s=1e9
-        )
+        self.account = run_state(ANCHOR, stall_after_s=1e9)
         self.facts = {"code": LoaderFacts(workers=workers)}
         epochs = EpochWindow(self.account.totals, lambda: self.facts, **settings)
         self.figures = FlatMetrics(
