@@ -291,7 +291,7 @@ _NO_CAPTURE = "there is no capture that can be read: take one with 'otel-train p
 
 
 @dataclass(kw_only=True)
-class Written:
+class WrittenArtifacts:
     """What was written.
 
     Attributes:
@@ -319,7 +319,7 @@ def home_of(run: Path, rank: int) -> Path:
     return run / FOLDER if rank == 0 else run / FOLDER / f"rank{rank}"
 
 
-def write(run: Path, rank: int, folder: Path | None = None) -> Written:
+def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     """Write the artifacts of one rank. What is there of an earlier time is replaced, file by file, as a whole.
 
     Args:
@@ -339,8 +339,8 @@ def write(run: Path, rank: int, folder: Path | None = None) -> Written:
         raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _write(left: RunReader, folder: Path) -> Written:
-    written = Written(folder=folder)
+def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
+    written = WrittenArtifacts(folder=folder)
     source, rows = totals(left)
     plain: dict[str, Mapping[str, Any]] = {
         CONFIG: config(left),
@@ -364,7 +364,7 @@ def _write(left: RunReader, folder: Path) -> Written:
 
 
 def _summary(
-    left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: Written
+    left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: WrittenArtifacts
 ) -> dict[str, Any]:
     """The figures of ``summary.json`` with the totals of these artifacts, and what the newest capture says."""
     timeline = left.timeline
@@ -399,7 +399,7 @@ def _doubts(left: RunReader, source: str) -> list[str]:
     return said
 
 
-def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str, Any] | None:
+def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any] | None:
     """Write ``op_stats.csv``; what the analysis of the newest capture says."""
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
@@ -423,7 +423,7 @@ def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str,
     return shown
 
 
-def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) -> None:
+def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> None:
     if found is not None:
         try:
             trace_json.unpack(found[0], written.folder / TRACE)
@@ -440,7 +440,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) 
     written.put(TRACE)
 
 
-def _captures(left: RunReader, written: Written) -> None:
+def _captures(left: RunReader, written: WrittenArtifacts) -> None:
     """The captures as they are, with their records; what is there of captures that are gone stays."""
     if not left.captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}

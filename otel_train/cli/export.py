@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.artifacts.writer import Written, write
+from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments
 from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def say(written: Written, *, as_json: bool = False) -> None:
+def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     """Where things are, what is not there and why."""
     if as_json:
         print(dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.notes}))

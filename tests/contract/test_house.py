@@ -172,11 +172,9 @@ AMBIGUOUS_CLASSES: dict[str, int] = {
     "Link": 2,
     "Place": 3,
     "Point": 2,
-    "Range": 2,
     "Slice": 2,
     "Steps": 2,
     "Window": 2,
-    "Written": 2,
 }
 """Class names that still have several meanings, and how many."""
 
