@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from benchmarks.spread import differences, fastest_mean, percent_more, spread_of
 from benchmarks.variants import Instrumented, bare, floor, interleaved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from benchmarks.plan import Plan
 
@@ -25,6 +26,7 @@ WHAT = (
 )
 BLOCK_S = 1.0
 BUDGET_US, TARGET_US, BUDGET_OF_FLOOR = 15.0, 8.0, 3.0
+REPORTED_BUDGET_PERCENT = 33.0
 GPU_BUDGET_US, GPU_BUDGET_PERCENT, GPU_STEP_MS = 30.0, 0.3, 10.0
 
 _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
@@ -43,19 +45,47 @@ def run(plan: Plan) -> list[Row]:
 
 
 def _on_cpu(plan: Plan) -> list[Row]:
-    blocks = _measure(plan, Loop(), block_s=BLOCK_S, rounds=plan.times(12, 3))
-    return _cost_rows(blocks, "step", budget=BUDGET_US, target=TARGET_US)
+    reported_us: list[float | None] = []
+    blocks = _measure(plan, Loop(), block_s=BLOCK_S, rounds=plan.times(12, 3), reported_us=reported_us)
+    rows = _cost_rows(blocks, "step", budget=BUDGET_US, target=TARGET_US)
+    return [*rows, _reported_row(blocks, [each for each in reported_us if each is not None])]
 
 
-def _measure(plan: Plan, loop: Loop, *, block_s: float, rounds: int) -> Blocks:
+def _reported_row(blocks: Blocks, reported_us: list[float]) -> Row:
+    """How far the overhead in the run summaries is from the paired difference of the means."""
+    means = {variant: [float(steps.mean()) / 1e3 for steps in found] for variant, found in blocks.items()}
+    cost_us = spread_of(differences(means["instrumented"], means["bare"])).median
+    measured = bool(reported_us) and cost_us > 0
+    return Row(
+        name="step.reported",
+        what="overhead in the run summary, off the paired mean",
+        unit="%",
+        values=tuple(abs(each / cost_us - 1) * 100 for each in reported_us) if measured else (),
+        budget=REPORTED_BUDGET_PERCENT,
+        detail={"reported_us": spread_of(reported_us).median} if measured else {},
+        reason="" if measured else "no summary, or the cost drowned in noise",
+    )
+
+
+def _measure(
+    plan: Plan, loop: Loop, *, block_s: float, rounds: int, reported_us: list[float | None] | None = None
+) -> Blocks:
     steps = loop.steps_in(block_s)
     say(f"  {rounds} rounds of 3 blocks of {steps} steps")
     with receiving():
         instrumented = Instrumented(plan.folder)
         with instrumented(loop):  # what is done once per process is no step's cost
             loop.run(steps)
+
+        @contextlib.contextmanager
+        def reporting(loop: Loop) -> Iterator[None]:
+            with instrumented(loop) as session:
+                yield
+            if reported_us is not None:
+                reported_us.append(session.summary()["telemetry"]["overhead_us_per_step"])
+
         return interleaved(
-            loop, {"bare": bare, "floor": floor, "instrumented": instrumented}, steps=steps, rounds=rounds
+            loop, {"bare": bare, "floor": floor, "instrumented": reporting}, steps=steps, rounds=rounds
         )
 
 

@@ -37,14 +37,11 @@ class _Deaf:
     """Stands for a recorder whose edges return at once."""
 
     def __init__(self) -> None:
-        self.edge = _return_at_once
+        ignored: dict[int, None] = {}
+        self.edge = ignored.get  # a builtin: the least that a hook can call, in C or in Python
 
     def source(self, _kind: object, _name: str, _phase: str = "") -> int:
         return 0
-
-
-def _return_at_once(_code: int) -> None:
-    return
 
 
 @contextlib.contextmanager
