@@ -125,6 +125,8 @@ def test_every_command_on_a_page_exists_with_its_options(page: Path) -> None:
     wrong = []
     for code in code_of(page):
         for command, rest in COMMAND.findall(code):
+            if page.name == "CHANGELOG.md" and command in command_line.FORMER:
+                continue
             if command and command not in command_line.COMMANDS:
                 wrong.append(command)
                 continue
