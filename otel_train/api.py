@@ -233,19 +233,18 @@ def _settled(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
-    from otel_train.config.settings import warn
+    from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import settle
-    from otel_train.trackers import LOADED_BY
 
     try:
         plain: Mapping[str, Any] = settings
         trackers: dict[str, Any] = {}
-        if not LOADED_BY.keys().isdisjoint(settings):
+        if not settings.keys().isdisjoint(TRACKERS):
             from otel_train.trackers.manager import told_apart
 
             plain, trackers = told_apart(settings)
         settled = settle(config, plain, config_file=config_file, environ=os.environ)
-        if any(getattr(settled.config, name) == "on" for name in LOADED_BY):
+        if any(getattr(settled.config, name) == "on" for name in TRACKERS):
             from otel_train.trackers.manager import without_unusable
 
             settled = without_unusable(settled)
