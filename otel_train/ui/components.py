@@ -192,7 +192,7 @@ def _flame_color(name: str) -> str:
 def share_bar(share: float, name: str) -> str:
     """A cell of a table: a share as a bar, in the colour of what is called ``name``."""
     color = f" b-{color_of(name, 0)}" if name else ""
-    return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.1f}%"></span> {percent(share)}'
+    return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.3f}%"></span> {percent(share)}'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -539,7 +539,7 @@ def _said_of_memory(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterato
 def _sized(key: str, size: float) -> str:
     if key.endswith("_mb"):
         return bytes_of(size * 2**20)
-    return bytes_of(size) if key.endswith("_bytes") else f"{size:,.6g}"
+    return bytes_of(size) if key.endswith("_bytes") else rounded(size)
 
 
 def _batches(view: RankView) -> str:
