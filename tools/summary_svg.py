@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from otel_train.console.summary import render_card  # noqa: E402 - the checkout's own, installed or not
+from otel_train.console.summary import render_run_summary  # noqa: E402 - the checkout's own, installed or not
 from otel_train.exporters.run_directory import find_run, rank_directories  # noqa: E402
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = rank_directories(find_run(args.run, Path("runs")))[0]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    text = render_card(summary, width=COLUMNS, color=True, unicode=True)
+    text = render_run_summary(summary, width=COLUMNS, color=True, unicode=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(picture(text), encoding="utf-8")
     print(args.out)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
-from otel_train.console.summary import activity_shares, render_card, steps_per_second
+from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import (
     ABSENT,
     TextLayout,
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     page = TextLayout.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))
-    print(render_card(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
+    print(render_run_summary(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
     return 0
 
 

@@ -116,10 +116,10 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
     summary, capture = document["summary"], document["capture"]
     page = TextLayout.of(sys.stderr if args.json else sys.stdout)
     if args.analysis:
-        from otel_train.console.summary import render_card
+        from otel_train.console.summary import render_run_summary
         from otel_train.console.trace_summary import render
 
-        told = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+        told = render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
         told += (
             page.safe(f"No operations: {capture['absent']}") + "\n"
             if "absent" in capture

@@ -284,7 +284,7 @@ _SEVERITIES = {
 _MARGIN = 11
 
 
-def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: bool) -> str:
+def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unicode: bool) -> str:
     """Everything worth knowing about a run at one glance.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origins, in_force, warn
 from otel_train.config.validation import IgnoredSetting, address_of
-from otel_train.console.summary import Progress, render_card
+from otel_train.console.summary import Progress, render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
@@ -322,7 +322,7 @@ class ExportManager:
     def print_summary(self, summary: Mapping[str, Any]) -> None:
         """Print the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
         self._show(
-            lambda page: render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+            lambda page: render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
         )
 
     def print_progress(self, summary: Mapping[str, Any], step: int) -> None:

@@ -46,7 +46,9 @@ ELSEWHERE = {
     "files.py": "this is the module",
     "autoinstrument/runner.py": "the program that is started",
     "resource.py": "/proc",
+    "instrumentation/accelerator.py": "/proc",
     "stack/": "the state of the stack",
+    "ui/report.py": "files of the package",
     "ui/server.py": "files of the package",
 }
 """Modules that open something else."""

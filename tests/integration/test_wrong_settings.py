@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.console.summary import render_card
+from otel_train.console.summary import render_run_summary
 from otel_train.errors import ConfigError
 from otel_train.rundata import alerts
 
@@ -124,5 +124,5 @@ def test_what_is_ignored_is_on_the_card_and_on_the_page() -> None:
     }
     summary = {"settings_ignored": [ignored]}
 
-    assert "ignored: otlp='x': wrong" in render_card(summary, width=120, color=False, unicode=True)
+    assert "ignored: otlp='x': wrong" in render_run_summary(summary, width=120, color=False, unicode=True)
     assert any("otlp='x': wrong" in notice.claim for notice in alerts._missing(summary))

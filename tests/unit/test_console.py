@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it publishes no types
 
-from otel_train.console.summary import render_card
+from otel_train.console.summary import render_run_summary
 from otel_train.console.text import (
     TextLayout,
     bar,
@@ -279,7 +279,7 @@ def test_the_card_looks_as_it_was_approved(name: str) -> None:
     make, how = CARDS[name]
     path = GOLDEN / f"{name}.txt"
 
-    text = render_card(make(), color=False, **how)
+    text = render_run_summary(make(), color=False, **how)
 
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
@@ -291,7 +291,7 @@ def test_colours_change_nothing_but_colours(name: str) -> None:
     """Columns that are right without colour stay right with it."""
     make, how = CARDS[name]
 
-    plain, coloured = (render_card(make(), color=color, **how) for color in (False, True))
+    plain, coloured = (render_run_summary(make(), color=color, **how) for color in (False, True))
 
     assert "\x1b[" in coloured
     assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == plain.splitlines()
@@ -302,19 +302,19 @@ def test_colours_change_nothing_but_colours(name: str) -> None:
 def test_no_line_is_wider_than_the_page(width: int, unicode: bool) -> None:
     """A line that the terminal wraps breaks every table below it."""
     for make in (empty, full, hostile):
-        for line in render_card(make(), width=width, color=False, unicode=unicode).splitlines():
+        for line in render_run_summary(make(), width=width, color=False, unicode=unicode).splitlines():
             assert display_width(line) <= max(80, min(width, 120)) or line.startswith("  files"), line
 
 
 def test_without_unicode_nothing_but_ascii_leaves() -> None:
     """A log file in the C locale must not stop a run at its very end."""
     for make in (empty, full, hostile):
-        assert render_card(make(), width=80, color=True, unicode=False).isascii()
+        assert render_run_summary(make(), width=80, color=True, unicode=False).isascii()
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
     """A loader's name is a stranger's text: it must not clear the screen or forge a line."""
-    text = render_card(hostile(), width=80, color=False, unicode=True)
+    text = render_run_summary(hostile(), width=80, color=False, unicode=True)
 
     assert not set(text) & {"\x1b", "\r", "\t", "\u200b", "\u202e", "\udc80"}
     assert "a\\nb\\r\\tc" in text
@@ -324,7 +324,7 @@ def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
     """Zero is a measurement; a card that invents one sends people the wrong way."""
     row = stage("data", "code", "train", count=None)
 
-    text = render_card(empty(stages=[row], wall_seconds=None), width=80, color=False, unicode=True)
+    text = render_run_summary(empty(stages=[row], wall_seconds=None), width=80, color=False, unicode=True)
 
     assert re.search(r"^  data( +–){6}$", text, re.MULTILINE)  # noqa: RUF001 - the sign itself
     assert not re.search(r"(?<![\d.,])0(\.0)? (s|ms|µs|%)", text)
@@ -332,7 +332,7 @@ def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
 
 def test_a_summary_with_nothing_in_it_still_makes_a_card() -> None:
     """The card is also printed on the way out of a crash, when little is known."""
-    text = render_card({}, width=80, color=False, unicode=True)
+    text = render_run_summary({}, width=80, color=False, unicode=True)
 
     assert "otel_train" in text
     assert "no stage has been seen yet" in text
@@ -346,7 +346,7 @@ def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
         stage("forward", "c", "eval", count=10, each=100.0),
     ]
 
-    text = render_card(empty(stages=rows), width=80, color=False, unicode=True)
+    text = render_run_summary(empty(stages=rows), width=80, color=False, unicode=True)
 
     assert re.findall(r"(\d+\.\d) %  █", text) == ["30.0", "70.0", "100.0"]
 
@@ -356,7 +356,7 @@ def test_rates_are_what_was_counted_over_the_time_it_took() -> None:
     rows = [stage("data", "a", "train", count=1, each=4.0), stage("data", "a", "eval", count=1, each=1.0)]
     rates = [rate("a", "train", 5.0, 10, samples=40)]
 
-    text = render_card(empty(stages=rows, rates=rates), width=80, color=False, unicode=True)
+    text = render_run_summary(empty(stages=rows, rates=rates), width=80, color=False, unicode=True)
 
     assert "train · a   5.00 s · 10 batches · 2 batches/s · 8 samples/s" in text
     assert "eval · a   1.00 s\n" in text
@@ -367,7 +367,9 @@ def test_stages_say_their_model_only_where_there_are_several() -> None:
     one = [stage("forward", "a", "train", count=1, each=1.0, model="net")]
     two = [*one, stage("forward", "a", "train", count=1, each=1.0, model="critic")]
 
-    cards = [render_card(empty(stages=rows), width=80, color=False, unicode=True) for rows in (one, two)]
+    cards = [
+        render_run_summary(empty(stages=rows), width=80, color=False, unicode=True) for rows in (one, two)
+    ]
 
     assert "net" not in cards[0]
     assert "forward net" in cards[1]
@@ -378,7 +380,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
     """Two hundred loaders must not scroll the verdict off the screen, nor vanish silently."""
     rows = [stage("data", f"loader{number}", "train", count=1, each=1.0) for number in range(200)]
 
-    text = render_card(empty(stages=rows, verdicts=[finding()]), width=80, color=False, unicode=True)
+    text = render_run_summary(empty(stages=rows, verdicts=[finding()]), width=80, color=False, unicode=True)
 
     assert len(text.splitlines()) < 60
     assert "and 192 more in summary.json" in text
@@ -387,7 +389,9 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
 @pytest.mark.parametrize("severity", ["ok", "info", "warning", "critical"])
 def test_a_verdict_says_claim_cost_evidence_and_advice(severity: str) -> None:
     """The four things one needs to act, in that order."""
-    text = render_card(full(verdicts=[finding(severity=severity)]), width=120, color=False, unicode=True)
+    text = render_run_summary(
+        full(verdicts=[finding(severity=severity)]), width=120, color=False, unicode=True
+    )
 
     places = [
         text.index(part)
@@ -401,7 +405,7 @@ def test_a_verdict_says_claim_cost_evidence_and_advice(severity: str) -> None:
 )
 def test_a_share_says_of_what_it_is_a_share(phase: str, of: str) -> None:
     """Half of the run in evaluation is not half of the training time."""
-    text = render_card(full(verdicts=[finding(phase=phase)]), width=120, color=False, unicode=True)
+    text = render_run_summary(full(verdicts=[finding(phase=phase)]), width=120, color=False, unicode=True)
 
     assert f"21.7 s, 39.0 % of {of}\n" in text
 
@@ -410,7 +414,7 @@ def test_time_outside_every_batch_has_a_place_on_the_strip() -> None:
     """Saving and sleeping between epochs must not look like a stage of training."""
     activities = {"productive": 50.0, "outside": 50.0}
     for unicode, glyph in ((True, "□"), (False, "_")):
-        text = render_card(full(activities=activities), width=80, color=False, unicode=unicode)
+        text = render_run_summary(full(activities=activities), width=80, color=False, unicode=unicode)
 
         assert f"{glyph} outside" in text
 
@@ -419,7 +423,7 @@ def test_an_address_is_never_cut() -> None:
     """It is there to be pasted."""
     url = "http://127.0.0.1:9464/" + "m" * 200
 
-    assert url in render_card(full(metrics_url=url), width=80, color=False, unicode=True)
+    assert url in render_run_summary(full(metrics_url=url), width=80, color=False, unicode=True)
 
 
 @pytest.mark.parametrize("make", [empty, full])
@@ -548,13 +552,13 @@ def test_a_loader_that_reads_on_the_training_thread_and_is_well_needs_no_line() 
     """Its stage table says everything."""
     summary = empty(loaders=[loader(workers=0, build=None)])
 
-    assert inside(render_card(summary, width=100, color=False, unicode=True)) == []
+    assert inside(render_run_summary(summary, width=100, color=False, unicode=True)) == []
 
 
 def test_a_worker_that_was_killed_is_on_the_card() -> None:
     """The first thing to know when a loop has stopped with an error about pids."""
     summary = empty(loaders=[loader(workers=2, build=None, start=None, worker_exits={"SIGKILL": 1})])
-    [well, died] = inside(render_card(summary, width=100, color=False, unicode=True))
+    [well, died] = inside(render_run_summary(summary, width=100, color=False, unicode=True))
 
     assert well == "code  2 workers · 2.40 MB per batch"
     assert died == "worker died: SIGKILL"
@@ -565,5 +569,6 @@ def test_very_many_loaders_do_not_fill_the_card() -> None:
     summary = empty(loaders=[loader(f"fold{n}") for n in range(9)])
 
     assert (
-        inside(render_card(summary, width=120, color=False, unicode=True))[-1] == "and 3 more in summary.json"
+        inside(render_run_summary(summary, width=120, color=False, unicode=True))[-1]
+        == "and 3 more in summary.json"
     )

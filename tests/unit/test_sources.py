@@ -17,7 +17,7 @@ from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.sources import project_file, settle
 from otel_train.config.validation import FILE_VARIABLE
-from otel_train.console.summary import render_card
+from otel_train.console.summary import render_run_summary
 from otel_train.doctor import environment
 from otel_train.errors import ConfigError
 
@@ -387,7 +387,7 @@ def test_the_card_names_files_that_settings_come_from() -> None:
         }
     }
 
-    card = render_card(summary, width=80, color=False, unicode=True)
+    card = render_run_summary(summary, width=80, color=False, unicode=True)
 
     assert "settings   run_dir from /a/pyproject.toml\n" in card
     assert "wandb from /b\n" in card
