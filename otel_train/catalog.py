@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, NamedTuple
 
+from otel_train.recording import events
+
 
 class Kind(Enum):
     """How readings of a metric combine over time."""
@@ -36,7 +38,7 @@ DURATION_BOUNDS: Final = (
 STEP_BOUNDS: Final = tuple(float(f"{10 ** (part / 14):.3g}") for part in range(-46, 26))
 """Explicit bucket edges of step time, from 0.5 ms to 61 s, each at most 1.19 times the one before: quantiles are as near."""
 
-STAGES: Final = ("data", "h2d", "forward", "backward", "optimizer", "other")
+STAGES: Final = (*(stage.name for stage in events.STAGES), "other")
 PHASES: Final = ("train", "eval", "test", "predict")
 ACTIVITIES: Final = (
     *("init", "compile", "productive", "data_wait", "eval"),

@@ -1,4 +1,4 @@
-"""The run_figures of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
+"""The metrics of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Cost(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Where a window of run_figures begins."""
+    """Where a window of metrics begins."""
 
     totals: Totals
     begun_ns: int
@@ -289,7 +289,7 @@ class Documents:
 
         Args:
             state: how the run is, or how it ended.
-            window: from where on run_figures count; None for the whole session.
+            window: from where on metrics count; None for the whole session.
         """
         run, info, loaders = self._run, self._info, dict(self._loaders())
         totals, since_ns = run.totals, run.started_ns

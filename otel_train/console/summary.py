@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.catalog import STAGES
 from otel_train.console.text import (
     ABSENT,
     INDENT,
@@ -95,7 +96,7 @@ def _trouble(page: TextLayout, row: Row) -> list[str]:
 _SHARE_WORTH_A_COLOR = 0.2
 _MOST_GROUPS = 8  # summary.json has the rest
 _PHASES = ("train", "eval", "test", "predict")
-_STAGES = ("data", "h2d", "forward", "backward", "optimizer")
+_STAGES = STAGES[:-1]  # "other" comes last
 _STATISTICS = ("avg", "p50", "p95", "p99")
 _COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
 _GAP = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.distributed.rank_report import RankReport
+from otel_train.recording.events import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
     PostmortemDocument = Mapping[str, Any]  # what ``postmortem.read`` returns
 
 
-ORDER: Final = {
-    stage: 2 * place for place, stage in enumerate(("data", "h2d", "forward", "backward", "optimizer"))
-}
+ORDER: Final = {stage.name: 2 * place for place, stage in enumerate(STAGES)}
 """Position of each stage within a step. Time between two stages is one further than the first."""
 
 MOST_NAMED: Final = 8

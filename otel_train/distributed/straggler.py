@@ -9,6 +9,7 @@ import numpy as np
 
 from otel_train.datamodel import Finding
 from otel_train.distributed.rank_report import NAMED
+from otel_train.recording.events import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,12 +42,12 @@ LEAST_WINDOWS: Final = 3
 MOST_TOP: Final = 3
 """Ranks published by rank number."""
 
-LOCAL: Final = ("data", "h2d", "forward")
+LOCAL: Final = tuple(stage.name for stage in STAGES if stage.is_local)
 """Stages before the barrier when gradients are exchanged in or after backward."""
 
 LOCAL_OF: Final = {
     "backward": (*LOCAL, NAMED, "other"),
-    "forward": ("data", "h2d"),
+    "forward": LOCAL[: LOCAL.index("forward")],
 }
 """Stages without waiting, by the stage in which the model waits for the other ranks. A sharded model gathers its
 weights in forward. If that stage is unknown (the loop reduces manually, or the wrapped module was given),

@@ -106,7 +106,7 @@ class ExportManager:
         shared: SharedExporters,
     ) -> None:
         self._shared = shared
-        known = directory.run_id  # "" where a process that is gone is load_plugins to its end
+        known = directory.run_id  # "" where the telemetry of an ended process is finished
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
         self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
@@ -278,9 +278,9 @@ class ExportManager:
         route.exporter.export(ExportBatch())
         self._routes.append(route)
 
-    def _add(self, load_plugins: Iterable[PluginExporter], every_s: float) -> None:
+    def _add(self, plugins: Iterable[PluginExporter], every_s: float) -> None:
         self._routes += [
-            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in load_plugins
+            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in plugins
         ]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:

@@ -267,7 +267,7 @@ class _Server(socketserver.ThreadingTCPServer):
                     self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
-        """ExportResponse in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
+        """Answer a request in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
         with self._lock:
             dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
             for client in dropped:
@@ -377,7 +377,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Incoming(self.connection))
 
     def handle_one_request(self) -> None:
-        """ExportResponse one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        """Answer one request; one that is too large gets that as its answer, and nothing else is done with it."""
         try:
             super().handle_one_request()
         except TooLargeError:
@@ -403,7 +403,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:  # the base class asks for this name
-        """ExportResponse with the page, or say where it is."""
+        """Answer with the page, or say where it is."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._page()

@@ -106,14 +106,31 @@ class SourceKind(IntEnum):
     """A function that makes a whole update, forward, backward and optimizer in one: a stage of its own name."""
 
 
+class BuiltInStage(NamedTuple):
+    """A stage of a step that otel_train records by itself.
+
+    Attributes:
+        name: as in the attribute ``train.stage``.
+        kinds: sources whose time belongs to it.
+        is_local: a rank is not held up by others in it: gradients are exchanged in or after backward.
+    """
+
+    name: str
+    kinds: tuple[SourceKind, ...]
+    is_local: bool
+
+
+STAGES = (
+    BuiltInStage("data", (SourceKind.DATA,), is_local=True),
+    BuiltInStage("h2d", (SourceKind.H2D,), is_local=True),
+    BuiltInStage("forward", (SourceKind.FORWARD,), is_local=True),
+    BuiltInStage("backward", (SourceKind.BACKWARD, SourceKind.GRAD), is_local=False),
+    BuiltInStage("optimizer", (SourceKind.OPTIMIZER, SourceKind.SCALER), is_local=False),
+)
+"""In the order of a step. Metrics, the run summary, and the comparison of ranks follow from this table."""
+
 STAGE_OF_KIND = {
-    SourceKind.DATA: "data",
-    SourceKind.H2D: "h2d",
-    SourceKind.FORWARD: "forward",
-    SourceKind.BACKWARD: "backward",
-    SourceKind.GRAD: "backward",
-    SourceKind.OPTIMIZER: "optimizer",
-    SourceKind.SCALER: "optimizer",
+    **{kind: stage.name for stage in STAGES for kind in stage.kinds},
     SourceKind.CHECKPOINT: "checkpoint",
     SourceKind.MARK: "other",
 }

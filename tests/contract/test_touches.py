@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,67 @@ KIND = TrackerKind(
     setting="dummy", imports=(), attribute="dummy_run", named_by="name", expected="a dummy run",
     make=lambda opening: DummyTracker(),
 )
+"""
+
+
+DUMMY_RULE = """\
+    Rule("dummy_bound", "there is a step", ("steps",), "nothing", lambda run: _finding(
+        "dummy_bound", "A finding of a test.", advice="None.", evidence={"steps": float(run.steps)})),
+    *RUN_RULES[1:],
+"""
+
+DUMMY_METRIC = """\
+DUMMY: Final = Metric(name="train.dummy", unit="{step}", kind=Kind.GAUGE, meaning="A metric of a test.")
+ALL: Final[tuple[Metric, ...]] = (
+    DUMMY,
+"""
+
+DUMMY_EXPORTER = """\
+from pathlib import Path
+
+
+class DummyExporter:
+    def __init__(self, resource):
+        self.run_id = resource["train.run.id"]
+
+    def export(self, batch):
+        with Path("exported.txt").open("a") as file:
+            for family in batch.snapshot.families if batch.snapshot else ():
+                file.write(f"{self.run_id} {family.metric.name}\\n")
+
+    def close(self, timeout_s):
+        Path("closed.txt").touch()
+"""
+
+DUMMY_INSTRUMENTATION = """\
+import statistics
+
+from otel_train.instrumentation.patching import replace
+from otel_train.recording.events import SourceKind, begin_end_fail
+
+
+def instrument(recorder):
+    begin, end, _ = begin_end_fail(recorder.source(SourceKind.DUMMY, "dummy"))
+
+    def made(original):
+        def timed(data):
+            recorder.edge(begin)
+            try:
+                return original(data)
+            finally:
+                recorder.edge(end)
+
+        return timed
+
+    return replace(statistics, "median", made)
+"""
+
+LOOP = """\
+import statistics, otel_train
+with otel_train.instrument(prometheus=False, console=False, run_id="dummy", **SETTINGS):
+    for _ in otel_train.watch(range(30), name="numbers", phase="train"):
+        statistics.median(range(20_000))
+        otel_train.step()
 """
 
 
@@ -116,3 +179,95 @@ def test_a_tracker_is_its_module_a_setting_and_a_line_in_the_table(copy: Path) -
 
     assert (copy.parent / "rows.txt").read_text(encoding="utf-8")
     assert (copy.parent / "closed.txt").exists()
+
+
+def summary(copy: Path) -> dict[str, Any]:
+    """The summary of the run of ``LOOP``."""
+    found: dict[str, Any] = json.loads((copy.parent / "runs/dummy/rank0/summary.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(150)
+def test_a_finding_is_one_file(copy: Path) -> None:
+    """A row in the table of rules: the summary has it, and the page of findings is made from the table."""
+    change(copy / "bottleneck/rules.py", "    *RUN_RULES[1:],\n", DUMMY_RULE)
+
+    run(copy, LOOP.replace("**SETTINGS", ""))
+
+    found = {finding["name"]: finding for finding in summary(copy)["verdicts"]}
+    assert found["dummy_bound"]["evidence"] == {"steps": 30.0}
+
+
+@pytest.mark.timeout(150)
+def test_a_metric_is_two_files(copy: Path) -> None:
+    """Its name, unit and meaning in the catalog, and the line that gives its value."""
+    change(copy / "catalog.py", "ALL: Final[tuple[Metric, ...]] = (\n", DUMMY_METRIC)
+    change(
+        copy / "aggregation/metrics.py",
+        "        builder.put(c.STEP_INDEX, self._run.step_number)\n",
+        "        builder.put(c.STEP_INDEX, self._run.step_number)\n        builder.put(c.DUMMY, 7)\n",
+    )
+
+    run(copy, LOOP.replace("**SETTINGS", ""))
+
+    lines = (copy.parent / "runs/dummy/rank0/metrics.otlp.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = json.loads(lines[-1])["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    (dummy,) = (metric for metric in metrics if metric["name"] == "train.dummy")
+    assert (dummy["unit"], dummy["description"]) == ("{step}", "A metric of a test.")
+    assert (
+        float(dummy["gauge"]["dataPoints"][0].get("asInt", dummy["gauge"]["dataPoints"][0].get("asDouble")))
+        == 7
+    )
+
+
+@pytest.mark.timeout(150)
+def test_an_exporter_is_a_module_and_an_entry_point(copy: Path) -> None:
+    """No file of the package: an exporter is installed beside it."""
+    (copy.parent / "dummy.py").write_text(DUMMY_EXPORTER, encoding="utf-8")
+    installed = copy.parent / "dummy-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dummy\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (installed / "entry_points.txt").write_text(
+        "[otel_train.exporters]\ndummy = dummy:DummyExporter\n", encoding="utf-8"
+    )
+
+    run(copy, LOOP.replace("**SETTINGS", 'exporters="dummy"'))
+
+    assert "dummy train.steps\n" in (copy.parent / "exported.txt").read_text(encoding="utf-8")
+    assert (copy.parent / "closed.txt").exists()
+
+
+@pytest.mark.timeout(150)
+def test_a_stage_is_a_row_of_the_table_and_the_module_that_records_it(copy: Path) -> None:
+    """Three files: the table, the instrumentation, and the manager that installs it."""
+    (copy / "instrumentation/dummy.py").write_text(DUMMY_INSTRUMENTATION, encoding="utf-8")
+    change(copy / "recording/events.py", "    MARK = 9\n", "    MARK = 9\n    DUMMY = 11\n")
+    change(
+        copy / "recording/events.py",
+        '    BuiltInStage("forward"',
+        '    BuiltInStage("dummy", (SourceKind.DUMMY,), is_local=True),\n    BuiltInStage("forward"',
+    )
+    manager = copy / "instrumentation/manager.py"
+    change(
+        manager,
+        "        self._jax.listen()\n        with Guard",
+        "        self._undo = instrument(self.recorder)\n        with Guard",
+    )
+    change(
+        manager,
+        "        self.transfers.remove()\n",
+        "        self.transfers.remove()\n        self._undo()\n",
+    )
+    change(
+        manager,
+        "from otel_train.instrumentation.logged_values",
+        "from otel_train.instrumentation.dummy import instrument\nfrom otel_train.instrumentation.logged_values",
+    )
+
+    said = run(copy, LOOP.replace("**SETTINGS", "") + "print(statistics.median.__module__)")
+
+    (row,) = (row for row in summary(copy)["stages"] if row["stage"] == "dummy")
+    assert (row["count"], row["phase"], row["loader"]) == (30, "train", "numbers")
+    assert said == "statistics\n"

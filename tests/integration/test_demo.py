@@ -59,7 +59,7 @@ def summary_below(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_verdict_names_the_loader_that_training_waits_for(tmp_path: Path) -> None:
+def test_the_finding_names_the_loader_that_training_waits_for(tmp_path: Path) -> None:
     """The whole promise in a third of a minute: an unchanged loop, and the right answer at the end."""
     process = start(tmp_path, "--minutes=0.35")
     shown, complaints = process.communicate(timeout=150)
