@@ -23,7 +23,9 @@ from otel_train.recording.events import (
     SourceKind,
 )
 
-DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE, *_OTHERS = map(int, SourceKind)
+DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE, *_OTHERS = map(
+    int, SourceKind
+)
 """As integers, for speed."""
 
 DEEPEST: Final = 64

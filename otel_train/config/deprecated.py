@@ -131,8 +131,8 @@ FOLDED: Final = {
 }
 """Settings that stand for several former ones."""
 
-FORMER: Final = frozenset(RENAMED) | {name for fold in FOLDED.values() for name in fold.parts}
-"""Every former name."""
+FORMER: Final = {**RENAMED, **{name: new for new, fold in FOLDED.items() for name in fold.parts}}
+"""Every former name, and the present one."""
 
 
 class PresentSettings(NamedTuple):

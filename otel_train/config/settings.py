@@ -8,7 +8,7 @@ import os
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from otel_train.config.deprecated import present
+from otel_train.config.deprecated import FORMER, present
 from otel_train.config.validation import (
     FILE_VARIABLE,
     MIB,
@@ -435,7 +435,9 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
             known = SETTINGS.get(name)
             if known is None:
                 problem = unknown(
-                    variable[:_MOST_CHARS], (*(PREFIX + each.upper() for each in SETTINGS), FILE_VARIABLE)
+                    variable[:_MOST_CHARS],
+                    (*(_variable(each) for each in SETTINGS), FILE_VARIABLE),
+                    {_variable(each): _variable(now) for each, now in FORMER.items()},
                 )
                 ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
             else:
@@ -469,6 +471,10 @@ def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[Ignored
 
 def _used(name: str, config: Config) -> str:
     return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name not in SECRETS else ""
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 def warn(ignored: Iterable[IgnoredSetting], deprecated: Iterable[str] = ()) -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from otel_train.config.deprecated import present
+from otel_train.config.deprecated import FORMER, present
 from otel_train.config.settings import (
     CODE,
     DEFAULTS,
@@ -92,7 +92,7 @@ def settle(
     keywords, deprecated = present(settings or {}, secrets=SECRETS)
     for name in keywords:
         if name not in DEFAULTS:
-            raise ConfigError(unknown(name, DEFAULTS))
+            raise ConfigError(unknown(name, DEFAULTS, FORMER))
     sources = [
         ConfigSource(CODE, keywords, (), deprecated),
         ConfigSource(CODE, changed(config) if config is not None else {}),
@@ -245,7 +245,7 @@ def _native(name: str, value: object) -> object:
         ConfigError: it is no setting, or cannot be honoured.
     """
     if name not in DEFAULTS:
-        raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS))
+        raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS, FORMER))
     known = SETTINGS[name]
     if value is None:
         return None

@@ -416,11 +416,18 @@ class _Shown(reprlib.Repr):
         self.maxlevel = 3
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
-    """What the user reads when there is no such setting."""
+def unknown(name: str, known: Iterable[str], former: Mapping[str, str]) -> str:
+    """What the user reads when there is no such setting.
+
+    Args:
+        name: as it is given.
+        known: names of settings.
+        former: former names, each with the present one: whoever misspells one of them is told that.
+    """
     # The prefix, which all share, would make any two names look alike.
     name = printable(name)
-    plain = {each.removeprefix(PREFIX): each for each in known}
+    present = {**former, **{each: each for each in known}}
+    plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
     close = near(name.removeprefix(PREFIX), plain)
     remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)
     return f"{name}: not a setting of otel_train. {remedy}"
