@@ -422,7 +422,7 @@ def unknown(name: str, known: Iterable[str], former: Mapping[str, str]) -> str:
     Args:
         name: as it is given.
         known: names of settings.
-        former: former names, each with the present one: whoever misspells one of them is told that.
+        former: former names, each with the present one, which the answer to a misspelt one names.
     """
     # The prefix, which all share, would make any two names look alike.
     name = printable(name)
