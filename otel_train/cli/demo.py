@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.update(PROFILER[args.profiler])
     os.environ.setdefault("OTEL_TRAIN_RUN_NAME", "demo")
     print(
-        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the card.",
+        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the run summary.",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
@@ -143,7 +143,7 @@ def farewell(
         lines.append(f"Run directory     {run_dir}")
         if artifacts:
             lines.append(f"Artifacts         {Path(str(run_dir)) / 'artifacts'}")
-        lines.append(f"The card again    otel-train summary {shlex.quote(str(run_dir))}")
+        lines.append(f"The summary again otel-train summary {shlex.quote(str(run_dir))}")
     lines += _advice(summary, workers)
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
     lines.append(
