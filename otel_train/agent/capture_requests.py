@@ -7,6 +7,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from otel_train.config.validation import variable_of
 from otel_train.files import parse_json, read_bytes, replace_text
 from otel_train.profiler.requests import REQUEST_FILE
 
@@ -34,7 +35,7 @@ class RequestFolder:
         """Why a client that brings this token may not ask; "" where it may."""
         if hmac.compare_digest(token.encode(), self._token.encode()):
             return ""
-        where = str(self._folder / KEY_FILE) if self._folder else "OTEL_TRAIN_PROFILER_TOKEN"
+        where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
         return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
 
     def publish(self) -> None:

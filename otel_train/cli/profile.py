@@ -16,7 +16,7 @@ from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, export
 from otel_train.cli.run import launched
 from otel_train.config.sources import settle
-from otel_train.config.validation import PREFIX
+from otel_train.config.validation import variable_of
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import read_json
@@ -203,7 +203,7 @@ def run_program(args: argparse.Namespace) -> int:
     config = settle(environ={**os.environ, **settings}).config
     if config.disabled:
         raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Take it away")
-    run_id = settings[f"{PREFIX}RUN_ID"] = detect(config, os.environ).run_id
+    run_id = settings[variable_of("run_id")] = detect(config, os.environ).run_id
     is_module = args.program[:1] == ["-m"]
     if is_module:
         ended = launched(args.program[2:], settings, module="".join(args.program[1:2]))
@@ -214,7 +214,7 @@ def run_program(args: argparse.Namespace) -> int:
     home = Path(config.run_dir) / folder_name(run_id)
     if not home.is_dir():
         raise RunDirectoryError(
-            f"{home}: the program has left no run_program there. Did it train, and with no run_id or run_dir of its own?"
+            f"{home}: the program has left no run there. Did it train, and with no run_id or run_dir of its own?"
         )
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     export.say(written, as_json=args.json)
@@ -241,7 +241,7 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
         "profiler_activities": ",".join(activities(args.activities)),
         "run_dir": str(Path(args.run_dir).absolute()),
     }
-    return {PREFIX + name.upper(): value for name, value in wanted.items() if value}
+    return {variable_of(name): value for name, value in wanted.items() if value}
 
 
 def _demo(steps: int) -> list[str]:

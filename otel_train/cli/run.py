@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS
-from otel_train.config.validation import FILE_VARIABLE, PREFIX
+from otel_train.config.validation import FILE_VARIABLE, variable_of
 from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.safety import printable
 
@@ -183,7 +183,7 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
         given["prometheus"] = "false"
     if args.no_card:
         given["console"] = "false"
-    found = {PREFIX + name.upper(): value for name, value in given.items()}
+    found = {variable_of(name): value for name, value in given.items()}
     if args.config:
         found[FILE_VARIABLE] = args.config
     if args.endpoint:

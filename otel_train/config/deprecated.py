@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.config.validation import PREFIX, switch_of, text_of, words_of
+from otel_train.config.validation import switch_of, text_of, variable_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -190,7 +190,7 @@ def _translated(
 
 
 def _spelled(name: str, *, variables: bool) -> str:
-    return PREFIX + name.upper() if variables else name
+    return variable_of(name) if variables else name
 
 
 def _assigned(name: str, value: object, *, variables: bool, secrets: tuple[str, ...]) -> str:

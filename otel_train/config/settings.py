@@ -32,6 +32,7 @@ from otel_train.config.validation import (
     read_parts,
     text_of,
     unknown,
+    variable_of,
 )
 from otel_train.errors import ConfigError
 from otel_train.fast_dataclass import fast_dataclass
@@ -354,7 +355,7 @@ class Config:
 
         ``Config.from_env(config.to_env()) == config``.
         """
-        return {PREFIX + name.upper(): text_of(value) for name, value in changed(self).items()}
+        return {variable_of(name): text_of(value) for name, value in changed(self).items()}
 
 
 SETTINGS: Final = {
@@ -430,14 +431,14 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
     values: dict[str, Any] = {}
     ignored: list[IgnoredSetting] = []
     for name, text in texts.items():
-        variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
+        variable = name if name.startswith(PREFIX) else variable_of(name)
         try:
             known = SETTINGS.get(name)
             if known is None:
                 problem = unknown(
                     variable[:_MOST_CHARS],
-                    (*(_variable(each) for each in SETTINGS), FILE_VARIABLE),
-                    {_variable(each): _variable(now) for each, now in FORMER.items()},
+                    (*map(variable_of, SETTINGS), FILE_VARIABLE),
+                    {variable_of(each): variable_of(now) for each, now in FORMER.items()},
                 )
                 ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
             else:
@@ -471,10 +472,6 @@ def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[Ignored
 
 def _used(name: str, config: Config) -> str:
     return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name not in SECRETS else ""
-
-
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
 
 
 def warn(ignored: Iterable[IgnoredSetting], deprecated: Iterable[str] = ()) -> None:

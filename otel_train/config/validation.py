@@ -416,6 +416,11 @@ class _Shown(reprlib.Repr):
         self.maxlevel = 3
 
 
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
 def unknown(name: str, known: Iterable[str], former: Mapping[str, str]) -> str:
     """What the user reads when there is no such setting.
 

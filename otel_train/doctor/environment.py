@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import settle
-from otel_train.config.validation import MIB, PREFIX, address_of, text_of
+from otel_train.config.validation import MIB, address_of, text_of, variable_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_settings import otlp_configured
@@ -425,7 +425,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
 def _ours(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
     """Settings that are set, under their name at their origin."""
     return {
-        PREFIX + name.upper() if origin == ENVIRONMENT else name: (
+        variable_of(name) if origin == ENVIRONMENT else name: (
             text_of(resolved.given.get(name, getattr(resolved.config, name))),
             origin,
         )
@@ -464,7 +464,7 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
 def _said(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
     """Name of a setting at its origin, and the origin."""
     origin = resolved.origins[name]
-    return (PREFIX + name.upper(), "") if origin == ENVIRONMENT else (name, f" in {origin}")
+    return (variable_of(name), "") if origin == ENVIRONMENT else (name, f" in {origin}")
 
 
 def _standard(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:

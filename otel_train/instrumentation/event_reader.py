@@ -103,9 +103,8 @@ class PythonReader:
                 return
             entries.popleft()
             elapsed_ns = [driver.elapsed_ns(*pair) for pair in zip(self._last, events, strict=False)]
-            elapsed_ns += [0] * (
-                len(events) - len(elapsed_ns)
-            )  # of one that came into use since, time begins
+            # Of a stream that came into use since the last reading, time begins here.
+            elapsed_ns += [0] * (len(events) - len(elapsed_ns))
             since_ns, self._missed_ns = max(host_ns, self._missed_ns), 0
             self._last, self._read = events, self._read + 1
             self._ring.write(Record(len(events), host_ns, code, step, since_ns, clock(), tuple(elapsed_ns)))

@@ -9,7 +9,7 @@ import os
 import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from otel_train.config.validation import PREFIX, switch_of
+from otel_train.config.validation import switch_of, variable_of
 from otel_train.errors import callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, begin_end_fail, code
 
@@ -91,7 +91,7 @@ class StageRecorder:
 
 def disabled_here() -> bool:
     """Returns whether the environment disables telemetry."""
-    return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
+    return bool(switch_of(os.environ.get(variable_of("disabled"), "")))
 
 
 class ActiveSession:

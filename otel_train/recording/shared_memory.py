@@ -194,9 +194,8 @@ class FlightMemory:
             self.descriptor = _anonymous()
             os.ftruncate(self.descriptor, self._bytes)
             return mmap.mmap(self.descriptor, self._bytes)
-        except (
-            OSError
-        ):  # none is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process
+        except OSError:
+            # None is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process.
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
