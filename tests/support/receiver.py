@@ -127,10 +127,10 @@ def ids_in_base64(node: Any) -> Any:
     return [ids_in_base64(item) for item in node] if isinstance(node, list) else node
 
 
-def _response(path: str, kind: str, received: Received) -> bytes:
+def _response(path: str, kind: str, mode: str, received: Received) -> bytes:
     metrics = path.endswith("/v1/metrics")
-    if received.mode != "partial":
-        return b"{}" if kind == "application/json" and received.mode != "bare" else b""
+    if mode != "partial":
+        return b"{}" if kind == "application/json" and mode != "bare" else b""
     if kind == "application/json":
         key = "rejectedDataPoints" if metrics else "rejectedSpans"
         partial = {key: str(received.rejecting), "errorMessage": "too old"}
@@ -167,20 +167,21 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
             super().finish()
 
         def do_POST(self) -> None:
+            mode = received.mode  # before the request is counted: a test that waits for it changes the mode then
             received.requests += 1
             body = self.rfile.read(int(self.headers["Content-Length"]))
             received.headers = self.headers
-            if received.mode == "slow":
+            if mode == "slow":
                 time.sleep(received.slow_s)
-            if received.mode.isdigit() and received.poison in body:
-                self._answer(int(received.mode), b"", "")
+            if mode.isdigit() and received.poison in body:
+                self._answer(int(mode), b"", "")
                 return
             kind = self.headers["Content-Type"]
-            if received.mode in ANSWERS:
-                self._answer(200, *ANSWERS[received.mode])
+            if mode in ANSWERS:
+                self._answer(200, *ANSWERS[mode])
                 return
-            if received.mode in {"endless", "trickle", "close"}:
-                self._misbehave(kind)
+            if mode in {"endless", "trickle", "close"}:
+                self._misbehave(mode, kind)
                 return
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
@@ -189,7 +190,7 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
                 self._answer(400, b"not OTLP", "text/plain")
                 return
             received.take(asked)
-            self._answer(200, _response(self.path, kind, received), "" if received.mode == "bare" else kind)
+            self._answer(200, _response(self.path, kind, mode, received), "" if mode == "bare" else kind)
 
         def _answer(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
@@ -203,13 +204,13 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
             self.end_headers()
             self.wfile.write(body)
 
-        def _misbehave(self, kind: str) -> None:
+        def _misbehave(self, mode: str, kind: str) -> None:
             self.close_connection = True
-            if received.mode == "endless":
+            if mode == "endless":
                 self.wfile.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n{{".encode())
                 while True:
                     self.wfile.write(b" " * (1 << 16))
-            if received.mode == "trickle":
+            if mode == "trickle":
                 for each in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 10_000:
                     self.wfile.write(bytes([each]))
                     time.sleep(0.05)
@@ -256,12 +257,13 @@ def grpc_receiver() -> Iterator[Received]:
     received = Received()
 
     def answer(request: Any, context: Any, path: str) -> Any:
+        mode = received.mode
         received.requests += 1
-        if received.mode not in {"ok", "partial"}:
-            context.abort(getattr(grpc.StatusCode, received.mode), "as told")
+        if mode not in {"ok", "partial"}:
+            context.abort(getattr(grpc.StatusCode, mode), "as told")
         received.take(request)
         kind: Any = ExportMetricsServiceResponse if path == "/v1/metrics" else ExportTraceServiceResponse
-        return kind.FromString(_response(path, "", received))
+        return kind.FromString(_response(path, "", mode, received))
 
     class Metrics(metrics_grpc.MetricsServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
