@@ -307,7 +307,12 @@ def uses(area: str) -> dict[str, Counter[str]]:
     words = list(FORMER_WORDS)
     pattern = re.compile("\\b(?:" + "|".join(f"({word})" for word in words) + ")\\b")
     found: dict[str, Counter[str]] = {word: Counter() for word in words}
-    for path in {path for glob in AREAS[area] for path in ROOT.glob(glob) if path.name not in NOT_SEARCHED}:
+    for path in {
+        path
+        for glob in AREAS[area]
+        for path in ROOT.glob(glob)
+        if path.name not in NOT_SEARCHED and path.suffix != ".pyc"
+    }:
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text).replace("_", " ").lower()
         for match in pattern.finditer(text):
