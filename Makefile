@@ -74,9 +74,10 @@ unit: setup  ## the quick tests only
 	  || $(ONCE_MORE) -m "$(QUICK)"
 
 .PHONY: check
-check: setup lint types layers docs-check rules-check dashboards-check unit  ## style, types, layers, generated files, quick tests
+check: static unit  ## style, types, layers, generated files, quick tests
 
-.PHONY: lint types layers
+.PHONY: static lint types layers
+static: setup lint types layers docs-check rules-check dashboards-check  ## the same without the tests
 lint: setup  ## ruff, formatting included
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .

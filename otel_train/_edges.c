@@ -1,8 +1,7 @@
-/* The writer of a ring of edges, in C: the same as `_writer` in recording/ring_buffer.py, at a third of its time or less.
-
+/* Edges and hooks of the training thread, the handler of SIGTERM, and a thread that reads device events. All but that
+   thread run with the interpreter lock held. Where this was not built, otel_train does the same in Python.
    One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
-   `elsewhere`. All of it runs with the interpreter lock held. The stable ABI of Python 3.11 is all that is used, so one
-   build serves every later version. Where it was not built, recording/ring_buffer.py does the same in Python. */
+   `elsewhere`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -19,7 +18,7 @@
 #include <unistd.h>
 
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
-#define SAMPLED 64          /* ring.SAMPLED */
+#define SAMPLED 61          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
 
@@ -51,19 +50,30 @@ static int64_t now_ns(const Writer *self) {
     return ns;
 }
 
-#define FAILED(ns) ((ns) == -1 && PyErr_Occurred())
+/* Memory of at least so many words that another process or a signal handler may look at. */
+static int get_words(PyObject *memory, Py_buffer *buffer, Py_ssize_t least) {
+    if (PyObject_GetBuffer(memory, buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) return -1;
+    if (buffer->len >= least * (Py_ssize_t)sizeof(int64_t) && (uintptr_t)buffer->buf % sizeof(int64_t) == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "memory of %zd bytes: expected at least %zd words, aligned", buffer->len, least);
+    PyBuffer_Release(buffer);
+    return -1;
+}
 
-/* Write one edge; -1 with an exception set where that fails. The position moves last: what lies before it is whole. */
-static int write_edge(Writer *self, int64_t word) {
+#define FAILED(ns) ((ns) == -1 && PyErr_Occurred())
+#define IS_SAMPLE(self) ((uint64_t)(self)->position % (SAMPLED * EDGE_WORDS) == 0)
+
+/* Write one edge; -1 with an exception set where that fails. The position moves last: what lies before it is whole. `begun` is
+   when the hook began that writes it, if it is timed; else 0. */
+static int write_edge(Writer *self, int64_t word, int64_t begun) {
     if (PyThread_get_thread_ident() != self->owner) {
         PyObject *other = PyObject_CallFunction(self->elsewhere, "L", (long long)word);
         Py_XDECREF(other);
         return other == NULL ? -1 : 0;
     }
     uint64_t slot = (uint64_t)self->position & self->mask;
-    int sample = (slot & (SAMPLED * EDGE_WORDS - 1)) == 0;
-    int64_t begun = 0, ns;
-    if (sample && FAILED(begun = now_ns(self))) return -1;
+    int sample = IS_SAMPLE(self);
+    int64_t ns;
+    if (sample && !begun && FAILED(begun = now_ns(self))) return -1;
     if (FAILED(ns = now_ns(self))) return -1;
     if (self->words == NULL) return 0; /* given back while the program's clock was asked */
     self->words[slot] = word;
@@ -81,7 +91,7 @@ static int write_edge(Writer *self, int64_t word) {
 
 static PyObject *writer_edge(PyObject *object, PyObject *code) {
     int64_t word = PyLong_AsLongLong(code);
-    if (FAILED(word) || write_edge((Writer *)object, word) < 0) return NULL;
+    if (FAILED(word) || write_edge((Writer *)object, word, 0) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -122,33 +132,16 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     if (!PyArg_ParseTuple(args, "OOkO|O:Writer", &words, &clock, &owner, &elsewhere, &progress)) return NULL;
     Writer *self = (Writer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
-    if (PyObject_GetBuffer(words, &self->buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    uint64_t count = (uint64_t)self->buffer.len / sizeof(int64_t);
-    if (count < EDGE_WORDS || (count & (count - 1)) || (uintptr_t)self->buffer.buf % sizeof(int64_t)) {
-        PyErr_Format(PyExc_ValueError, "ring of %llu words: expected a power of two, aligned", (unsigned long long)count);
-        Py_DECREF(self);
-        return NULL;
-    }
-    if (progress != Py_None) {
-        if (PyObject_GetBuffer(progress, &self->progress, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) {
-            Py_DECREF(self);
-            return NULL;
-        }
-        if (self->progress.len < (Py_ssize_t)(2 * sizeof(int64_t)) || (uintptr_t)self->progress.buf % sizeof(int64_t)) {
-            PyErr_SetString(PyExc_ValueError, "progress: expected two words, aligned");
-            Py_DECREF(self);
-            return NULL;
-        }
-        self->shown = self->progress.buf;
-    }
+    int bad = get_words(words, &self->buffer, EDGE_WORDS) < 0 || (progress != Py_None && get_words(progress, &self->progress, 2) < 0);
+    self->mask = (uint64_t)self->buffer.len / sizeof(int64_t) - 1;
+    if (!bad && (bad = ((self->mask + 1) & self->mask) != 0))
+        PyErr_Format(PyExc_ValueError, "ring of %llu words: expected a power of two", (unsigned long long)self->mask + 1);
     self->words = self->buffer.buf;
-    self->mask = count - 1;
+    self->shown = self->progress.buf;
     self->owner = owner;
     self->elsewhere = Py_NewRef(elsewhere);
     self->clock = clock == Py_None ? NULL : Py_NewRef(clock);
+    if (bad) Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -206,8 +199,8 @@ static PyType_Spec writer_spec = {
 /* Hooks: what stands in torch's functions. Each is a builtin function whose self is a tuple of what it needs, `edge` first: a
    Writer's, or any callable that takes a code. The same in Python is in otel_train/instrumentation. */
 #define FIELD(place) PyTuple_GetItem(state, (place))
-static PyObject *names[7]; /* interned */
 enum { NEXT, ASK, SIZE, RAISED, TRAINING, SHAPE, DUNDER_NEXT };
+static PyObject *names[DUNDER_NEXT + 1]; /* interned */
 
 static int intern_names(void) {
     static const char *const texts[] = {"_otel_train_next", "_otel_train_ask", "size", "raised", "training", "shape", "__next__"};
@@ -216,35 +209,49 @@ static int intern_names(void) {
     return 0;
 }
 
-static int put(PyObject *edge, int64_t word) {
-    if (PyCFunction_CheckExact(edge) && PyCFunction_GetFunction(edge) == writer_edge)
-        return write_edge((Writer *)PyCFunction_GetSelf(edge), word);
+#define IS_WRITER(edge) (PyCFunction_CheckExact(edge) && PyCFunction_GetFunction(edge) == writer_edge)
+
+/* Now, where the next edge is timed: with it all that a hook does on this side of the program's own call. Else 0. */
+static int64_t hook_begins(PyObject *edge) {
+    Writer *self = IS_WRITER(edge) ? (Writer *)PyCFunction_GetSelf(edge) : NULL;
+    return self && self->clock == NULL && IS_SAMPLE(self) ? now_ns(self) : 0;
+}
+
+static int put(PyObject *edge, int64_t word, int64_t begun) {
+    if (IS_WRITER(edge)) return write_edge((Writer *)PyCFunction_GetSelf(edge), word, begun);
     PyObject *done = PyObject_CallFunction(edge, "L", (long long)word);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-#define PUT(edge, code) put((edge), PyLong_AsLongLong(code)) /* all codes that are given are integers of ours */
+#define PUT(edge, code, begun) put((edge), PyLong_AsLongLong(code), begun) /* all codes that are given are integers of ours */
 
 /* Write `end`, or `fail` where there is no result: its exception stays, whatever becomes of the edge. */
 static PyObject *finish(PyObject *edge, PyObject *end, PyObject *fail, PyObject *result) {
     PyObject *type, *value, *traceback;
     if (result != NULL) {
-        if (PUT(edge, end) < 0) Py_CLEAR(result);
+        if (PUT(edge, end, 0) < 0) Py_CLEAR(result);
         return result;
     }
     PyErr_Fetch(&type, &value, &traceback);
-    PUT(edge, fail);
+    PUT(edge, fail, 0);
     PyErr_Restore(type, value, traceback);
     return NULL;
 }
 
 /* edge, call, begin, end, fail, when, otherwise: `call` where its keyword `when` is True, else `otherwise`, untimed. */
 static PyObject *timed(PyObject *state, PyObject *args, PyObject *kwargs) {
+    int64_t begun = hook_begins(FIELD(0));
     if (kwargs == NULL || PyDict_GetItemWithError(kwargs, FIELD(5)) != Py_True)
         return PyErr_Occurred() ? NULL : PyObject_Call(FIELD(6), args, kwargs);
-    if (PUT(FIELD(0), FIELD(2)) < 0) return NULL;
+    if (PUT(FIELD(0), FIELD(2), begun) < 0) return NULL;
     return finish(FIELD(0), FIELD(3), FIELD(4), PyObject_Call(FIELD(1), args, kwargs));
+}
+
+static PyObject *with_first(PyObject *item, PyObject *others) {
+    PyObject *first = PyTuple_Pack(1, item), *all = first == NULL ? NULL : PySequence_Concat(first, others);
+    Py_XDECREF(first);
+    return all;
 }
 
 /* edge, call, bare, begins, end, fail, open_in, is_grad_enabled, task: forward(model, args, kwargs). `call` takes the model
@@ -254,29 +261,28 @@ static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t cou
     if (count != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
     PyObject *model = given[0], *open_in = FIELD(6), *kwargs = PyDict_Size(given[2]) > 0 ? given[2] : NULL, *result = NULL;
     unsigned long here = PyThread_get_thread_ident();
+    int64_t begun = hook_begins(FIELD(0));
+    PyObject *args = FIELD(2) == Py_True ? Py_NewRef(given[1]) : with_first(model, given[1]);
+    if (args == NULL) return NULL;
     int inside = PyLong_AsUnsignedLong(PyList_GetItem(open_in, 0)) == here, records = FIELD(8) == Py_None || !inside;
     if (records && FIELD(8) != Py_None) {
         PyObject *task = PyObject_CallNoArgs(FIELD(8));
-        if (task == NULL) return NULL;
-        records = PyLong_AsLongLong(task) == -1;
-        Py_DECREF(task);
+        records = task == NULL ? -1 : PyLong_AsLongLong(task) == -1;
+        Py_XDECREF(task);
     }
-    if (records) {
+    if (records > 0) {
         PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
         PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(7));
         int flags = grad == NULL ? -1 : 2 * PyObject_IsTrue(training) + PyObject_IsTrue(grad);
         Py_XDECREF(training);
         Py_XDECREF(grad);
-        if (flags < 0 || PUT(FIELD(0), PyTuple_GetItem(FIELD(3), flags)) < 0) return NULL;
-        if (!inside) PyList_SetItem(open_in, 0, PyLong_FromUnsignedLong(here));
+        if (flags < 0 || PUT(FIELD(0), PyTuple_GetItem(FIELD(3), flags), begun) < 0) records = -1;
+        else if (!inside) PyList_SetItem(open_in, 0, PyLong_FromUnsignedLong(here));
     }
-    PyObject *first = FIELD(2) == Py_True ? PyTuple_New(0) : PyTuple_Pack(1, model);
-    PyObject *args = first == NULL ? NULL : PySequence_Concat(first, given[1]);
-    Py_XDECREF(first);
-    if (args != NULL) result = PyObject_Call(FIELD(1), args, kwargs);
-    Py_XDECREF(args);
-    if (records && !inside) PyList_SetItem(open_in, 0, PyLong_FromLong(0)); /* not another thread's, which may be over */
-    return records ? finish(FIELD(0), FIELD(4), FIELD(5), result) : result;
+    if (records >= 0) result = PyObject_Call(FIELD(1), args, kwargs);
+    Py_DECREF(args);
+    if (records > 0 && !inside) PyList_SetItem(open_in, 0, PyLong_FromLong(0)); /* not another thread's, which may be over */
+    return records > 0 ? finish(FIELD(0), FIELD(4), FIELD(5), result) : result;
 }
 
 /* Its self is a key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
@@ -299,18 +305,20 @@ static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
     PyObject *about = PyObject_GenericGetDict(iterator, NULL), *batch = NULL, *word = NULL, *type, *value, *traceback;
     PyObject *state = about == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(about, names[NEXT]));
     PyObject *ask = state == NULL ? NULL : PyDict_GetItemWithError(about, names[ASK]);
+    int64_t begun = ask == NULL ? 0 : hook_begins(FIELD(0));
     if (ask == NULL && !PyErr_Occurred()) /* the session is over, and the program kept this method */
         batch = PyObject_CallMethodObjArgs(iterator, names[DUNDER_NEXT], NULL);
-    if (ask != NULL && PUT(FIELD(0), ask) == 0) {
+    if (ask != NULL && PUT(FIELD(0), ask, begun) == 0) {
         if ((batch = PyObject_CallFunctionObjArgs(FIELD(1), iterator, NULL)) != NULL) {
+            begun = hook_begins(FIELD(0));
             word = PyObject_CallMethodObjArgs(FIELD(2), names[SIZE], batch, NULL);
             int64_t samples = word == NULL ? -1 : PyLong_AsLongLong(word);
-            if (FAILED(samples) || put(FIELD(0), PyLong_AsLongLong(FIELD(3)) | samples << PAYLOAD_SHIFT) < 0) Py_CLEAR(batch);
+            if (FAILED(samples) || put(FIELD(0), PyLong_AsLongLong(FIELD(3)) | samples << PAYLOAD_SHIFT, begun) < 0) Py_CLEAR(batch);
         } else {
             PyErr_Fetch(&type, &value, &traceback);
             PyErr_NormalizeException(&type, &value, &traceback);
             word = PyObject_CallMethodObjArgs(FIELD(2), names[RAISED], iterator, value, NULL);
-            if (word != NULL) PUT(FIELD(0), word);
+            if (word != NULL) PUT(FIELD(0), word, 0);
             PyErr_Restore(type, value, traceback);
         }
         Py_XDECREF(word);
@@ -406,9 +414,8 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
     if (term.active || sigaction(SIGTERM, NULL, &term.before) < 0 || (term.before.sa_flags & SA_SIGINFO)
         || term.before.sa_handler == SIG_DFL || term.before.sa_handler == SIG_IGN)
         Py_RETURN_FALSE;
-    if (PyObject_GetBuffer(told, &term.told, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) return NULL;
-    if (term.told.len < (Py_ssize_t)sizeof(int64_t) || (uintptr_t)term.told.buf % sizeof(int64_t)
-        || timer_create(CLOCK_MONOTONIC, &event, &term.timer) < 0) {
+    if (get_words(told, &term.told, 1) < 0) return NULL;
+    if (timer_create(CLOCK_MONOTONIC, &event, &term.timer) < 0) {
         PyBuffer_Release(&term.told);
         Py_RETURN_FALSE;
     }

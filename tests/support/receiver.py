@@ -167,7 +167,8 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
             super().finish()
 
         def do_POST(self) -> None:
-            mode = received.mode  # before the request is counted: a test that waits for it changes the mode then
+            # Before the request is counted: a test that waits for it may change the mode then.
+            mode = received.mode
             received.requests += 1
             body = self.rfile.read(int(self.headers["Content-Length"]))
             received.headers = self.headers
