@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from benchmarks import (
     accounting,
     captures,
-    export_loop,
     idle,
     imports,
     processes,
@@ -42,7 +41,6 @@ BENCHES = (
     Bench("cpu", wall_time.CPU, wall_time.run_cpu),
     Bench("wait", wait.WHAT, wait.run),
     Bench("account", accounting.WHAT, accounting.run),
-    Bench("turn", export_loop.WHAT, export_loop.run),
     Bench("import", imports.WHAT, imports.run),
     Bench("instrument", imports.INSTRUMENT, imports.run_instrument),
     Bench("exit", processes.EXIT, processes.run_exit),

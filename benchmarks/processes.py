@@ -37,7 +37,7 @@ NODE = (
 RANKS = 8
 BUDGET_NODE_MB = 150.0
 BUDGET_EXIT_S = 0.1
-BUDGET_MEMORY_MB = 40.0
+BUDGET_MEMORY_MB = 25.0
 BUDGET_GROWTH_MB = 1.0
 """What we call flat: pages that come and go, not one more allocation per step (120,000 bytes at the least)."""
 
@@ -76,7 +76,7 @@ def _exit_s(folder: Path, *, instrumented: bool) -> float:
 
 
 def run_memory(plan: Plan) -> list[Row]:
-    """A bare and a instrumented process side by side."""
+    """A bare and an instrumented process side by side."""
     steps = plan.times(120_000, 10_000)
     step_s = 0.3e-3  # of the loop in the child, roughly: it only has to spread the exports
     every_s = max(0.1, steps * step_s / EXPORTS_IN_TEN_MINUTES)

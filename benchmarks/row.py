@@ -28,7 +28,6 @@ class Row:
         unit: of the values and the budget.
         values: one per pair or repetition; empty when it could not be measured.
         budget: the median may be at most this; None when the value only explains another.
-        target: what we would like; no status depends on it.
         detail: further numbers of the same measurement, by name.
         reason: why it was not measured, or how to read it.
     """
@@ -38,7 +37,6 @@ class Row:
     unit: str
     values: tuple[float, ...] = ()
     budget: float | None = None
-    target: float | None = None
     detail: dict[str, float] = field(default_factory=dict)
     reason: str = ""
 
@@ -70,7 +68,6 @@ class Row:
             "what": self.what,
             "unit": self.unit,
             "budget": self.budget,
-            "target": self.target,
             "spread": self.spread._asdict() if self.spread else None,
             "status": self.status.value,
             "excess": self.excess,

@@ -50,8 +50,6 @@ def number(value: float) -> str:
 def cells_of(row: Row) -> tuple[str, str, str, str]:
     """One line of the table as text."""
     budget = "" if row.budget is None else f"≤ {row.budget:g} {row.unit}"
-    if row.target is not None:
-        budget += f" (target {row.target:g})"
     return row.what, budget, _measured(row), _status(row)
 
 

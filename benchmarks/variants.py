@@ -12,6 +12,7 @@ from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
 from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
+from otel_train.recording import ring_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,29 @@ def floor(loop: Loop) -> Iterator[None]:
         undo.callback(BackwardProbe(recorder).remove)
         undo.callback(OptimizerProbe(recorder, ScaledUpdates(None)).remove)
         yield
+
+
+@contextlib.contextmanager
+def prometheus_client(loop: Loop) -> Iterator[None]:
+    """What users write without us: a labelled ``prometheus_client.Histogram``, observed four times per step."""
+    from prometheus_client import CollectorRegistry, Histogram
+
+    histogram = Histogram("stage_seconds", "Time of a stage.", ["stage"], registry=CollectorRegistry())
+    loop.observe = [histogram.labels(stage).observe for stage in ("data", "forward", "backward", "optimizer")]
+    try:
+        yield
+    finally:
+        loop.observe = ()
+
+
+@contextlib.contextmanager
+def without_c() -> Iterator[None]:
+    """Hooks and edges in Python, as where no compiler was."""
+    extension, ring_buffer.EXTENSION = ring_buffer.EXTENSION, None
+    try:
+        yield
+    finally:
+        ring_buffer.EXTENSION = extension
 
 
 class Instrumented:

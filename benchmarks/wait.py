@@ -27,7 +27,7 @@ WHAT = (
     " only waiting for the interpreter makes it do. Once it never lets go of the interpreter, once it does so"
     " between small matrix products, as training does."
 )
-BUDGET_MS = 1.0
+BUDGET_MS = 0.1
 BACKLOG_STEPS = 10_000
 SPIN_S = 0.5
 """After each backlog. A thread that never lets go is interrupted every 5 ms only, so the export loop needs that long."""

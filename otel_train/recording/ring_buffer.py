@@ -124,7 +124,7 @@ class Ring(RingReader):
         clock: monotonic nanoseconds.
         owner: identity of the only thread that may write.
         elsewhere: takes the codes of every other thread.
-        native: write in C; only where ``NATIVE`` is true.
+        native: write in C; only where ``NATIVE`` is true. None: where there is an ``EXTENSION``.
         progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds of the edges that
             were timed. None where there are none.
     """
@@ -136,7 +136,7 @@ class Ring(RingReader):
         clock: Clock,
         owner: int,
         elsewhere: Callable[[int], None],
-        native: bool = NATIVE,
+        native: bool | None = None,
         progress: memoryview | None = None,
     ) -> None:
         size = len(words)
@@ -147,7 +147,7 @@ class Ring(RingReader):
         self._sees: list[_See | None] = [None, None]
         self._elsewhere = elsewhere
         self._over = False
-        make = _native_writer if native else _writer
+        make = _native_writer if (EXTENSION is not None if native is None else native) else _writer
         self.edge, self._counts, self._disown, self._lend = make(
             words, clock, owner, elsewhere, shown=_unseen() if progress is None else progress
         )
