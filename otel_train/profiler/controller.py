@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.aggregation.captures import Capture
@@ -13,11 +12,10 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
 from otel_train.profiler.storage import (
-    METADATA_SUFFIX,
+    CaptureJob,
     CaptureOutcome,
     CaptureStore,
     CaptureWriter,
-    write_metadata,
 )
 from otel_train.recording.events import SourceKind, StepRule
 
@@ -281,37 +279,24 @@ class CaptureController:
         first = self._training.number(within_ns) if within_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         epoch = recorded.plan.epoch or self._training.epoch(within_ns or recorded.ended_ns)
-        name = self._free_name(f"epoch_{epoch}-step_{max(first, 0)}")
-        job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
-        if recorded.trace is None:
-            record = self._document(job, CaptureOutcome())
-            with suppress(OSError):  # the event and the log say it as well
-                write_metadata(self._place.folder / (name + METADATA_SUFFIX), record)
-            self._report(job, CaptureOutcome(), record)
-        else:
-            writer = CaptureWriter(
-                recorded,
-                name,
-                self._place,
-                self._profiler,
-                first_step=max(first, 0),
-                record=lambda outcome: self._document(job, outcome),
-            )
-            self._job = job._replace(writer=writer)
-
-    def _free_name(self, wanted: str) -> str:
-        name, number = f"{wanted}-rank{self._place.rank}", 1
-        while (self._place.folder / (name + METADATA_SUFFIX)).exists():
-            number += 1
-            name = f"{wanted}-{number}-rank{self._place.rank}"
-        return name
+        job = _Job(recorded._replace(trace=None), steps, epoch)
+        options = recorded.plan.options
+        written = CaptureJob(
+            self._place, f"epoch_{epoch}-step_{max(first, 0)}", self._document(job), max(first, 0), time.monotonic(),
+            wants_device=any(activity != "cpu" for activity in options.activities) and not recorded.notes,
+            output=recorded.plan.output_dir,
+        )  # fmt: skip
+        self._job = job._replace(writer=CaptureWriter(written, recorded.trace, self._profiler))
 
     def _finish_job(self, job: _Job, writer: CaptureWriter) -> None:
         self._job = None
         outcome = writer.outcome
         if job.recorded.steps and outcome.bytes:
             self._bytes_per_step = outcome.bytes // job.recorded.steps
-        self._report(job, outcome, writer.metadata or self._document(job, outcome))
+        record = self._document(job)
+        self._report(
+            job, outcome, writer.metadata or {**record, "problem": outcome.problem or record["problem"]}
+        )
 
     def _report(self, job: _Job, outcome: CaptureOutcome, record: dict[str, Any]) -> None:
         recorded = job.recorded
@@ -323,23 +308,25 @@ class CaptureController:
         )  # fmt: skip
         # A missing activity is reported only if it was requested explicitly.
         by_name = recorded.plan.options.activities != Options().activities
-        for problem in filter(None, (capture.problem, *outcome.notes, *(recorded.notes if by_name else ()))):
+        for problem in filter(
+            None, (capture.problem, *outcome.missing, *(recorded.notes if by_name else ()))
+        ):
             _log.warning("Capture (%s): %s", capture.trigger, problem)
         self._done(capture)
 
-    def _document(self, job: _Job, outcome: CaptureOutcome) -> dict[str, Any]:
-        """The metadata; findings are added by the analysis."""
+    def _document(self, job: _Job) -> dict[str, Any]:
+        """The metadata; file, size and problems of writing are added with the file, findings by the analysis."""
         recorded, unix_ns = job.recorded, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
-            "file": Path(outcome.file).name, "bytes": outcome.bytes, "trigger": recorded.plan.trigger,
+            "file": "", "bytes": 0, "trigger": recorded.plan.trigger,
             "reason": recorded.plan.reason, "alert": recorded.plan.alert, "rank": self._place.rank, "epoch": job.epoch,
             "steps": list(job.steps) if recorded.steps else [],
             "steps_asked": recorded.plan.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
             "seconds": (self._clock() - begun_ns) / NS_PER_S,
-            "options": recorded.plan.options._asdict(), "problem": _problem(recorded, outcome.problem),
-            "notes": [*recorded.notes, *outcome.notes],
+            "options": recorded.plan.options._asdict(), "problem": _problem(recorded),
+            "notes": list(recorded.notes),
             "pinned": recorded.plan.pinned, "finding": {},
         }  # fmt: skip
 
@@ -350,8 +337,7 @@ class _Job(NamedTuple):
     recorded: Recorded
     steps: tuple[int, int]
     epoch: int
-    name: str
-    writer: CaptureWriter | None
+    writer: CaptureWriter | None = None
 
 
 def _presumed(sources: Sequence[Instrumented]) -> StepRule:
@@ -359,9 +345,9 @@ def _presumed(sources: Sequence[Instrumented]) -> StepRule:
     return StepRule(SourceKind.OPTIMIZER, asks=any(source.kind is SourceKind.DATA for source in sources))
 
 
-def _problem(recorded: Recorded, write_error: str) -> str:
-    if recorded.problem or write_error:
-        return recorded.problem or write_error
+def _problem(recorded: Recorded) -> str:
+    if recorded.problem:
+        return recorded.problem
     asked = recorded.plan.steps
     return "" if recorded.steps >= asked else f"captured {recorded.steps} of {asked} steps"
 

@@ -7,9 +7,12 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +21,9 @@ from otel_train.files import make_ignored, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
-    from otel_train.profiler.requests import Recorded
     from otel_train.profiler.torch_profiler import Profiler
 
 SUFFIX = ".json.gz"
@@ -156,42 +159,76 @@ class CaptureOutcome(NamedTuple):
         file: path of the trace; "" without a trace.
         bytes: its size.
         problem: what went wrong; "" if nothing.
-        notes: what is missing.
+        missing: what is not in the trace, and why.
     """
 
     file: str = ""
     bytes: int = 0
     problem: str = ""
-    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class CaptureJob(NamedTuple):
+    """A capture to write. Plain data: it goes to another process.
+
+    Attributes:
+        place: where to write.
+        name: of the file, without rank and suffix. A number is added if it exists.
+        record: the metadata, without the result of writing.
+        first_step: number of its first step.
+        made_s: when the metadata was made, on the monotonic clock of the system.
+        wants_device: whether device events must be in the trace, or a note says that they are missing.
+        output: folder of an uncompressed copy of this capture, which is overwritten; "" for none.
+        problem: why there is no trace, if writing it has failed; "" if it has not.
+    """
+
+    place: CaptureStore
+    name: str
+    record: dict[str, Any]
+    first_step: int
+    made_s: float
+    wants_device: bool = False
+    output: str = ""
+    problem: str = ""
+
+    def as_text(self) -> str:
+        """The job as JSON."""
+        place = self.place._replace(folder=str(self.place.folder))  # type: ignore[arg-type]  # back in `of_text`
+        return json.dumps(self._replace(place=place._asdict())._asdict())  # type: ignore[arg-type]  # likewise
+
+    @classmethod
+    def of_text(cls, text: str) -> CaptureJob:
+        """The job of that JSON."""
+        fields = json.loads(text)
+        place = CaptureStore(**fields.pop("place"))
+        return cls(place._replace(folder=Path(place.folder), analyze=tuple(place.analyze)), **fields)
+
+
+class Stored(NamedTuple):
+    """What is known of a capture once it is written, and again once it is analysed."""
+
+    outcome: CaptureOutcome
+    metadata: dict[str, Any]
 
 
 class CaptureWriter:
-    """Writes one capture on a thread of its own.
+    """Has one capture written by a process of its own; waits for it on a thread. No file of the run is touched in this process.
+
+    torch writes a trace to a path, so it is given one that leads to memory; the other process gets the descriptor. Where no
+    process can be started, the thread writes.
 
     Args:
-        recorded: the recording.
-        name: of the file, without suffix.
-        place: where to write.
+        job: what to write.
+        trace: what the profiler recorded; None without a recording.
         profiler: writes the trace.
-        first_step: number of its first step.
-        record: returns the metadata for the result of writing.
     """
 
-    def __init__(
-        self, recorded: Recorded, name: str, place: CaptureStore, profiler: Profiler, *,
-        first_step: int, record: Callable[[CaptureOutcome], dict[str, Any]],
-    ) -> None:  # fmt: skip
+    def __init__(self, job: CaptureJob, trace: Any, profiler: Profiler) -> None:
         self.outcome = CaptureOutcome()
         self.metadata: dict[str, Any] = {}
-        self._trace: Any = recorded.trace
-        self._wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
-        self._missing = bool(recorded.notes)
-        self._own_output = recorded.plan.output_dir
-        self._name = name
-        self._place = place
+        self._job = job
+        self._trace = trace
         self._profiler = profiler
-        self._describe = record
-        self._first_step = first_step
         self._written = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otel-train-capture", daemon=True)
         self._thread.start()
@@ -202,83 +239,172 @@ class CaptureWriter:
         return not self._thread.is_alive()
 
     def end(self, timeout_s: float) -> None:
-        """Waits for the file. The analysis is a process of its own and continues."""
-        self._written.wait(timeout_s)
+        """Waits for the file. The process that writes it continues."""
+        if not self._written.wait(timeout_s):
+            self.outcome = CaptureOutcome(problem=f"not written within {timeout_s:.1f} s")
 
     def _run(self) -> None:
-        partial = self._place.folder / f".{self._name}.partial"
+        job, trace = self._job, None
         try:
-            self._place.folder.mkdir(parents=True, exist_ok=True)
-            self._write(partial)
-        except Exception as error:  # noqa: BLE001  # a full disk or a fault of the profiler: in the metadata
-            self.outcome = self.outcome._replace(
-                file="", problem=f"not written: {error}".splitlines()[0][:300]
-            )
+            trace = self._saved()
+        except Exception as error:  # noqa: BLE001  # no memory is left, or a fault of the profiler: in the metadata
+            job = job._replace(problem=_not_written(error))
+        try:
+            for stored in _in_a_process(job, trace):
+                self.outcome, self.metadata = stored
+                self._written.set()
+        except Exception as error:  # noqa: BLE001  # a process that was killed
+            if not self._written.is_set():
+                self.outcome = CaptureOutcome(problem=_not_written(error))
         finally:
-            self._trace = None
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-                partial.with_suffix(".gz").unlink(missing_ok=True)
-        self.metadata = self._describe(self.outcome)
-        path = self._place.folder / (self._name + METADATA_SUFFIX)
-        with suppress(OSError):  # event and log have the same information
-            write_metadata(path, self.metadata)
-        analysis = self._begin_analysis() if self.outcome.file and self._place.analyze else None
-        self._written.set()
-        if analysis is not None:
-            self._await(analysis, path)
+            self._written.set()
+            if trace is not None:
+                trace.close()
 
-    def _write(self, partial: Path) -> None:
-        self._profiler.save(self._trace, partial)
-        self._trace = None
-        packed = partial.with_suffix(".gz")
-        kernels = _pack(partial, packed, first_step=self._first_step, plain=self._plain())
-        size = packed.stat().st_size
-        if size > self._place.max_bytes:
-            self.outcome = CaptureOutcome(
-                bytes=size,
-                problem=f"too large: {size} bytes, of {self._place.max_bytes} allowed. Capture fewer steps",
-            )
-            return
-        path = self._place.folder / (self._name + SUFFIX)
-        packed.replace(path)
-        notes: tuple[str, ...] = ()
-        if self._wants_device and not kernels and not self._missing:
-            notes = ("no device events: another tool may hold the counters, or they need a permission",)
-        self.outcome = CaptureOutcome(str(path), size, notes=notes)
-        if self._place.tensorboard:
-            _show_in_tensorboard(path, Path(self._place.tensorboard), f"{self._name}.rank{self._place.rank}")
-        make_room(self._place, keep=path)
+    def _saved(self) -> BinaryIO | None:
+        """The trace in memory."""
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return None
+        shared = Path("/dev/shm")  # noqa: S108  # links alone lie there: the folder is this user's, with a name that is new
+        with tempfile.TemporaryDirectory(
+            prefix="otel_train-", dir=shared if os.access(shared, os.W_OK) else None
+        ) as folder:
+            path = Path(folder) / "trace.json"
+            if not hasattr(os, "memfd_create"):
+                self._profiler.save(trace, path)
+                return path.open("rb")  # it is read after its name is gone
+            memory = os.fdopen(os.memfd_create("otel_train_trace", os.MFD_CLOEXEC), "rb")
+            for link in (
+                path,
+                path.with_name(path.name + ".tmp"),
+            ):  # torch writes to the second and renames it
+                link.symlink_to(f"/proc/{os.getpid()}/fd/{memory.fileno()}")
+            try:
+                self._profiler.save(trace, path)
+            except BaseException:
+                memory.close()
+                raise
+            return memory
 
-    def _plain(self) -> Path | None:
-        """Path of the uncompressed copy."""
-        if self._own_output:
-            return _plain_path(Path(self._own_output), self._name, self._place.rank, anew=True)
-        output = self._place.output
-        return _plain_path(Path(output), self._name, self._place.rank) if output else None
 
-    def _begin_analysis(self) -> subprocess.Popen[bytes] | None:
-        """Analyses the file in another process, which may outlive this one."""
-        try:
-            analysis = subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
-                [*self._place.analyze, self.outcome.file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
-            )  # fmt: skip
-        except OSError:
-            return None  # no memory for another process: 'otel-train analyze' can be called later
-        if hasattr(os, "setpriority"):
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, analysis.pid, 19)
-        return analysis
+def _not_written(error: Exception) -> str:
+    return f"not written: {error}".splitlines()[0][:300]
 
-    def _await(self, analysis: subprocess.Popen[bytes], path: Path) -> None:
+
+def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
+    """What the process says that writes a capture.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    command = [sys.executable or "", "-m", __name__, job.as_text()]
+    try:
+        process = subprocess.Popen(  # noqa: S603  # our own command
+            command, stdin=subprocess.DEVNULL if trace is None else trace, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
+        )  # fmt: skip
+    except OSError:  # none can be started
+        yield from store(job, trace)
+        return
+    with process:
+        for line in process.stdout or ():
+            outcome, metadata = json.loads(line)
+            file, size, problem, missing = outcome
+            yield Stored(CaptureOutcome(file, size, problem, tuple(missing)), metadata)
+    if process.returncode:
+        raise RuntimeError(f"the process that writes it ended with {process.returncode}")
+
+
+def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
+    """Writes a capture: its trace, its metadata, its copies; then has it analysed.
+
+    Yields:
+        The result of writing, and the result of the analysis.
+    """
+    place, outcome, name = job.place, CaptureOutcome(problem=job.problem), job.name
+    try:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        name = _free_name(place, job.name)
+        if trace is not None:
+            outcome = _write_trace(job, name, trace)
+    except Exception as error:  # noqa: BLE001  # a full disk, for example: in the metadata
+        outcome = CaptureOutcome(problem=_not_written(error))
+    record = job.record
+    metadata = {
+        **record, "file": Path(outcome.file).name, "bytes": outcome.bytes,
+        "problem": outcome.problem or record["problem"], "notes": [*record["notes"], *outcome.missing],
+        "seconds": record["seconds"] + time.monotonic() - job.made_s,
+    }  # fmt: skip
+    path = place.folder / f"{name}-rank{place.rank}{METADATA_SUFFIX}"
+    with suppress(OSError):  # event and log have the same information
+        write_metadata(path, metadata)
+    analysis = _begin_analysis(place, outcome.file) if outcome.file and place.analyze else None
+    yield Stored(outcome, metadata)
+    if analysis is not None:
         try:
             analysis.wait(ANALYSIS_S)
         except subprocess.TimeoutExpired:
             analysis.kill()
             analysis.wait()
-        self.metadata = read_metadata(path) or self.metadata
+        yield Stored(outcome, read_metadata(path) or metadata)
+
+
+def _free_name(place: CaptureStore, wanted: str) -> str:
+    name, number = wanted, 1
+    while (place.folder / f"{name}-rank{place.rank}{METADATA_SUFFIX}").exists():
+        number += 1
+        name = f"{wanted}-{number}"
+    return name
+
+
+def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
+    place, full = job.place, f"{name}-rank{job.place.rank}"
+    partial = place.folder / f".{full}.partial"
+    try:
+        if not os.fstat(trace.fileno()).st_size:
+            return CaptureOutcome(
+                problem="not written: the profiler gave nothing. Is /proc there, and memory left?"
+            )
+        kernels = _pack(trace, partial, first_step=job.first_step, plain=_plain(job, full))
+        size = partial.stat().st_size
+        if size > place.max_bytes:
+            problem = f"too large: {size} bytes, of {place.max_bytes} allowed. Capture fewer steps"
+            return CaptureOutcome(bytes=size, problem=problem)
+        path = place.folder / (full + SUFFIX)
+        partial.replace(path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    if place.tensorboard:
+        _show_in_tensorboard(path, Path(place.tensorboard), f"{full}.rank{place.rank}")
+    make_room(place, keep=path)
+    absent = job.wants_device and not kernels
+    note = "no device events: another tool may hold the counters, or they need a permission"
+    return CaptureOutcome(str(path), size, missing=(note,) if absent else ())
+
+
+def _plain(job: CaptureJob, name: str) -> Path | None:
+    """Path of the uncompressed copy."""
+    if job.output:
+        return _plain_path(Path(job.output), name, job.place.rank, anew=True)
+    output = job.place.output
+    return _plain_path(Path(output), name, job.place.rank) if output else None
+
+
+def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] | None:
+    """Analyses the file in a process of the lowest priority."""
+    try:
+        analysis = subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
+            [*place.analyze, file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
+        )  # fmt: skip
+    except OSError:
+        return None  # no memory for another process: 'otel-train analyze' can be called later
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, analysis.pid, 19)
+    return analysis
 
 
 def make_room(place: CaptureStore, *, keep: Path) -> None:
@@ -290,7 +416,7 @@ def make_room(place: CaptureStore, *, keep: Path) -> None:
         metadata_path(path).unlink(missing_ok=True)
 
 
-def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bool:
+def _pack(raw: BinaryIO, packed: Path, *, first_step: int, plain: Path | None) -> bool:
     """Compresses a trace and replaces its step numbers; returns whether it has device events.
 
     Args:
@@ -304,9 +430,9 @@ def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bo
         return found[1] + str(first_step + int(found[2])).encode()
 
     kernels, rest = False, b""
-    with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=_LEVEL) as sink, ExitStack() as more:
+    with gzip.open(packed, "wb", compresslevel=_LEVEL) as sink, ExitStack() as more:
         sinks: list[Any] = [sink] if plain is None else [sink, more.enter_context(plain.open("wb"))]
-        while chunk := source.read(_CHUNK_BYTES):
+        while chunk := raw.read(_CHUNK_BYTES):
             text = rest + chunk
             kernels = kernels or any(mark in text for mark in _DEVICE_EVENTS)
             cut = max(text.rfind(b"{"), 0)  # no event's name is cut in two
@@ -331,3 +457,16 @@ def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:
     """Copies a trace to the name that TensorBoard's profiler plugin looks for."""
     make_ignored(folder)
     shutil.copyfile(path, folder / f"{worker}.{path.stat().st_mtime_ns // 10**6}.pt.trace{SUFFIX}")
+
+
+def main() -> None:
+    """Writes the capture that the only argument describes; its trace is the standard input."""
+    trace = sys.stdin.buffer if stat.S_ISREG(os.fstat(0).st_mode) else None
+    for stored in store(CaptureJob.of_text(sys.argv[1]), trace):
+        with suppress(OSError):  # the training process has ended; the capture is written all the same
+            sys.stdout.write(json.dumps(stored) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

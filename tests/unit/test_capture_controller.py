@@ -205,6 +205,46 @@ def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
     assert "save is broken" in run.records()[0]["problem"]
 
 
+OPENED: list[str] = []
+"""Paths that this process opens, while it is asked for."""
+
+
+def test_this_process_opens_no_file_of_a_capture(run: Run) -> None:
+    """A disk that hangs stops another process, which no thread of the program waits for."""
+    folder, listening = str(run.folder / "captures"), [True]
+    sys.addaudithook(
+        lambda event, given: OPENED.append(str(given[0])) if event == "open" and listening else None
+    )
+    run.controller.ask(PLAN)
+    capture = run.finish()
+    listening.clear()
+
+    assert capture.file.startswith(folder)
+    assert OPENED
+    assert [path for path in OPENED if path.startswith(folder)] == []
+
+
+def test_where_no_process_can_be_started_a_thread_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's limit of processes is no reason to lose the capture."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    run.controller.ask(PLAN)
+    capture = run.finish()
+
+    assert capture.error == capture.problem == ""
+    with gzip.open(capture.file) as file:
+        assert "traceEvents" in json.load(file)
+
+
+def test_a_writing_process_that_is_killed_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is lost with it; the event and the log still say that there was a capture."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    run.controller.ask(PLAN)
+    capture = run.finish()
+
+    assert (capture.error, capture.file) == ("disk", "")
+    assert capture.problem.startswith("not written: the process that writes it ended with 1")
+
+
 def test_old_captures_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
     """The one that shows the bug must not be the one that goes."""
     run = Run(tmp_path, kept=2)
