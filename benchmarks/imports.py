@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.row import Row
@@ -95,8 +96,12 @@ def run_instrument(plan: Plan) -> list[Row]:
 
 def _begin(plan: Plan) -> tuple[float, float]:
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    # Not in this checkout: settings are looked for in its pyproject.toml, which speaks of otel_train.
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs:
-        said = subprocess.check_output([sys.executable, "-c", _BEGIN, runs], text=True, env=environment)
+        said = subprocess.check_output(
+            [sys.executable, "-c", _BEGIN, runs], text=True, env=environment, cwd=runs
+        )
     first, second = json.loads(said)
     return first, second
 
