@@ -185,13 +185,13 @@ def instrument(
     """
     with _starting, sigchld_deferred():  # what torch raises when a worker has died is raised when we are done
         try:
-            settled, trackers = _settled(config, settings, config_file)
-            if settled.config.disabled or settled.config.agent == "off":
-                return _disabled(settled.config, loaders)
+            resolved, trackers = _resolved(config, settings, config_file)
+            if resolved.config.disabled or resolved.config.agent == "off":
+                return _disabled(resolved.config, loaders)
             if is_importing_main():
-                return _inert(settled.config, loaders)
+                return _inert(resolved.config, loaders)
             providers = {"meters": meter_provider, "tracers": tracer_provider}
-            return _begun(model, loaders, settled, trackers=trackers, providers=providers)
+            return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
         except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
             _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
             return _inert(config, loaders)
@@ -200,7 +200,7 @@ def instrument(
 def _begun(
     model: Any,  # Any: see ``instrument``
     loaders: Any,
-    settled: ResolvedConfig,
+    resolved: ResolvedConfig,
     *,
     trackers: Mapping[str, Any],
     providers: Mapping[str, Any],
@@ -213,9 +213,9 @@ def _begun(
     if session is None:
         _check(model, loaders)
         active_session.disabled = False
-        session = Session(settled.config, origins=settled.origins)
+        session = Session(resolved.config, origins=resolved.origins)
         _sessions[:] = [session]
-        trackers = {**settled.given, **trackers}
+        trackers = {**resolved.given, **trackers}
     try:
         session.add(model, loaders)
         session.track(trackers)
@@ -229,12 +229,12 @@ def _begun(
     return session
 
 
-def _settled(
+def _resolved(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
-    """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
+    """Resolve the settings, and separate tracker objects from them. Where telemetry is disabled, errors are ignored."""
     from otel_train.config.settings import TRACKERS, warn
-    from otel_train.config.sources import settle
+    from otel_train.config.sources import resolve
 
     try:
         plain: Mapping[str, Any] = settings
@@ -243,17 +243,17 @@ def _settled(
             from otel_train.trackers.manager import told_apart
 
             plain, trackers = told_apart(settings)
-        settled = settle(config, plain, config_file=config_file, environ=os.environ)
-        if any(getattr(settled.config, name) == "on" for name in TRACKERS):
+        resolved = resolve(config, plain, config_file=config_file, environ=os.environ)
+        if any(getattr(resolved.config, name) == "on" for name in TRACKERS):
             from otel_train.trackers.manager import without_unusable
 
-            settled = without_unusable(settled)
+            resolved = without_unusable(resolved)
     except ConfigError:
         if not settings.get("disabled", getattr(config, "disabled", False) or disabled_here()):
             raise
-        return settle(settings={"disabled": True}, environ={}), {}
-    warn(settled.origins.ignored, settled.origins.deprecated)
-    return settled, trackers
+        return resolve(settings={"disabled": True}, environ={}), {}
+    warn(resolved.origins.ignored, resolved.origins.deprecated)
+    return resolved, trackers
 
 
 def _check(model: Any, loaders: Any) -> None:  # Any: the user's own

@@ -457,7 +457,7 @@ STEP_SKIPS: Final = Metric(
     name="train.step.skips",
     unit="{step}",
     kind=Kind.COUNTER,
-    meaning="Optimizer steps that changed nothing, by reason. Steady growth means the loss scale never settles.",
+    meaning="Optimizer steps that changed nothing, by reason. Steady growth means that the loss scale does not stabilize.",
     labels=(SKIP_REASON,),
 )
 STEP_INDEX: Final = Metric(

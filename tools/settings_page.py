@@ -38,7 +38,7 @@ Every setting can be said in four places, under the same name:
 
 ## Who wins
 
-keyword > `Config` > environment > YAML file > `pyproject.toml` > default. It is settled for each setting by itself. A
+keyword > `Config` > environment > YAML file > `pyproject.toml` > default. Precedence applies to each setting separately. A
 field of a `Config` that has its default value says nothing. `config_file=` wins over `OTEL_TRAIN_CONFIG`: one YAML file
 is read, never two.
 

@@ -36,7 +36,7 @@ class Hello:
 
     Attributes:
         config: its settings.
-        info: who it is; run and attempt are settled by the run directory.
+        info: identity of the rank; the run directory determines run and attempt.
         environ: its environment.
         origins: where settings come from.
         anchor: one instant on both clocks.

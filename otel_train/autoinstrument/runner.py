@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.agent.rank_end import FOLDER
 from otel_train.config.settings import settings_in
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_settings import OtlpSettings
@@ -107,7 +107,7 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
     """
     _refuse_wrong(settings, environ)
     result = {**environ, **settings}
-    config = settle(environ=result).config
+    config = resolve(environ=result).config
     if config.disabled:
         return result
     if result.get(FILE_VARIABLE):
@@ -129,7 +129,7 @@ def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> No
     for wrong in settings_in(settings)[1]:
         raise ConfigError(wrong.problem)
     if path := settings.get(FILE_VARIABLE):
-        settle(config_file=path, environ={})
+        resolve(config_file=path, environ={})
 
     def refuse(variable: str, problem: str, _: str) -> None:
         if variable in settings:

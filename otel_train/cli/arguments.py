@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.exporters.run_directory import earlier_trainings, find_run, rank_directories
 from otel_train.files import mark_of
@@ -149,7 +149,7 @@ class FormerOption(argparse.Action):
 
 def default_run_dir() -> str:
     """Where a program that is started here leaves its runs, unless it says so itself."""
-    return settle().config.run_dir  # what is wrong in other settings, otel-train doctor says
+    return resolve().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:

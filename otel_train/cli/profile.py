@@ -15,7 +15,7 @@ from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, export
 from otel_train.cli.run import launched
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
@@ -179,7 +179,7 @@ def _say(
 
 
 SKIPPED_STEPS = 5
-"""Steps before the capture: compilers, allocators and caches need some to settle."""
+"""Steps before the capture. In the first ones, compilers, allocators and caches are still warming up."""
 
 TURN_S = 0.1
 """Programs that are profiled may be over soon: looked at more often, they are captured in time."""
@@ -200,7 +200,7 @@ def run_program(args: argparse.Namespace) -> int:
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
     settings = _settings(args)
-    config = settle(environ={**os.environ, **settings}).config
+    config = resolve(environ={**os.environ, **settings}).config
     if config.disabled:
         raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Take it away")
     run_id = settings[variable_of("run_id")] = detect(config, os.environ).run_id

@@ -58,7 +58,7 @@ class ConfigSource(NamedTuple):
     deprecated: tuple[str, ...] = ()
 
 
-def settle(
+def resolve(
     config: Config | None = None,
     settings: Mapping[str, Any] | None = None,
     *,
@@ -66,7 +66,7 @@ def settle(
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> ResolvedConfig:
-    """What holds: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
+    """Resolve all settings: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
     A field of ``config`` that has its default value says nothing, so a source further away may fill it. Where one of
     the first three says ``disabled``, no file is read. What is wrong in the environment or in a file counts as not

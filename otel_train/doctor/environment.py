@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.config.settings import ENVIRONMENT
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError
@@ -400,7 +400,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
         environ: the environment of the run.
         folder: its working directory; the current one when None.
     """
-    resolved = without_unusable(settle(environ=environ, folder=folder))
+    resolved = without_unusable(resolve(environ=environ, folder=folder))
     for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
         yield CheckResult(
             area=SETTINGS,

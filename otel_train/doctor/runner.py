@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, PROBLEM, Check, CheckResult, run
 from otel_train.errors import OtelTrainError
@@ -35,7 +35,7 @@ def examine(
         endpoint_url: base address in place of the standard variables'.
         wait_s: longest time to arrival; 0 sends nothing.
     """
-    config = settle(environ=environ).config
+    config = resolve(environ=environ).config
     wanted = config.otlp == "on"
     ours = _version()
     checks = [

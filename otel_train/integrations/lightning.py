@@ -21,7 +21,7 @@ from otel_train.integrations.lightning_support import (
     time_checkpoints,
     trackers_of,
 )
-from otel_train.integrations.shared_session import checked, merged, settled, shared
+from otel_train.integrations.shared_session import checked, merged, resolved, shared
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Translation(_Callback):
         ours = _enabled_in(trainer)
         settings = merged([each.settings for each in ours])
         alone = trainer.world_size == 1 or api.current() is not None or _started_by_launcher(trainer)
-        run_id = "" if alone or settled(settings).config.run_id else common_run_id(shared.opened)
+        run_id = "" if alone or resolved(settings).config.run_id else common_run_id(shared.opened)
         if run_id:
             settings["run_id"] = run_id
         session = shared.join(self, settings, *self._given)

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from otel_train import api
 from otel_train.config.settings import CODE
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import words_of
 from otel_train.safety import Guard
 from otel_train.trackers.manager import told_apart
@@ -109,19 +109,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a setting is unknown or invalid.
     """
     settings = {name: plain(value) for name, value in given.items()}
-    settled(settings)
+    resolved(settings)
     return settings
 
 
-def settled(given: Mapping[str, Any]) -> ResolvedConfig:
-    """What holds for a session with these keywords.
+def resolved(given: Mapping[str, Any]) -> ResolvedConfig:
+    """Resolve the settings of a session with these keywords.
 
     Raises:
         ConfigError: one of them is not a setting, or cannot be honoured.
     """
     sources = {name: given[name] for name in ("config", "config_file") if name in given}
     rest = {name: value for name, value in given.items() if name not in sources}
-    return settle(sources.get("config"), told_apart(rest)[0], config_file=sources.get("config_file"))
+    return resolve(sources.get("config"), told_apart(rest)[0], config_file=sources.get("config_file"))
 
 
 def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _words(blocks: Any) -> list[str]:  # Any: text or a list
 
 
 def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
-    asked = settled(given)
+    asked = resolved(given)
     late = [
         f"{name}={getattr(asked.config, name)!r}"
         for name, origin in asked.origins.items()

@@ -46,9 +46,9 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return plain, given
 
 
-def without_unusable(settled: ResolvedConfig) -> ResolvedConfig:
+def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
     """The settings less trackers that the environment or a file asks for and that cannot be had here."""
-    config, origins, given, ignored = settled.config, settled.origins, dict(settled.given), []
+    config, origins, given, ignored = resolved.config, resolved.origins, dict(resolved.given), []
     for name in TRACKERS:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
             continue

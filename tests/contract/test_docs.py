@@ -19,7 +19,7 @@ import otel_train
 from otel_train.cli import main as command_line
 from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS, Config, ProfilerEvery, ProfilerSchedule, Tuning
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import PREFIX, RESERVED
 
 if TYPE_CHECKING:
@@ -281,9 +281,9 @@ def test_every_spelling_on_the_settings_page_is_read_as_the_default(tmp_path: Pa
     assert len(rows) == len(DEFAULTS)
     assert keywords == DEFAULTS
     assert Config.from_env(environ) == Config()
-    settled = settle(config_file=tmp_path / "settings.yaml", environ={}, folder=tmp_path)
-    assert settled.config == Config()
-    assert set(settled.origins) == set(DEFAULTS)
+    resolved = resolve(config_file=tmp_path / "settings.yaml", environ={}, folder=tmp_path)
+    assert resolved.config == Config()
+    assert set(resolved.origins) == set(DEFAULTS)
 
 
 def _keywords(code: str) -> list[ast.keyword]:

@@ -146,8 +146,8 @@ def test_a_setting_is_one_file(copy: Path) -> None:
     said = run(
         copy,
         "import otel_train\n"
-        "from otel_train.config.sources import settle\n"
-        "print(otel_train.Config.from_env().dummy_limit, settle(environ={}).config.dummy_limit)\n"
+        "from otel_train.config.sources import resolve\n"
+        "print(otel_train.Config.from_env().dummy_limit, resolve(environ={}).config.dummy_limit)\n"
         "try:\n    otel_train.Config(dummy_limit=10)\nexcept otel_train.ConfigError as error:\n    print(error)",
         OTEL_TRAIN_DUMMY_LIMIT="7",
     )

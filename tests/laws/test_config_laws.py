@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.config.settings import DEFAULTS, SETTINGS, Config, settings_in
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 from otel_train.config.validation import (
     PREFIX,
     Address,
@@ -77,8 +77,8 @@ def test_config_to_environment_to_config_is_the_identity(config: Config) -> None
 
 @given(CONFIGS, CONFIGS)
 def test_resolving_a_config_with_itself_in_the_environment_changes_nothing(one: Config, two: Config) -> None:
-    """Precedence is settled field by field; what both leave alone stays at its default."""
-    resolved = settle(one, environ=two.to_env()).config
+    """Precedence is decided per field; a field that neither sets keeps its default."""
+    resolved = resolve(one, environ=two.to_env()).config
 
     for name, default in DEFAULTS.items():
         first, second = getattr(one, name), getattr(two, name)
@@ -99,7 +99,7 @@ def test_an_unknown_name_with_our_prefix_is_always_told(rest: str) -> None:
 @given(st.dictionaries(st.sampled_from([PREFIX + name.upper() for name in DEFAULTS]), st.text(max_size=30)))
 def test_no_text_in_the_environment_keeps_a_config_from_being_made(environ: dict[str, str]) -> None:
     """Whatever a variable holds, training starts."""
-    settled = settle(environ=environ, folder=Path("/"))
+    resolved = resolve(environ=environ, folder=Path("/"))
 
-    assert {one.name for one in settled.origins.ignored} <= set(environ)
-    assert all(one.problem.startswith(one.name) for one in settled.origins.ignored)
+    assert {one.name for one in resolved.origins.ignored} <= set(environ)
+    assert all(one.problem.startswith(one.name) for one in resolved.origins.ignored)

@@ -10,7 +10,7 @@ import pytest
 from otel_train.config import Config
 from otel_train.config.deprecated import FOLDED, FORMER, RENAMED, VALUES, present
 from otel_train.config.settings import DEFAULTS, SETTINGS, settings_in
-from otel_train.config.sources import settle
+from otel_train.config.sources import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,10 +50,10 @@ def test_a_former_name_means_the_same_in_code_environment_and_files(
 
     assert Config(**former) == expected
     for given in (
-        settle(None, former, environ={}, folder=tmp_path / "none"),
-        settle(environ=environ, folder=tmp_path / "none"),
-        settle(config_file=yaml, environ={}, folder=tmp_path / "none"),
-        settle(environ={}, folder=tmp_path),
+        resolve(None, former, environ={}, folder=tmp_path / "none"),
+        resolve(environ=environ, folder=tmp_path / "none"),
+        resolve(config_file=yaml, environ={}, folder=tmp_path / "none"),
+        resolve(environ={}, folder=tmp_path),
     ):
         assert given.config == expected
         assert given.origins.ignored == ()
@@ -84,7 +84,7 @@ def test_a_secret_is_not_shown_in_the_warning() -> None:
 
 def test_where_both_names_are_given_the_present_one_wins() -> None:
     """A script that is half moved must not run with what it has left behind."""
-    given = settle(None, {"prometheus_port": 1, "prometheus_address": "127.0.0.1:2"}, environ={})
+    given = resolve(None, {"prometheus_port": 1, "prometheus_address": "127.0.0.1:2"}, environ={})
 
     assert given.config.prometheus_address == "127.0.0.1:2"
     assert (
@@ -122,9 +122,9 @@ def test_the_standard_interval_of_exports_is_honoured() -> None:
     environ = {"OTEL_METRIC_EXPORT_INTERVAL": "60000"}
     own = {**environ, "OTEL_TRAIN_EXPORT_INTERVAL_S": "5"}
 
-    assert settle(environ=environ).config.export_interval_s == 60.0
-    assert settle(environ=environ).origins["export_interval_s"] == "environment"
-    assert settle(environ=own).config.export_interval_s == 5.0
-    assert settle(None, {"export_interval_s": 7.0}, environ=environ).config.export_interval_s == 7.0
-    [wrong] = settle(environ={"OTEL_METRIC_EXPORT_INTERVAL": "1m"}).origins.ignored
+    assert resolve(environ=environ).config.export_interval_s == 60.0
+    assert resolve(environ=environ).origins["export_interval_s"] == "environment"
+    assert resolve(environ=own).config.export_interval_s == 5.0
+    assert resolve(None, {"export_interval_s": 7.0}, environ=environ).config.export_interval_s == 7.0
+    [wrong] = resolve(environ={"OTEL_METRIC_EXPORT_INTERVAL": "1m"}).origins.ignored
     assert wrong.problem == "OTEL_METRIC_EXPORT_INTERVAL='1m': expected milliseconds, 100 to 3600000"

@@ -15,7 +15,7 @@ from otel_train.api import instrument
 from otel_train.autoinstrument import runner
 from otel_train.cli.main import main
 from otel_train.config import Config
-from otel_train.config.sources import project_file, settle
+from otel_train.config.sources import project_file, resolve
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.console.summary import render_run_summary
 from otel_train.doctor import environment
@@ -44,15 +44,15 @@ def yaml_file(folder: Path, text: str) -> Path:
 
 def refused(**arguments: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        settle(**{"environ": {}, **arguments})
+        resolve(**{"environ": {}, **arguments})
     return str(caught.value)
 
 
 def ignored(**arguments: Any) -> str:
     """The problem of the one setting that is ignored."""
-    settled = settle(**{"environ": {}, **arguments})
-    assert settled.config == Config(**arguments.get("settings", {}))
-    [one] = settled.origins.ignored
+    resolved = resolve(**{"environ": {}, **arguments})
+    assert resolved.config == Config(**arguments.get("settings", {}))
+    [one] = resolved.origins.ignored
     return one.problem
 
 
@@ -68,7 +68,7 @@ def test_code_wins_over_the_environment_over_yaml_over_pyproject_over_defaults(p
     yaml = yaml_file(project, "\n".join(f"{name}: yaml" for name in names[:4]))
     near: dict[str, Any] = dict.fromkeys(names[:2], "config")
 
-    settled = settle(
+    resolved = resolve(
         Config(**near),
         {"run_id": "keyword"},
         config_file=yaml,
@@ -76,18 +76,18 @@ def test_code_wins_over_the_environment_over_yaml_over_pyproject_over_defaults(p
         folder=project,
     )
 
-    assert [getattr(settled.config, name) for name in names] == [given[place][names[-1]] for place in places]
-    assert [settled.origins[name] for name in names] == ["code", "code", "environment", str(yaml), str(toml)]
-    assert settled.config.run_dir == "runs"
-    assert "run_dir" not in settled.origins
+    assert [getattr(resolved.config, name) for name in names] == [given[place][names[-1]] for place in places]
+    assert [resolved.origins[name] for name in names] == ["code", "code", "environment", str(yaml), str(toml)]
+    assert resolved.config.run_dir == "runs"
+    assert "run_dir" not in resolved.origins
 
 
 def test_a_keyword_may_set_a_default_back() -> None:
     """Said aloud, a default is a decision: it wins over the environment."""
-    settled = settle(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"})
+    resolved = resolve(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"})
 
-    assert settled.config.console is True
-    assert settled.origins == {"console": "code"}
+    assert resolved.config.console is True
+    assert resolved.origins == {"console": "code"}
 
 
 def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp_path: Path) -> None:
@@ -95,24 +95,24 @@ def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp
     one = yaml_file(tmp_path, "run_id: one")
     environ = {FILE_VARIABLE: "/nowhere.yaml"}
 
-    assert settle(config_file=one, environ=environ).config.run_id == "one"
-    assert settle(environ={FILE_VARIABLE: str(one)}).config.run_id == "one"
+    assert resolve(config_file=one, environ=environ).config.run_id == "one"
+    assert resolve(environ={FILE_VARIABLE: str(one)}).config.run_id == "one"
 
 
 def test_whoever_switches_everything_off_is_not_asked_to_correct_a_file(project: Path) -> None:
     """The way out must not depend on what is broken."""
     table(project, "run_dri = 1")
 
-    settled = settle(environ={"OTEL_TRAIN_DISABLED": "true", FILE_VARIABLE: "/nowhere"}, folder=project)
+    resolved = resolve(environ={"OTEL_TRAIN_DISABLED": "true", FILE_VARIABLE: "/nowhere"}, folder=project)
 
-    assert settled.config == Config(disabled=True)
+    assert resolved.config == Config(disabled=True)
 
 
 def test_a_file_can_switch_everything_off(project: Path) -> None:
     """A team that wants it off writes so once."""
     table(project, "disabled = true")
 
-    assert settle(environ={}, folder=project).config.disabled is True
+    assert resolve(environ={}, folder=project).config.disabled is True
 
 
 def test_something_that_is_no_config_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_the_nearest_project_file_up_to_the_root_of_the_repository_is_taken(proj
     inner.write_text("", encoding="utf-8")
 
     assert project_file(package) == inner
-    assert settle(environ={}, folder=package).config.run_name == ""
+    assert resolve(environ={}, folder=package).config.run_name == ""
 
 
 def test_nothing_above_the_repository_is_looked_at(project: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_project_file_that_does_not_speak_of_us_is_not_parsed(project: Path) -
     """A slip elsewhere in it is not for us to complain of."""
     (project / "pyproject.toml").write_text("[tool.other\nbroken", encoding="utf-8")
 
-    assert settle(environ={}, folder=project).config == Config()
+    assert resolve(environ={}, folder=project).config == Config()
 
 
 def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
@@ -201,7 +201,7 @@ def test_a_settings_file_nested_without_end_is_not_honoured(tmp_path: Path, proj
 
     layers = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
     bomb = yaml_file(tmp_path, f"a0: &a0 [x]\n{layers}\nrun_id: *a11\n")
-    problem = settle(environ={FILE_VARIABLE: str(bomb)}).origins.ignored[-1].problem
+    problem = resolve(environ={FILE_VARIABLE: str(bomb)}).origins.ignored[-1].problem
     assert "expected text" in problem
     assert len(problem) < 3000
 
@@ -220,7 +220,7 @@ def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Pat
         "stall_after_s: 1e3\nconsole_blocks: [profiling, throughput]\nrun_id:\n",
     )
 
-    config = settle(config_file=path, environ={}).config
+    config = resolve(config_file=path, environ={}).config
 
     assert (config.otlp, config.profiler, config.wandb, config.prometheus) == ("on", "off", "off", False)
     assert (config.export_interval_s, config.max_run_dir_bytes, config.stall_after_s) == (5.0, 10**9, 1000.0)
@@ -230,18 +230,18 @@ def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Pat
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     """Everything in it is commented out today."""
-    assert settle(config_file=yaml_file(tmp_path, "# run_id: x\n"), environ={}).config == Config()
+    assert resolve(config_file=yaml_file(tmp_path, "# run_id: x\n"), environ={}).config == Config()
 
 
 def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
     """What code says with a dict, a file says with a table."""
     table(project, 'run_id = "x"\n[tool.otel_train.mlflow]\nexperiment_name = "mine"')
 
-    settled = settle(environ={}, folder=project)
+    resolved = resolve(environ={}, folder=project)
 
-    assert settled.config.mlflow == "on"
-    assert settled.given == {"mlflow": {"experiment_name": "mine"}}
-    assert settle(None, {"mlflow": "off"}, environ={}, folder=project).given == {}
+    assert resolved.config.mlflow == "on"
+    assert resolved.given == {"mlflow": {"experiment_name": "mine"}}
+    assert resolve(None, {"mlflow": "off"}, environ={}, folder=project).given == {}
 
 
 # --- what a mistake is told -----------------------------------------------------------------------
@@ -316,11 +316,11 @@ def test_what_is_wrong_leaves_the_rest_of_its_file_and_the_places_below_in_force
     """A wrong value is as if it were not there."""
     path = table(project, 'run_name = "mine"\nexport_every_s = 5\nmax_label_values = -1')
 
-    settled = settle(environ={"OTEL_TRAIN_EXPORT_INTERVAL_S": "fast"}, folder=project)
+    resolved = resolve(environ={"OTEL_TRAIN_EXPORT_INTERVAL_S": "fast"}, folder=project)
 
-    assert (settled.config.run_name, settled.config.export_interval_s) == ("mine", 5.0)
-    assert settled.config.max_label_values == 16
-    assert [(one.name, one.origin, one.used) for one in settled.origins.ignored] == [
+    assert (resolved.config.run_name, resolved.config.export_interval_s) == ("mine", 5.0)
+    assert resolved.config.max_label_values == 16
+    assert [(one.name, one.origin, one.used) for one in resolved.origins.ignored] == [
         ("OTEL_TRAIN_EXPORT_INTERVAL_S", "environment", "export_interval_s=5.0"),
         ("max_label_values", str(path), "max_label_values=16"),
     ]
@@ -328,7 +328,7 @@ def test_what_is_wrong_leaves_the_rest_of_its_file_and_the_places_below_in_force
 
 def test_a_token_that_is_wrong_is_not_shown(tmp_path: Path) -> None:
     """The message lands in a log, and in summary.json."""
-    [one] = settle(environ={"OTEL_TRAIN_PROFILER_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
+    [one] = resolve(environ={"OTEL_TRAIN_PROFILER_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
 
     assert one.problem.startswith("OTEL_TRAIN_PROFILER_TOKEN=(not shown): expected no control characters")
     assert one.used == ""
@@ -341,7 +341,7 @@ def test_without_yaml_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "yaml", None)
 
     assert "Run: pip install 'otel-train[yaml]'" in refused(config_file=yaml_file(tmp_path, "run_id: x"))
-    assert settle(environ={}, folder=tmp_path).config == Config()
+    assert resolve(environ={}, folder=tmp_path).config == Config()
 
 
 def test_a_variable_close_to_that_of_the_file_is_told_its_name() -> None:
