@@ -50,8 +50,8 @@ class DisabledSession:
         with suppress(ConfigError):  # of what is wrong nothing comes
             self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
-    def unobserved(self) -> list[dict[str, str]]:
-        """Nothing was to be observed."""
+    def instrumentation_gaps(self) -> list[dict[str, str]]:
+        """None: nothing is instrumented."""
         return []
 
     def watch(self, iterable: Any, **_: str) -> Any:  # Any: any iterable
@@ -177,7 +177,7 @@ def instrument(
     Returns:
         The session. A second call while one is open extends it, and never watches anything twice. A session that
         does nothing where ``multiprocessing`` imports the script to make a child ready, and where this process has
-        no threads or descriptors left: then a warning says so, and training goes on unobserved.
+        no threads or descriptors left: then a warning says so, and training continues without instrumentation.
 
     Raises:
         ConfigError: an argument is not what it should be; says value, rule and remedy. Not where telemetry is disabled.
@@ -193,7 +193,9 @@ def instrument(
             providers = {"meters": meter_provider, "tracers": tracer_provider}
             return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
         except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
-            _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
+            _log.warning(
+                "instrument() could not start: %s. Training continues without instrumentation", error
+            )
             return _inert(config, loaders)
 
 

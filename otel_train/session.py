@@ -251,9 +251,9 @@ class Session:
         if os.getpid() == self._pid:
             self._service.reset_window()
 
-    def unobserved(self) -> list[dict[str, str]]:
-        """What could not be seen, with the reason and what to do."""
-        return self._service.unobserved()
+    def instrumentation_gaps(self) -> list[dict[str, str]]:
+        """What could not be instrumented, with reason and remedy."""
+        return self._service.instrumentation_gaps()
 
     def close(self, state: str = "") -> None:
         """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.

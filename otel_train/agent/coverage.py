@@ -1,4 +1,4 @@
-"""What could not be seen, said instead of guessed."""
+"""Lists instrumentation gaps: stages, models and loops that could not be instrumented, with the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
 _log = logging.getLogger("otel_train")
 
 
-def unobserved(
+def instrumentation_gaps(
     run: RunState,
     probes: Probes,
     *,
@@ -51,7 +51,9 @@ def unobserved(
     loaded: Container[str] = sys.modules,
     untimed: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
-    """One entry per thing: what, name, reason for people, cause for the metric; "" where it has none, as nothing is to do.
+    """Returns one entry per gap.
+
+    The keys are ``what``, ``name``, ``reason`` (a sentence) and ``cause`` (the label value; "" without a remedy).
 
     Args:
         run: the metrics so far.
@@ -75,32 +77,32 @@ def unobserved(
     if busy and not whole:
         found += _models(probes, seen, stages)
     for thread in run.loader_threads:
-        found.append(_thing("loop", thread, _READS_BESIDE, "ambiguous"))
+        found.append(_gap("loop", thread, _READS_BESIDE, "ambiguous"))
     if busy and not listed:
-        found.append(_thing("stage", "data", _NO_LOADER, "unhooked"))
+        found.append(_gap("stage", "data", _NO_LOADER, "unhooked"))
     if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
-        found.append(_thing("stage", "backward", _NO_BACKWARD, "never_seen"))
+        found.append(_gap("stage", "backward", _NO_BACKWARD, "never_seen"))
     if _is_jax(run, stages, loaded) and _has_no_step(run, stages):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         reason = missing_step_reason(described, loader=not listed)
-        found.append(_thing(*JAX_STEP, reason, "unhooked"))
+        found.append(_gap(*JAX_STEP, reason, "unhooked"))
     if run.step_source is StepSource.BACKWARD:
         reason = (
             "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "
             "a compiled function. Steps are counted by backward; otel_train.step() marks them"
         )
-        found.append(_thing("stage", "optimizer", reason, "never_seen"))
+        found.append(_gap("stage", "optimizer", reason, "never_seen"))
     return found + _devices(untimed or {})
 
 
 class CoverageReporter:
-    """Logs each thing that could not be seen, once.
+    """Logs each instrumentation gap once.
 
     Args:
         run: the metrics so far.
         probes: what is watched.
         loaded: modules that the program has imported.
-        log: takes one line per thing.
+        log: takes one line per gap.
         clock: nanoseconds, that of the run.
     """
 
@@ -127,13 +129,13 @@ class CoverageReporter:
         early = not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (self._clock() - self._run.started_ns) / NS_PER_S < STEPLESS_S:
             return
-        for thing in unobserved(
+        for gap in instrumentation_gaps(
             self._run, self._probes, now_ns=self._clock(), loaded=self._loaded(), untimed=self._untimed()
         ):
-            key = thing["what"], thing["name"]
+            key = gap["what"], gap["name"]
             if key not in self._logged and not (early and key != JAX_STEP):
                 self._logged.add(key)
-                self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
+                self._log("not observed: %s %s: %s", gap["what"], gap["name"], gap["reason"])
 
 
 def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:
@@ -156,16 +158,16 @@ def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> lis
         "the object that the loop calls"
     )
     names = dict.fromkeys(probe.name for probe in probes.models)  # a model and its compiled form share one
-    found = [_thing("model", name, reason, "never_seen") for name in names if ("forward", name) not in seen]
+    found = [_gap("model", name, reason, "never_seen") for name in names if ("forward", name) not in seen]
     if not names and "forward" not in stages:
         reason = "no model was given to instrument(): its time is in `other`. Give it the model that the loop calls"
-        found.append(_thing("stage", "forward", reason, "unhooked"))
+        found.append(_gap("stage", "forward", reason, "unhooked"))
     return found
 
 
 def _devices(untimed: Mapping[str, str]) -> list[dict[str, str]]:
-    return [_thing("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in untimed.items()]
+    return [_gap("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in untimed.items()]
 
 
-def _thing(what: str, name: str, reason: str, cause: str) -> dict[str, str]:
+def _gap(what: str, name: str, reason: str, cause: str) -> dict[str, str]:
     return {"what": what, "name": name, "reason": reason, "cause": cause}

@@ -310,13 +310,13 @@ class AgentClient:
             self._report(fresh=True)
             self._ask("reset_window")
 
-    def unobserved(self) -> list[dict[str, str]]:
-        """What could not be seen."""
+    def instrumentation_gaps(self) -> list[dict[str, str]]:
+        """What could not be instrumented, with the reason."""
         if self._last is not None:
             return self._last[1]
         self._open()
         self._report(fresh=True)
-        return self._ask("unobserved") or []
+        return self._ask("instrumentation_gaps") or []
 
     def close(self, state: str) -> None:
         """Have the agent count to the end, and give everything back. Never raises.

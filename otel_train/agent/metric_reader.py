@@ -35,13 +35,13 @@ class SelfMetrics(NamedTuple):
         drops: records not exported, by (signal, reason).
         faults: otel_train's faults, by component.
         overhead_s: seconds that otel_train took on the training thread.
-        unobserved: what could not be seen.
+        gaps: what could not be instrumented.
     """
 
     drops: Callable[[], Mapping[tuple[str, str], int]]
     faults: Callable[[], Mapping[str, int]]
     overhead_s: Callable[[], float]
-    unobserved: Callable[[], list[dict[str, str]]]
+    gaps: Callable[[], list[dict[str, str]]]
 
 
 class MetricSources(NamedTuple):
@@ -246,9 +246,9 @@ class MetricReader:
             builder.put(c.TELEMETRY_FAULTS, faults, part)
         for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
             builder.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
-        for thing in self._health.unobserved():
-            if thing["cause"]:
-                builder.put(c.INSTRUMENTATION_GAPS, 1, thing["what"], thing["cause"])
+        for gap in self._health.gaps():
+            if gap["cause"]:
+                builder.put(c.INSTRUMENTATION_GAPS, 1, gap["what"], gap["cause"])
 
 
 _MOST_WARNINGS = 16

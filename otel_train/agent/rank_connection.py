@@ -223,8 +223,8 @@ class RankConnection:
         with self.loop.up_to_date():
             self._window = self.service.window()
 
-    def _do_unobserved(self) -> list[dict[str, str]]:
-        return self.service.unobserved()
+    def _do_instrumentation_gaps(self) -> list[dict[str, str]]:
+        return self.service.instrumentation_gaps()
 
     def _do_settle(self) -> LoopProgress:
         """Everything that was reported is settled; how the loop goes."""
@@ -277,7 +277,7 @@ class RankConnection:
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
         self._finish(state)
-        return self.service.document(state, self._window), self.service.unobserved()
+        return self.service.document(state, self._window), self.service.instrumentation_gaps()
 
     def _do_written(self) -> bool:
         """After the end: whether everything is on the disk. Waits for it."""

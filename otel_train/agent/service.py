@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.agent.coverage import CoverageReporter, unobserved
+from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
 from otel_train.agent.summary import Documents, Window
 from otel_train.aggregation.metrics import Signals
@@ -380,7 +380,7 @@ class AgentService:
     def _report(self, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
-        health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
+        health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.instrumentation_gaps)
         readings = metric_sources(
             recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
             look=self._rank.look,
@@ -525,10 +525,12 @@ class AgentService:
         self.tracking.reset()
         return self._documents.window()
 
-    def unobserved(self) -> list[dict[str, str]]:
-        """What could not be seen, with the reason and what to do."""
+    def instrumentation_gaps(self) -> list[dict[str, str]]:
+        """What could not be instrumented, with reason and remedy."""
         recording = self._recording
-        found = unobserved(self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed)
+        found = instrumentation_gaps(
+            self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed
+        )
         if why := recording.state.uncounted:
             found.append({"what": "flops", "name": "step", "reason": why, "cause": "never_seen"})
         return found

@@ -49,7 +49,7 @@ def run_figures(
     source: StepSource,
     loaders: Mapping[str, LoaderFacts],
     processors: int | None = None,
-    unobserved: Sequence[Mapping[str, str]] = (),
+    gaps: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """The part of a summary that comes from edges.
 
@@ -59,7 +59,7 @@ def run_figures(
         source: what steps are counted by.
         loaders: loaders known; one never read shows with 0 batches.
         processors: those that this process may use.
-        unobserved: what could not be seen.
+        gaps: what could not be instrumented.
     """
     rows = totals.rows()
     activities = _activities(totals, wall_s)
@@ -68,7 +68,7 @@ def run_figures(
     compiled = _compiled(totals)
     verdicts = findings(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
-        compiled=compiled, unobserved=unobserved,
+        compiled=compiled, gaps=gaps,
     )  # fmt: skip
     return {
         "wall_seconds": wall_s,
@@ -295,14 +295,14 @@ class Documents:
         totals, since_ns = run.totals, run.started_ns
         if window is not None:
             totals, since_ns = run.totals.since(window.totals), window.begun_ns
-        things = self._health.unobserved()
+        gaps = self._health.gaps()
         edges = run_figures(
             totals,
             wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S,
             source=run.step_source,
             loaders=loaders,
             processors=_processors(),
-            unobserved=things,
+            gaps=gaps,
         )
         if (slow := self._ranks.finding(totals.phase_s("train"))) is not None:
             edges["verdicts"] = with_straggler(edges["verdicts"], slow)
@@ -324,7 +324,7 @@ class Documents:
             "ranks": self._ranks.summary(),
             "captures": run.captures.documents(),
             "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
-            "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
+            "unobserved": [{key: gap[key] for key in ("what", "name", "reason")} for gap in gaps],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),
             **self._exporters.document(),
         }

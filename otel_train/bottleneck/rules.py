@@ -75,7 +75,7 @@ class RuleInput(NamedTuple):
         loaders: throughput by loader.
         pace: lag of the device behind the host.
         compiled: facts about compiled code.
-        unobserved: instrumentation gaps: ``what``, ``name``, ``reason``.
+        gaps: instrumentation gaps: ``what``, ``name``, ``reason``.
     """
 
     rows: Sequence[StageTotals]
@@ -85,7 +85,7 @@ class RuleInput(NamedTuple):
     loaders: Mapping[str, LoaderThroughput]
     pace: Pace
     compiled: Compiled
-    unobserved: Sequence[Mapping[str, str]]
+    gaps: Sequence[Mapping[str, str]]
 
     @property
     def total_s(self) -> float:
@@ -202,7 +202,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     loaders: Mapping[str, LoaderThroughput],
     pace: Pace = _NOT_TAKEN,
     compiled: Compiled = _NOTHING_COMPILED,
-    unobserved: Sequence[Mapping[str, str]] = (),
+    gaps: Sequence[Mapping[str, str]] = (),
 ) -> list[Finding]:
     """Returns the findings about a run or a window of it.
 
@@ -213,13 +213,13 @@ def findings(  # noqa: PLR0913 - all but one by keyword
         loaders: throughput by loader, where known.
         pace: lag of the device behind the host.
         compiled: facts about compiled code.
-        unobserved: instrumentation gaps.
+        gaps: instrumentation gaps.
 
     Returns:
         At least one finding; the first is the main one.
     """
     training = [row for row in stages if row.key.phase == "train"]
-    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, unobserved)
+    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
     early = _too_early(run)
     if early is not None:
         long = _since_first_batch_s(run) >= LONG_S
@@ -269,7 +269,7 @@ def _since_first_batch_s(run: RuleInput) -> float:
 
 def _stepless(run: RuleInput) -> bool:
     """Whether step counting cannot be instrumented, so that more time does not help."""
-    return any(thing["what"] == "stage" and thing["name"] in _STEP_STAGES for thing in run.unobserved)
+    return any(gap["what"] == "stage" and gap["name"] in _STEP_STAGES for gap in run.gaps)
 
 
 def _incomplete(run: RuleInput, evidence: Mapping[str, float]) -> Finding:
@@ -495,14 +495,14 @@ def _missing(run: RuleInput) -> dict[str, str]:
         found["a loader"] = (
             "Give the loaders to instrument(model, loaders), or wrap what the loop iterates in otel_train.watch(...)."
         )
-    named = any(thing["what"] == "model" for thing in run.unobserved)
+    named = any(gap["what"] == "model" for gap in run.gaps)
     if not named and not run.is_jax and "forward" not in run.by_stage():
         found["a forward of the model"] = "Give instrument() the model object that the loop calls."
-    for thing in run.unobserved:
-        label = f"{thing['what']} `{thing['name']}`"
-        known = (thing["what"], thing["name"]) in (("stage", "data"), ("stage", "forward"))
-        if not known and thing["what"] != "device":  # a device cannot be instrumented
-            found[label] = f"{label}: {thing['reason']}."
+    for gap in run.gaps:
+        label = f"{gap['what']} `{gap['name']}`"
+        known = (gap["what"], gap["name"]) in (("stage", "data"), ("stage", "forward"))
+        if not known and gap["what"] != "device":  # a device cannot be instrumented
+            found[label] = f"{label}: {gap['reason']}."
     return found
 
 

@@ -137,7 +137,10 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     try:
         environ = runner.environment(os.environ, settings, folder)
         if (flag := runner.unreachable()) and line[0] == sys.executable:
-            print(f"otel-train: python {flag} keeps us out; the program runs unobserved", file=sys.stderr)
+            print(
+                f"otel-train: python {flag} keeps us out; the program runs without instrumentation",
+                file=sys.stderr,
+            )
         try:
             ended = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:

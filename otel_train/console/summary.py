@@ -253,7 +253,7 @@ def _stage_order(row: Row) -> int:
 
 
 _MOST_FINDINGS = 3
-_MOST_UNOBSERVED = 5
+_MOST_GAPS = 5
 _MOST_CAPTURES = 3
 
 _ACTIVITIES = {
@@ -305,7 +305,7 @@ def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unico
         loader_lines(page, summary),
         _findings(page, summary),
         _captures(page, summary),
-        _unobserved(page, summary),
+        _instrumentation_gaps(page, summary),
         _footer(page, summary),
     ]
     lines = [line for section in sections if section for line in (*section, "")]
@@ -459,17 +459,15 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
     return lines
 
 
-def _unobserved(page: TextLayout, summary: Summary) -> list[str]:
+def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
-    unobserved = summary.get("unobserved") or ()
-    for row in unobserved[:_MOST_UNOBSERVED]:
+    gaps = summary.get("unobserved") or ()
+    for row in gaps[:_MOST_GAPS]:
         what, name = page.safe(row.get("what") or ABSENT), page.safe(row.get("name") or "")
         text = f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or ABSENT}"
         lines += [INDENT + page.paint(line, "yellow") for line in page.prose(text, indent=len(INDENT))]
-    if len(unobserved) > _MOST_UNOBSERVED:
-        lines.append(
-            INDENT + f"incomplete, not seen: {len(unobserved) - _MOST_UNOBSERVED} more, in summary.json"
-        )
+    if len(gaps) > _MOST_GAPS:
+        lines.append(INDENT + f"incomplete, not seen: {len(gaps) - _MOST_GAPS} more, in summary.json")
     return lines
 
 

@@ -88,7 +88,7 @@ def test_operations_are_in_every_figure_and_in_no_steps_time(
     said = capfd.readouterr().err
     assert "upload: avg=0.00" in said
     assert re.search(r"upload: .* count=10", said)
-    assert "threads" not in str(session.unobserved())
+    assert "threads" not in str(session.instrumentation_gaps())
 
 
 def test_a_report_is_logged_while_the_program_goes_on(

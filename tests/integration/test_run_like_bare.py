@@ -123,7 +123,7 @@ def test_a_launch_that_fails_to_observe_runs_the_program(tmp_path: Path) -> None
 
     assert (code, output) == (0, "torch\ndone\n")
     assert errors.count("\n") == 1
-    assert "unobserved" in errors
+    assert "without instrumentation" in errors
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any
     otel_train.reset_window()
     folder: Path | None = session.run_directory
     url: str | None = session.metrics_url
-    unseen: list[dict[str, str]] = session.unobserved()
+    unseen: list[dict[str, str]] = session.instrumentation_gaps()
     del folder, url, unseen
     session.close()
 

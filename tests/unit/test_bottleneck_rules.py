@@ -124,7 +124,7 @@ def test_unexplained_time_says_what_is_not_seen_and_what_to_do() -> None:
     [first] = findings(
         [stage("other", 80.0, ""), stage("optimizer", 20.0, "")],
         steps=100, activities={"productive": 100.0}, loaders={},
-        unobserved=[
+        gaps=[
             {"what": "stage", "name": "data", "reason": "no loader was seen"},
             {"what": "stage", "name": "backward", "reason": reason},
         ],
@@ -142,7 +142,7 @@ def test_a_model_that_is_not_seen_is_named_once() -> None:
     thing = {"what": "model", "name": "GPT", "reason": "its forward was never observed"}
     [first] = findings(
         [stage("data", 1.0), stage("other", 99.0, "")],
-        steps=100, activities={"productive": 100.0}, loaders={}, unobserved=[thing],
+        steps=100, activities={"productive": 100.0}, loaders={}, gaps=[thing],
     )  # fmt: skip
 
     assert first.claim.endswith("Not seen: model `GPT`.")
@@ -230,7 +230,7 @@ def test_a_step_that_is_known_not_to_be_seen_is_not_waited_for(name: str) -> Non
     thing = {"what": "stage", "name": name, "reason": "otel_train.jax.make_step around the update shows it"}
     rows = [stage("data", 1.0), stage("block_until_ready", 1.0)]
     activities = {"init": 1.0, "productive": 2.0}
-    [first] = findings(rows, steps=0, activities=activities, loaders={}, unobserved=[thing])
+    [first] = findings(rows, steps=0, activities=activities, loaders={}, gaps=[thing])
 
     assert first.name == "incomplete"
     assert f"Not seen: stage `{name}`." in first.claim

@@ -10,7 +10,12 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import StepSource
-from otel_train.agent.coverage import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
+from otel_train.agent.coverage import (
+    STEPLESS_S,
+    UPDATES_WITHOUT_FORWARD,
+    CoverageReporter,
+    instrumentation_gaps,
+)
 from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
@@ -53,7 +58,7 @@ def test_a_disabled_session_hands_back_what_it_was_given() -> None:
     assert off.loaders["train"] is rows
     assert set(off.loaders) == {"train", "val"}
     assert off.watch(rows, name="x") is rows
-    assert (off.summary(), off.unobserved()) == ({}, [])
+    assert (off.summary(), off.instrumentation_gaps()) == ({}, [])
     assert (off.last_loader_name, off.last_batch_fetch_ms) == (None, None)
     off.end(off.begin("work"))
     off.report()
@@ -158,14 +163,14 @@ def things(
         stages=stages,
         source=source,
     )
-    return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+    return [(thing["what"], thing["name"]) for thing in instrumentation_gaps(run, probes)]
 
 
 def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
     run, probes = an_account(models=[], updates=0, sources=[], loader_threads=[], stages=())
 
-    [thing] = unobserved(run, probes, loaded=(), untimed={"mps": "no events"})
+    [thing] = instrumentation_gaps(run, probes, loaded=(), untimed={"mps": "no events"})
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("device", "mps", "")
     assert thing["reason"].startswith("no events. Host time")
@@ -280,7 +285,7 @@ def test_a_program_of_jax_without_a_step_is_told_what_was_seen_and_what_to_add(s
     """Its card has nothing but zeros: the reader must learn which two lines are missing."""
     run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
-    [thing] = unobserved(run, probes, now_ns=61 * NS_PER_S)
+    [thing] = instrumentation_gaps(run, probes, now_ns=61 * NS_PER_S)
 
     assert (thing["what"], thing["name"]) == ("stage", "make_step")
     for part in (
@@ -294,7 +299,7 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
     """What to add is exactly what is missing."""
     run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
 
-    [thing] = unobserved(run, probes)
+    [thing] = instrumentation_gaps(run, probes)
 
     assert "make_step(step)" in thing["reason"]
     assert "watch" not in thing["reason"]
@@ -315,15 +320,17 @@ def test_a_program_whose_step_is_known_is_told_nothing_of_jax(seen: dict[str, An
     """A step that has begun, or a program of torch that computes a little with JAX, lacks nothing."""
     run, probes = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
 
-    assert ("stage", "make_step") not in [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+    assert ("stage", "make_step") not in [
+        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, probes)
+    ]
 
 
 def test_jax_that_compiled_before_the_session_is_noticed() -> None:
     """A warm-up call before `instrument`: nothing is compiled later, and without torch nothing else can train."""
     run, probes = an_account(**NO_STEP, sources=DATA)
 
-    assert unobserved(run, probes, loaded={"jax"})[0]["name"] == "make_step"
-    assert unobserved(run, probes, loaded={"jax", "torch"}) == []
+    assert instrumentation_gaps(run, probes, loaded={"jax"})[0]["name"] == "make_step"
+    assert instrumentation_gaps(run, probes, loaded={"jax", "torch"}) == []
 
 
 def test_a_long_run_of_jax_is_told_of_its_missing_step_before_it_ends() -> None:

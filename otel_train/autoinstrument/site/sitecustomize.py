@@ -59,7 +59,9 @@ def _observe(package: str) -> None:
 
         begin(package)
     except Exception as error:  # noqa: BLE001 - the program must run, with us or without
-        sys.stderr.write(f"otel_train: {type(error).__name__}: {error}; the program runs unobserved\n")
+        sys.stderr.write(
+            f"otel_train: {type(error).__name__}: {error}; the program runs without instrumentation\n"
+        )
 
 
 def _find_otel_train() -> None:
