@@ -145,7 +145,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     return (PyObject *)self;
 }
 
-/* The buffer is not visited: what holds the memory refers to nothing of ours, and a memoryview that the collector has
+/* The buffer is not visited: the owner of the memory does not refer to us, and a memoryview that the collector has
    cleared before it is given back crashes the interpreter. */
 static int writer_traverse(PyObject *object, visitproc visit, void *arg) {
     Writer *self = (Writer *)object;
@@ -224,7 +224,7 @@ static int put(PyObject *edge, int64_t word, int64_t begun) {
     return done == NULL ? -1 : 0;
 }
 
-#define PUT(edge, code, begun) put((edge), PyLong_AsLongLong(code), begun) /* all codes that are given are integers of ours */
+#define PUT(edge, code, begun) put((edge), PyLong_AsLongLong(code), begun) /* callers pass integers only */
 
 /* Write `end`, or `fail` where there is no result: its exception stays, whatever becomes of the edge. */
 static PyObject *finish(PyObject *edge, PyObject *end, PyObject *fail, PyObject *result) {

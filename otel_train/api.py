@@ -75,12 +75,12 @@ class DisabledSession:
         """Nothing is known."""
 
     def on(self, stage: str, **_: Callable[[], object] | None) -> Handle:
-        """Nobody sees a stage."""
+        """Does nothing: no stage is recorded."""
         del stage
         return Handle()
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
-        """Nobody asks for it."""
+        """Does nothing: ``size`` is never called."""
         del name, size
         return Handle()
 
@@ -95,10 +95,10 @@ class DisabledSession:
         """Nothing is exported."""
 
     def find_models(self, finder: object = None) -> None:
-        """None is watched."""
+        """Does nothing: no model is recorded."""
 
     def name_loaders(self, name: object) -> None:
-        """None is watched."""
+        """Does nothing: no loader is recorded."""
 
     def show_blocks(self, blocks: object) -> None:
         """Nothing is printed."""
@@ -163,7 +163,7 @@ def instrument(
     Args:
         model: what the loop calls: a Module, a sequence or a mapping of them.
         loaders: where batches come from: one, a sequence, or a mapping name -> DataLoader or any iterable. A
-            ``DataLoader`` is watched in place; any other iterable comes back wrapped in ``session.loaders[name]``.
+            ``DataLoader`` is instrumented in place; any other iterable comes back wrapped in ``session.loaders[name]``.
             ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
             found when they are iterated.
         config: settings as an object.
@@ -296,7 +296,7 @@ def forget_in_fork() -> None:
 
 
 def stage(name: str) -> Stage:
-    """A stage of your own, as a with-block or a decorator; see ``Stage``."""
+    """A user-defined stage, as a with-block or a decorator; see ``Stage``."""
     return Stage(name)
 
 

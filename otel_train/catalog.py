@@ -68,7 +68,7 @@ class Label(NamedTuple):
         bound: most values one process may publish; further ones become ``_OTHER``.
         meaning: one sentence.
         values: the values we publish ourselves, where they are known beforehand.
-        open: whether values of the user's own, or of the machine's, may join or make up ``values``.
+        open: whether values from the user or from the machine may join or make up ``values``.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Metric(NamedTuple):
 STAGE: Final = Label(
     name="train.stage",
     bound=8,
-    meaning="What the training thread was doing; stages of your own join the built-in ones.",
+    meaning="What the training thread was doing; user-defined stages join the built-in ones.",
     values=STAGES,
     open=True,
 )
@@ -175,7 +175,7 @@ NONFINITE_KIND: Final = Label(
 METRIC_NAME: Final = Label(
     name="train.metric.name",
     bound=32,
-    meaning="Name of a metric of your own.",
+    meaning="Name of a user-defined metric.",
     open=True,
 )
 WORKER_STATE: Final = Label(
@@ -248,7 +248,7 @@ TEAM: Final = Label(
 OWNER: Final = Label(
     name="train.owner",
     bound=1,
-    meaning="Whom to ask: resource attribute `train.owner` or `owner`.",
+    meaning="Person to contact: resource attribute `train.owner` or `owner`.",
     open=True,
 )
 JOB: Final = Label(
@@ -646,7 +646,7 @@ METRIC_VALUE: Final = Metric(
     name="train.metric.value",
     unit="{value}",
     kind=Kind.GAUGE,
-    meaning="Metrics of your own, names from an allow-list.",
+    meaning="User-defined metrics, names from an allow-list.",
     labels=(METRIC_NAME, PHASE, LOADER),
     emit=Emit.RANK0,
     priority="P2",
@@ -1242,7 +1242,7 @@ SPAN_ERROR_TYPE: Final = Attribute(name="error.type", type="str", meaning="Excep
 RUN_END_CAUSE: Final = Attribute(
     name="train.run.end.cause",
     type="str",
-    meaning="Name of the signal or the exit code that ended the process; killed: nobody was told.",
+    meaning="Name of the signal or the exit code that ended the process; killed: it got no signal that it could handle.",
 )
 SPAN_NONFINITE_KIND: Final = Attribute(
     name="train.nonfinite.kind", type="str", meaning="What was not finite."
@@ -1413,7 +1413,7 @@ OPTIMIZER_SPAN: Final = SpanType(
 )
 STAGE_SPAN: Final = SpanType(
     name="train.stage",
-    meaning="A stage of your own; `train.stage` says which.",
+    meaning="A user-defined stage; `train.stage` says which.",
     attributes=_STAGE_ATTRIBUTES,
     parent="train.rank_step",
 )
@@ -1543,4 +1543,4 @@ EVENTS: Final[tuple[SpanType, ...]] = (
     RUN_KILLED_EVENT,
     STRAGGLER_EVENT,
 )
-"""Every event that otel_train writes itself; events of your own carry the name you give them."""
+"""Every event that otel_train writes itself; user-defined events carry the name you give them."""

@@ -28,7 +28,7 @@ class Guard:
 
     The first fault is logged with its traceback, later ones are only counted. After ``limit`` faults
     the part is switched off for the rest of the run: ``closed`` is true, and whoever drives the part
-    asks before driving. Faults of the user's own loop are never put inside a guard, so never hidden; what
+    asks before driving. Faults of the user's loop are never put inside a guard, so never hidden; what
     the user has us call may be.
 
     One guard belongs to one thread; ``faults`` may be read from any.

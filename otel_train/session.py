@@ -77,7 +77,7 @@ class Session:
     # -- what the user calls ---------------------------------------------------------------------
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
-        """Watch more models and loaders. What is watched already is not watched twice.
+        """Instrument more models and loaders. What is instrumented already is not instrumented twice.
 
         Raises:
             ConfigError: a model is no Module, a loader cannot be iterated, a name is used twice.
@@ -112,12 +112,12 @@ class Session:
         self._recording.probes.find_models(finder)
 
     def name_loaders(self, name: Callable[[Any], str]) -> None:
-        """Call loaders that nobody gave by what ``name(loader)`` says; "" for what the program calls them.
+        """Name loaders that were not given by what ``name(loader)`` returns; "" for what the program calls them.
 
         Raises:
             ConfigError: it cannot be called.
         """
-        remedy = 'Pass names of your own to instrument: {"train": loader}, or a function'
+        remedy = 'Pass your names to instrument: {"train": loader}, or a function'
         callable_("name_loaders({})", name, "a callable that takes a loader and returns its name", remedy)
         self._recording.probes.called = name
 
@@ -193,7 +193,7 @@ class Session:
         self._recording.timers.end(token)
 
     def report(self) -> None:
-        """Log now: rows of trackers, blocks on the console, the card. Waits for nobody."""
+        """Log now: rows of trackers, blocks on the console, the card. Does not wait."""
         self._recording.stages.report()
 
     def on(
@@ -210,7 +210,7 @@ class Session:
         A stage inside itself, or what backward calls again, is no run of its own. Without any this costs nothing.
 
         Args:
-            stage: ``data``, ``h2d``, ``forward``, ``backward``, ``optimizer``, ``checkpoint``, or one of your own.
+            stage: ``data``, ``h2d``, ``forward``, ``backward``, ``optimizer``, ``checkpoint``, or a user-defined one.
             before: called without arguments.
             after: called without arguments, also when the stage raised.
 
@@ -233,7 +233,7 @@ class Session:
         return self._recording.last_batch.fetch_ms
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
-        """Count a cache of the program's own as memory: ``size()`` gives its bytes, asked on a thread of ours.
+        """Count a cache of the program's own as memory: ``size()`` gives its bytes, called on a thread of otel_train.
 
         Raises:
             ConfigError: it cannot be called, or has no name.

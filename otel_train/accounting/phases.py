@@ -446,7 +446,7 @@ class BatchPhases:
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
-        """Time in which no model ran: the step's, or nobody's."""
+        """Count time in which no model ran: as the step's, or as outside of all steps."""
         if of_step:
             self._train(items, batch)
         else:

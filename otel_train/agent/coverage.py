@@ -57,7 +57,7 @@ def instrumentation_gaps(
 
     Args:
         run: the metrics so far.
-        probes: what is watched.
+        probes: loaders and models that are instrumented.
         now_ns: on the run's clock; the present time when not given.
         loaded: modules that the program has imported.
         untimed: kinds of devices that models are on and whose time is not taken; why.
@@ -100,7 +100,7 @@ class CoverageReporter:
 
     Args:
         run: the metrics so far.
-        probes: what is watched.
+        probes: loaders and models that are instrumented.
         loaded: modules that the program has imported.
         log: takes one line per gap.
         clock: nanoseconds, that of the run.

@@ -111,7 +111,7 @@ class State:
 
     Attributes:
         loaders: by name.
-        models: names of the models that are watched.
+        models: names of the instrumented models.
         barrier: stage in which the models wait for other ranks; "" if that is not known.
         job: rank and world size of the process group; None while there is none.
         modules: those of torch and jax that are loaded.

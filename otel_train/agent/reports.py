@@ -60,7 +60,7 @@ class Reports:
                 "compiled models", "loader workers", "values by hand", "ranks",
             )
         }  # fmt: skip
-        self._watched: tuple[Any, ...] = ()
+        self._last_instrumented: tuple[Any, ...] = ()
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
         self._memory: tuple[Any, ...] = ()
@@ -83,9 +83,9 @@ class Reports:
         )
         hurry = self.capturing is not None and self.capturing.needs_step_numbers
         job = self._do("ranks", find_job, None)
-        watched = len(recording.probes.loaders), len(recording.probes.models), hurry, job
-        fresh = fresh or watched != self._watched
-        self._watched = watched
+        instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, job
+        fresh = fresh or instrumented != self._last_instrumented
+        self._last_instrumented = instrumented
         exits: list[tuple[str, WorkerExit]] = []
         if fresh or self._is_due("look", _STATE_EVERY_S):
             exits = self._do("loader workers", self._look_at_workers, [])

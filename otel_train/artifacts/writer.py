@@ -244,7 +244,7 @@ _log = logging.getLogger("otel_train")
 
 
 def write_at_the_end(config: Config, rank: int, run: Path | None) -> None:
-    """Write them, on rank 0; what goes wrong is logged and hurts nobody.
+    """Write them, on rank 0; an error is logged, not raised.
 
     Args:
         config: of the run.
@@ -315,7 +315,7 @@ class WrittenArtifacts:
 
 
 def home_of(run: Path, rank: int) -> Path:
-    """Where the artifacts of a rank go when nobody says where."""
+    """Default folder of a rank's artifacts."""
     return run / FOLDER if rank == 0 else run / FOLDER / f"rank{rank}"
 
 
@@ -328,7 +328,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
         folder: where to; made when missing, and then git is told to ignore it.
 
     Raises:
-        RunDirectoryError: the rank has left nothing, the folder is somebody else's, or it cannot be written.
+        RunDirectoryError: the rank has left nothing, the folder is another user's, or it cannot be written.
     """
     left = read_run(run, rank)
     target = home_of(run, rank) if folder is None else folder
@@ -387,9 +387,7 @@ def _summary(
 def _doubts(left: RunReader, source: str) -> list[str]:
     said = []
     if not left.ended:
-        said.append(
-            f"The run has not come to an end that anybody wrote down: the totals are those of {source} as it is now."
-        )
+        said.append(f"The run has recorded no end: the totals are those of {source} as it is now.")
     if left.timeline is None:
         said.append("There is no flight file: nothing is known of single steps.")
     elif not left.timeline.whole:

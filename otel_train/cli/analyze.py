@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
-several ranks together also tell who waits for whom. The leading finding of a run's capture is also put into its
+several ranks together also show which rank waits for which. The leading finding of a run's capture is also put into its
 record, where it has none yet. docs/reference/analysis.md says what each figure means.
 
 examples:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """The analysis of each trace; where there are several ranks, the first also says who waits for whom.
+    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which.
 
     Raises:
         TraceError: several traces do not say which rank they are, or two are of one rank.

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     torch: Any = require("torch", extra="demo")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device=cuda: torch sees no CUDA device here. Use --device cpu")
-    # The script knows nothing of our settings, so they take the way they take in anybody's training: the environment.
+    # The script has no options for our settings: they are passed as in any training program, in the environment.
     if args.run_dir:
         os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
     os.environ.update(PROFILER[args.profiler])

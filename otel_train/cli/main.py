@@ -80,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``otel-train``; those of this process if None.
 
     Returns:
-        The exit code. Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that nobody
-        expected.
+        The exit code. Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no
+        ``OtelTrainError``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def unexpected(error: Exception) -> str:
-    """What a user reads of an error that nobody expected."""
+    """The message to the user about an error that is no ``OtelTrainError``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return (
@@ -136,7 +136,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _divided(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Our own words, and those of a program behind ``--``, which may look like options of ours."""
+    """Our arguments, and those of a program behind ``--``, which may look like our options."""
     at = list(words).index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 

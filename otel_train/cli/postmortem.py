@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print whom the ranks were waiting for, and what each rank's flight file knows."""
+    """Print which rank the others were waiting for, and what each rank's flight file holds."""
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 

@@ -231,7 +231,7 @@ def _quoted(text: str) -> str:
 
 
 _REQUEST_TIMEOUT_S = 10.0
-"""The default time limit of the OpenTelemetry exporters. Nobody is waiting for a training step here."""
+"""The default time limit of the OpenTelemetry exporters. No training step waits here."""
 
 _PATIENCE = 3
 """Tries in a row without a good answer after which the collector is taken to be away, and the rest kept untried."""
@@ -497,7 +497,7 @@ class _Signal:
         return _kept(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> ExportResponse | None:
-        """A good answer to a request; None from then on that nobody is there."""
+        """A good answer to a request; None once the receiver cannot be reached."""
         if self._away:
             return None
         answer = self._insist(lambda _: Delivery(self._post(request))).answer

@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "run",
         help="run a training script, observed, without touching it",
         usage="otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]",
-        description="Run a training program and show where its time goes, without a line of ours in it.",
+        description="Run a training program and show where its time goes, without changing its code.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -375,7 +375,7 @@ TRACKERS: Final = tuple(name for name, known in SETTINGS.items() if isinstance(k
 
 
 class Origins(dict[str, str]):
-    """Where each setting that somebody has given comes from, by name.
+    """The source of each setting that was given, by name.
 
     Attributes:
         ignored: what an environment or a file gives and is not honoured.
@@ -391,7 +391,7 @@ class ResolvedConfig(NamedTuple):
 
     Attributes:
         config: the settings.
-        origins: where each setting that somebody has given comes from, by name, and what is ignored.
+        origins: the source of each setting that was given, by name, and what is ignored.
         given: trackers that a file describes by a table, by the name of their setting.
     """
 
@@ -452,7 +452,7 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
 def _read_standard_interval(
     environ: Mapping[str, str], values: dict[str, Any], ignored: list[IgnoredSetting]
 ) -> None:
-    """Read ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, where the environment has no variable of ours."""
+    """Read ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, unless the environment sets the interval for us."""
     text = environ.get(INTERVAL_VARIABLE, "").strip()
     if not text or "export_interval_s" in values:
         return

@@ -166,7 +166,7 @@ def _from_project(path: Path) -> ConfigSource:
         return _unread(path, f"{path}: no TOML: {error}. Correct it; otel_train reads [tool.{TABLE}] in it")
     tables = tool if isinstance(tool, dict) else {}
     if "otel-train" in tables:
-        return _unread(path, f"{path}: [tool.otel-train]: no table of ours. Write [tool.{TABLE}]")
+        return _unread(path, f"{path}: [tool.otel-train]: not a table that is read. Write [tool.{TABLE}]")
     return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
 
 

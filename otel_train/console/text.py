@@ -170,7 +170,7 @@ class TextLayout(NamedTuple):
         return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
 
     def prose(self, value: object, *, indent: int = 0) -> list[str]:
-        """A sentence of ours or a stranger's, wrapped to what the indent leaves of the page."""
+        """A sentence, from us or from the program, wrapped to what the indent leaves of the page."""
         words = [self.safe(word) for word in str(value).split()]
         return wrap(words, self.columns - indent)
 

@@ -58,7 +58,7 @@ ADVICE: Final = {
     "h2d": "Look at how rank {rank} copies: pinned memory, its place in the PCIe tree, another process there.",
     "forward": "Look at the device of rank {rank}: clocks, temperature, ECC errors, another process on it.",
     "other": "Look for code that rank {rank} alone runs between the stages: logging, .item(), saving, printing.",
-    NAMED: "Look at the stages of your own on rank {rank}: they take longer than on the other ranks.",
+    NAMED: "Look at the user-defined stages on rank {rank}: they take longer than on the other ranks.",
 }
 
 
@@ -296,7 +296,7 @@ def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
         others: number of ranks that wait for it.
         train_s: seconds of training that the finding refers to.
     """
-    stage = "stages of your own" if slow.stage == NAMED else f"`{slow.stage}`"
+    stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     return Finding(
         name="straggler_bound",

@@ -55,7 +55,7 @@ class DeviceDriver(Protocol):
         """An event that can be recorded on ``device`` any number of times."""
 
     def spare(self, device: int) -> list[Any]:
-        """Events of ``device`` that nobody uses, to take from and to give back to: the next session has them again."""
+        """Unused events of ``device``, to take from and to give back to: the next session has them again."""
 
     def recorder(self, device: int) -> Callable[[Any], None]:
         """What lets the current stream of ``device`` write its clock into an event when it gets there."""
@@ -233,7 +233,7 @@ class TorchDriver:
         return self._current()
 
     def devices(self) -> tuple[int, ...]:
-        """Devices with memory of ours in tensors; none before the program has started them.
+        """Devices on which this process has tensors; none before the program has started them.
 
         An allocator of the program's own keeps no figures: then they are those that the program has started.
         """
@@ -574,7 +574,7 @@ def _kept(event: Any) -> Any:
 
     Its destructor calls the driver with the lock let go, on whichever thread drops it last: in a forked child, where it
     must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
-    one reference that nobody gives back keeps it from all of them. Those that are free are used again.
+    one reference that is never given back keeps it from all of them. Those that are free are used again.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event

@@ -27,7 +27,7 @@ class BackwardProbe:
 
     Attributes:
         codes: code objects that a compiler should step over.
-        remove: puts the original back, unless somebody has wrapped ours.
+        remove: puts the original back, unless other code has wrapped ours.
 
     Args:
         recorder: takes the edges.
@@ -63,7 +63,7 @@ def _timed(
     fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
 
     def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
-        if not accumulate_grad and tracing() is not None:  # a compiler works out a graph: nobody's gradients
+        if not accumulate_grad and tracing() is not None:  # a compiler builds a graph: no gradients
             return original(*args, accumulate_grad=False, **kwargs)
         edge(begins[accumulate_grad])
         try:

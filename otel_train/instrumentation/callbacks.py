@@ -99,7 +99,7 @@ class StageCallbacks:
         )  # "forward_teacher"
         close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
         if close:
-            rule = f"{', '.join(STAGES)}, or a stage of your own"
+            rule = f"{', '.join(STAGES)}, or a user-defined stage"
             raise refused(f"on({name!r})", rule, f"Did you mean {close!r}?")
 
     @property

@@ -66,7 +66,7 @@ def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
                 arrays.append(int(nbytes))
             else:
                 parts += _inner(part)
-        except Exception:  # noqa: BLE001, S112  # somebody else's object may raise anything
+        except Exception:  # noqa: BLE001, S112  # the user's object may raise anything
             continue
     return sum(arrays) if arrays else None
 
@@ -350,7 +350,7 @@ class LoaderProbe:
     def _learn(self, batch: Any) -> int:
         try:
             self._read_size = size_of_batches(batch, self._batch_size)
-        except Exception:  # noqa: BLE001  # somebody else's container may raise anything
+        except Exception:  # noqa: BLE001  # the user's container may raise anything
             self._read_size = lambda _: 0
         return self._read_size(batch)
 
@@ -374,7 +374,7 @@ def _safe(samples: Callable[[Any], int]) -> Size:
 def _weak(loader: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(loader)
-    except TypeError:  # a list, say: nothing of ours may keep it alive
+    except TypeError:  # a list, say: we may not keep it alive
         return lambda: None
 
 
@@ -395,7 +395,7 @@ class MadeLoaders:
         self._made[key] = (weakref.ref(loader, forget), perf_counter_ns())
 
     def at_ns(self, loader: Any) -> int:
-        """When a DataLoader was made; 0 where nobody looked."""
+        """When a DataLoader was made; 0 where that was not recorded."""
         made = self._made.get(id(loader))
         return made[1] if made is not None and made[0]() is loader else 0
 
@@ -404,7 +404,7 @@ class DataLoaderPatch:
     """Sees every ``DataLoader`` and its iterators made from now on, until ``remove``.
 
     Args:
-        probe_for: gives the probe of a loader, also of one that nobody named.
+        probe_for: gives the probe of a loader, also of one that was given no name.
     """
 
     def __init__(self, probe_for: Callable[[Any], LoaderProbe | None]) -> None:
@@ -572,7 +572,7 @@ def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
             return given, None
         size = getattr(sampler, "batch_size", None) or 1  # 1: not collated
         least = max(0, rows - max(1, workers) * (size - 1)) // size if drops else -(-rows // size)
-    except Exception:  # noqa: BLE001  # a sampler of the user's own may have no length
+    except Exception:  # noqa: BLE001  # a user-defined sampler may have no length
         return 0, None
     return given, least
 
@@ -587,7 +587,7 @@ class LoaderState(NamedTuple):
     Attributes:
         expected: worker processes its settings ask for.
         alive: those that run now.
-        dead: those that ended although nobody had told them to.
+        dead: those that ended without being asked to.
         pids: their process ids, the dead included.
         queued: batches ready; None where the platform cannot say.
         pinned: those among them in pinned memory.
@@ -710,7 +710,7 @@ class LastBatch:
         return codes.tolist(), times.tolist()
 
 
-class Watched:
+class InstrumentedIterable:
     """An iterable whose ``next`` is timed. Everything else is the iterable's own.
 
     Args:
@@ -728,7 +728,7 @@ class Watched:
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)
         try:
-            return _WatchedIterator(iter(self._iterable), self._iterable, probe, ask)
+            return _InstrumentedIterator(iter(self._iterable), self._iterable, probe, ask)
         finally:
             probe.edge(probe.started)
 
@@ -752,7 +752,7 @@ class Watched:
         return getattr(self._iterable, name)
 
 
-class _WatchedIterator:
+class _InstrumentedIterator:
     def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int) -> None:
         self._ask = ask
         self._thread = get_ident()
@@ -797,5 +797,5 @@ def _promised(iterable: Any) -> int | None:  # Any: the user's own
     """Batches that it says it has; None where it does not."""
     try:
         return len(iterable)
-    except Exception:  # noqa: BLE001  # somebody else's __len__ may raise anything
+    except Exception:  # noqa: BLE001  # the user's __len__ may raise anything
         return None

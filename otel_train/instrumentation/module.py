@@ -5,7 +5,7 @@ call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and a
 model), and adds no graph break, because under ``torch.compile`` it steps aside. In a copy of ``__dict__``, which
 parametrized modules make of themselves, it is bound to the copy and records nothing.
 
-A part of a root is recorded where the program calls it while no watched forward is open in its thread, under the name
+A part of a root is recorded where the program calls it while no instrumented forward is open in its thread, under the name
 of the root; ``instrumentation/submodules.py`` says which modules are parts.
 """
 
@@ -50,7 +50,7 @@ def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]
     none is: where some were not recorded, the time of a method that calls them all would be wrong.
 
     Args:
-        model: the watched model.
+        model: the instrumented model.
         taken: whether a module is recorded as another one's; it and what it holds are left out.
     """
     found = _Found(taken)
@@ -173,7 +173,7 @@ class ModuleProbe:
         model: held weakly.
         name: as it reads in every figure.
         recorder: takes the edges.
-        open_in: one number, the thread in which a watched forward is open or 0; all probes of a session share it.
+        open_in: one number, the thread in which an instrumented forward is open or 0; all probes of a session share it.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ModuleProbe:
         self._parts = slots
 
     def remove(self) -> None:
-        """Give the slots back. What somebody put over ours stays theirs: ours passes through."""
+        """Give the slots back. A wrapper that other code put over ours stays: ours passes calls through."""
         for slot in (self._slot, *self._parts):
             slot.remove()
         self._parts = []
@@ -260,7 +260,7 @@ class _Slot:
         model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
-        """Give it back, unless somebody has put something over ours."""
+        """Give it back, unless other code has put something over ours."""
         model = self.model()
         if model is None or model.__dict__.get(SLOT) is not self._wrapper:
             return
@@ -292,7 +292,7 @@ class _Bound:
 
 
 def _holder(module: torch.nn.Module) -> _Slot | None:
-    """Whose wrapper is in the slot of ``module``; None: nobody's, or somebody else's."""
+    """The slot whose wrapper ``module`` carries; None: no wrapper, or one that is not ours."""
     present = module.__dict__.get(SLOT)
     return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
 
@@ -318,7 +318,7 @@ def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or
 class ModulePatch:
     """Three rare methods that would otherwise lose a probe, or carry it where it does not belong.
 
-    ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around a watched one;
+    ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around an instrumented one;
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
     ``torch.jit.script`` and ``trace`` are told not to compile what is in the slot.
 
@@ -342,7 +342,7 @@ class ModulePatch:
         self._hide_from_scripting()
 
     def remove(self) -> None:
-        """Put the methods back, unless somebody has wrapped ours."""
+        """Put the methods back, unless other code has wrapped ours."""
         for undo in self._undo:
             undo()
 
@@ -376,7 +376,7 @@ class ModulePatch:
 
 
 def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
-    """Modules that were compiled before anybody asked, within reach of the program around ``frame``.
+    """Modules that were compiled before the session began, within reach of the program around ``frame``.
 
     That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
     holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and

@@ -256,7 +256,7 @@ class _Binding(NamedTuple):
     parameter: bool = False
 
 
-def place_of(loader: Any) -> Place:  # Any: somebody's loader
+def place_of(loader: Any) -> Place:  # Any: the user's loader
     """Returns the place that iterates ``loader``, from the frames around this call. Called once per loader.
 
     A framework's name for the loader wins. Else the nearest specific name wins: a local variable, an attribute of ``self``,

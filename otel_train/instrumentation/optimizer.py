@@ -26,7 +26,7 @@ class ScaledUpdates:
     """Brings home what the device knows of scaled updates. The training thread asks, the pump reads.
 
     An optimizer with a fused kernel is told ``found_inf``, a tensor on its device, and skips by itself: on the
-    host nobody knows. A copy is queued behind the kernels that work it out, and read once it has arrived.
+    host the outcome is unknown. A copy is queued behind the kernels that work it out, and read once it has arrived.
 
     Args:
         driver: fetches from its devices; None where there is none.
@@ -107,7 +107,7 @@ class ScalerPatch:
     """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped.
 
     Attributes:
-        remove: takes the patch out, unless somebody has put theirs over it.
+        remove: takes the patch out, unless other code has patched over it.
 
     Args:
         recorder: takes the edges.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.compile_events import CompilerProbe
-from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, LoaderProbe, Watched
+from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, InstrumentedIterable, LoaderProbe
 from otel_train.instrumentation.module import (
     ModulePatch,
     ModuleProbe,
@@ -93,7 +93,9 @@ class Probes:
     def add_loader(self, entry: Loader) -> None:
         """Records a loader; ``iterables`` has what to iterate."""
         made = self._watch(entry)
-        self._iterables[entry.name] = (lambda: made) if isinstance(made, Watched) else weakref.ref(made)
+        self._iterables[entry.name] = (
+            (lambda: made) if isinstance(made, InstrumentedIterable) else weakref.ref(made)
+        )
 
     @property
     def iterables(self) -> dict[str, Any]:
@@ -102,13 +104,13 @@ class Probes:
         return {name: iterable for name, iterable in found.items() if iterable is not None}
 
     def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
-        if isinstance(entry.loader, Watched):
+        if isinstance(entry.loader, InstrumentedIterable):
             return entry.loader
         known = self._known(entry.loader)
         if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
             known = self._join(entry)
         if self.patch is None or not _is_data_loader(entry.loader):
-            return Watched(entry.loader, known)
+            return InstrumentedIterable(entry.loader, known)
         running = getattr(entry.loader, "_iterator", None)
         if running is not None:
             self.patch.adopt(running, entry.loader)

@@ -32,7 +32,7 @@ class Token:
         name: of the operation.
         source: its number.
         begun_ns: when it began; 0 once it has ended.
-        timers: whom to tell; None where nobody listened.
+        timers: what records its end; None where no session was open.
     """
 
     __slots__ = ("begun_ns", "name", "source", "timers")
@@ -45,7 +45,7 @@ class Token:
 
 
 class Timers:
-    """Times operations between two calls. Nobody waits for anybody: what ended lies in a box until it is taken.
+    """Times operations between two calls, without locks: what ended lies in a queue until it is taken.
 
     Args:
         recorder: numbers the operations.

@@ -95,7 +95,7 @@ class Schedule:
         self._left.difference_update(passed)
         for epoch in passed:
             _log.warning(
-                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule) or before anybody looked"
+                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule) or before a poll"
                 " (poll_interval_s of tuning)", epoch, self._every.skip_first,
             )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The words that the training thread writes.
 
 An edge is two 64-bit integers: a code, and the instant on the monotonic clock. The code says what
-happened (``Op``), to whom (a source: a loader, a model, a stage by hand, ...), and carries a few bits
+happened (``Op``), to which source ( a loader, a model, a stage by hand, ...), and carries a few bits
 known on the spot. Everything else (pairing, nesting, names, steps) is worked out later by the pump.
 
 Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 43 bits payload.
@@ -156,7 +156,7 @@ class StepRule(NamedTuple):
 
 
 class Instrumented(NamedTuple):
-    """Somebody whose calls are recorded.
+    """A source of edges.
 
     Attributes:
         kind: what it is.

@@ -283,7 +283,7 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
 
 
 def _fall(times: np.ndarray) -> int:
-    """Where in a ring that nobody has looked at the oldest edge lies."""
+    """Position of the oldest edge in a ring that was never read."""
     falls = np.flatnonzero(times[1:] < times[:-1])
     return int(falls[0]) + 1 if len(falls) else 0
 

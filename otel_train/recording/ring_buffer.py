@@ -51,7 +51,7 @@ class Slice(NamedTuple):
 
 
 class RingReader:
-    """Reads a ring that somebody else writes, without making it wait.
+    """Reads a ring that another thread or process writes, without making it wait.
 
     Args:
         words: int64[2 * capacity], capacity a power of two.
@@ -113,7 +113,7 @@ class Ring(RingReader):
     """Holds the last ``capacity`` edges of one thread.
 
     ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
-    ``attend(see)`` another one before it; while nobody does, that costs nothing.
+    ``attend(see)`` another one before it; without either, that costs nothing.
 
     The writer is ``edge(code)``, a closure or a method in C: a clock read and two stores. It publishes its position after
     both stores, so a reader that looks at the position before and after copying knows exactly which edges
@@ -153,7 +153,7 @@ class Ring(RingReader):
         )
 
     def disown(self) -> None:
-        """Write no more, and give the memory back: everybody's codes go elsewhere, also from the middle of an edge."""
+        """Write no more, and give the memory back: all codes go elsewhere, also from the middle of an edge."""
         self._over = True
         self._disown()
 
@@ -174,7 +174,7 @@ class Ring(RingReader):
     def divert(self, see: _See | None) -> None:
         """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
 
-        The first may be said by any thread, the second by the owner alone. While nobody stands there it
+        The first may be said by any thread, the second by the owner alone. Without one it
         costs nothing: the writer asks for its owner anyway.
         """
         self._stand(1, see)

@@ -181,7 +181,7 @@ class FlightMemory:
         self._write_header()
 
     def close(self) -> None:
-        """Let go of the memory as soon as nobody looks at it any more."""
+        """Release the memory; what a thread still maps is freed with that thread."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

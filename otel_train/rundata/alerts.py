@@ -34,7 +34,7 @@ _ENDS = {
     "killed": "It was killed by a signal that cannot be caught: out of memory, or by hand.",
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
-    "gone": "Its process is no more, and nobody wrote down an end: 'otel-train postmortem' says what it was doing.",
+    "gone": "Its process is no more, and no end is recorded: 'otel-train postmortem' says what it was doing.",
     "silent": "It gives no sign, and its process may still be there: it hangs, is stopped, or runs elsewhere.",
 }
 

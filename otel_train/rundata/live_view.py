@@ -47,7 +47,7 @@ class LiveProgress:
 
     Attributes:
         heartbeat: of the pump.
-        steps: training steps so far; None if nobody knows.
+        steps: training steps so far; None if unknown.
         exact: all of them are on file, so ``steps`` is no estimate.
         open: stages that are open, the outermost first, as ``postmortem`` tells them.
         times_s: when the last steps ended, in seconds after the first of them.
@@ -80,7 +80,7 @@ class LiveProgress:
 
 
 class ProgressReader:
-    """The progress of each rank looked at; that of a file nobody writes any more is worked out once."""
+    """The progress of each rank looked at; that of a file that is no longer written is worked out once."""
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
@@ -92,7 +92,7 @@ class ProgressReader:
         Args:
             folder: of the rank.
             summary: what it wrote last; empty if nothing.
-            still: nobody writes the file any more.
+            still: the file is no longer written.
         """
         path = folder / FLIGHT
         mark = mark_of(path)

@@ -124,7 +124,7 @@ def _intervals(settings: object) -> tuple[float, float]:
     given = present(settings).values if isinstance(settings, dict) else {}
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
-    except ConfigError:  # a file that anybody may have written
+    except ConfigError:  # any user may have written the file
         tuned = Config().tuned()
     return tuned.poll_interval_s, tuned.summary_interval_s
 

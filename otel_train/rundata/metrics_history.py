@@ -91,7 +91,7 @@ def _settled(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Stages as a step meets them, and activities with training first; what nobody claimed comes last."""
+    """Stages as a step meets them, and activities with training first; unexplained time comes last."""
     places = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (name == "other", places.get(name, len(places)), name))
 

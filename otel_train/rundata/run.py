@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.events import Trace
 
 RUNNING = ("running", None)
-"""States of a summary whose run did not come to an end that anybody wrote down."""
+"""States of a summary whose run recorded no end."""
 
 
 @dataclass(kw_only=True)

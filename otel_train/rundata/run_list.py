@@ -22,9 +22,9 @@ class Row:
     Attributes:
         name: of its folder.
         run_name: for people; that of the folder if there is none.
-        started_unix_s: 0 if nobody knows.
+        started_unix_s: 0 if unknown.
         host: where rank 0 ran, or "".
-        ranks: of the job; None if nobody knows.
+        ranks: of the job; None if unknown.
         steps: training steps as last written down.
         wall_s: seconds from its start, as last written down.
         speed: training steps per second of those.

@@ -77,8 +77,8 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
     openssl = shutil.which("openssl", path=environ.get("PATH"))
     if openssl is None:
         raise StackError(
-            "--secure makes its certificate with openssl, which is not on PATH. Install it, or put certificates "
-            f"of your own into {place}: {AUTHORITY}, {CERTIFICATE} and {KEY} (PEM)"
+            "--secure makes its certificate with openssl, which is not on PATH. Install it, or put your "
+            f"certificates into {place}: {AUTHORITY}, {CERTIFICATE} and {KEY} (PEM)"
         )
     names = dict.fromkeys(["localhost", socket.gethostname(), HOST, "::1"])
     made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]

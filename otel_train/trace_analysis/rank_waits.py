@@ -1,4 +1,4 @@
-"""Who waits for whom: the traces of several ranks, side by side."""
+"""Which rank waits for which: the traces of several ranks, side by side."""
 
 from __future__ import annotations
 

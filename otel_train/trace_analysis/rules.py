@@ -169,7 +169,7 @@ def waits_for_ranks(document: Document) -> TraceFinding | None:
             for row in overlap["collectives"][:3]
         ),
         advice="DistributedDataParallel(..., bucket_cap_mb=..., gradient_as_bucket_view=True) overlaps more; no_sync() "
-        "while accumulating; for FSDP set_modules_to_forward_prefetch. If one rank is late, see who waits for whom: "
+        "while accumulating; for FSDP set_modules_to_forward_prefetch. If one rank is late, see which rank waits for which: "
         "give `otel-train analyze` the traces of all ranks.",
         confidence="high",
     )

@@ -156,7 +156,7 @@ class Scene:
 
     @cached_property
     def calls(self) -> Calls:
-        """Who calls whom on the host."""
+        """The call tree of the host."""
         return calls(self.trace)
 
     @cached_property
@@ -283,7 +283,7 @@ class Stages(NamedTuple):
     Attributes:
         own: by stage, the instants at which it was the innermost one.
         runs: by stage, how often it ran.
-        guessed: whether PyTorch's ranges were used, for want of ours.
+        guessed: whether PyTorch's ranges were used, where there are no otel_train ranges.
         data: instants spent waiting for a batch, by our ranges and by PyTorch's.
     """
 

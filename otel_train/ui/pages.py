@@ -56,7 +56,7 @@ _KEPT = 4
 
 
 class Captures:
-    """Analyses of captures, made when somebody asks for one, one at a time: others look at other pages meanwhile."""
+    """Analyses of captures, made on request, one at a time; other pages are served meanwhile."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -245,7 +245,7 @@ def _there(row: Mapping[str, Any]) -> str:
     files = row.get("files")
     if isinstance(files, list):
         return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
-    return f'<span class="dim">absent: {escape(text(row.get("absent")) or "nobody says why")}</span>'
+    return f'<span class="dim">absent: {escape(text(row.get("absent")) or "no reason recorded")}</span>'
 
 
 def _files(view: RankView, files: Sequence[File]) -> str:

@@ -79,7 +79,7 @@ def test_keys_of_your_own_are_kept(tmp_path: Path) -> None:
 
 def test_without_openssl_it_says_what_to_do(tmp_path: Path) -> None:
     """Half a secure stack would be an open one."""
-    with pytest.raises(StackError, match=r"openssl.*not on PATH.*certificates of your own"):
+    with pytest.raises(StackError, match=r"openssl.*not on PATH.*put your certificates"):
         tls.make(tmp_path, endpoint_port=1, environ={"PATH": str(tmp_path)})
 
 
