@@ -174,8 +174,8 @@ class ExitHook:
             self._held = False
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def settle(self, state: str) -> None:
-        """Say how it ended; found out when empty. Who was trace to terminate has been terminated."""
+    def set_state(self, state: str) -> None:
+        """Set how the run ended; derived from the current exception if empty. ``terminated`` stays."""
         if self.state != "terminated":
             self.state = state or self.of(sys.exc_info()[1])
 

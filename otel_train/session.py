@@ -271,7 +271,7 @@ class Session:
         try:
             with sigchld_deferred():
                 self._exit_hook.hold()
-                self._exit_hook.settle(state)
+                self._exit_hook.set_state(state)
                 self._service.close(self._exit_hook.state)
         finally:  # also where Ctrl-C ends this
             self._exit_hook.remove()

@@ -1,4 +1,4 @@
-"""The account of one thread: takes one edge at a time, and gives what is settled."""
+"""The account of one thread: takes one edge at a time, returns closed steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_PIECES: Final = 4096
 
 
 class ThreadAccount(Nesting):
-    """Settles the time of one thread. The result does not depend on when it is asked for.
+    """Accounts the time of one thread. The result does not depend on when it is asked for.
 
     Args:
         started_ns: from when on time is accounted for.
@@ -50,14 +50,14 @@ class ThreadAccount(Nesting):
         by_step: keep the stages of every step.
 
     Attributes:
-        settling_ns: up to when edges have been worked through.
+        accounted_ns: time of the last edge that was processed.
     """
 
     def __init__(
         self, started_ns: int, sources: SourceTable, reclaimed: Reclaims = None, *, by_step: bool = False
     ) -> None:
         super().__init__(sources.kinds)
-        self.settling_ns = started_ns
+        self.accounted_ns = started_ns
         self._sources = sources
         self._decision = StepSourceDecision()
         self._book = StepBook(sources, reclaimed, by_step=by_step)
@@ -100,10 +100,10 @@ class ThreadAccount(Nesting):
         return self._book.open.number
 
     @property
-    def settled_ns(self) -> int:
-        """Up to when all time has been settled."""
-        waiting = [*self._phases.unsettled, *(each.making for each in self._passes.values())]
-        return min((items[0].begun_ns for items in waiting if items), default=self.settling_ns)
+    def final_ns(self) -> int:
+        """Time before this instant is final: its phase and step are known."""
+        waiting = [*self._phases.pending, *(each.making for each in self._passes.values())]
+        return min((items[0].begun_ns for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
@@ -128,17 +128,17 @@ class ThreadAccount(Nesting):
             self._latest = self
 
     def pass_time(self, now_ns: int) -> None:
-        """Settle time that no batch claims, up to now: nothing was written since the last edge."""
+        """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
         idle = self._phases.began and self._phases.batch is None and not self.stages
-        if idle and not self._held and now_ns > self.settling_ns:
+        if idle and not self._held and now_ns > self.accounted_ns:
             self._place(self._spend(now_ns))
 
     def take(self) -> ClosedSteps:
-        """Everything settled since the last call."""
+        """Returns everything that became final since the last call."""
         return self._book.take()
 
     def close(self, at_ns: int) -> ClosedSteps:
-        """Settle everything up to ``at_ns``. What is left of a step is partial."""
+        """Accounts all time up to ``at_ns``. A step that is open then is partial."""
         self._decision.decide()
         self._release()
         self._place(self._spend(at_ns))
@@ -158,8 +158,8 @@ class ThreadAccount(Nesting):
         """
         if self._phases.stopped >= 0:
             self._phases.after_stop(begins)
-        begun_ns, self.settling_ns = self.settling_ns, max(ns, self.settling_ns)
-        return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
+        begun_ns, self.accounted_ns = self.accounted_ns, max(ns, self.accounted_ns)
+        return Item(self.stack, begun_ns, self.accounted_ns - begun_ns)
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
@@ -239,7 +239,7 @@ class ThreadAccount(Nesting):
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)
         starts = stage.flags & _START
         if op == END and not starts:
-            waited_ns = self.settling_ns - stage.begun_ns
+            waited_ns = self.accounted_ns - stage.begun_ns
             item.batch = (source, payload - 1, asked.making_ns, waited_ns)
             asked.making_ns = -1
             self._ended.pop(source, None)
@@ -253,10 +253,10 @@ class ThreadAccount(Nesting):
             if op == FAIL:
                 self._note("failed_asks", source)
                 if payload == Ending.ERROR:
-                    self._ended[source] = self.settling_ns
+                    self._ended[source] = self.accounted_ns
             elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
                 self._ended[source] = _TOLD
-                self._note("endings", source, payload, self.settling_ns)
+                self._note("endings", source, payload, self.accounted_ns)
             self._phases.stop(asked)
             used_later = stage.payload and asked is self._phases.left_over
             if op == STOP and not used_later:
@@ -288,7 +288,7 @@ class ThreadAccount(Nesting):
             self._book.open.number = payload - 1
         elif op == Op.MARK:
             self._decision.mark()
-            self._book.now_ns = self.settling_ns
+            self._book.now_ns = self.accounted_ns
             phases.began = True  # if nothing before it was a sign of training, all of it was the step
             phases.boundary(Boundary.MARK)
         else:

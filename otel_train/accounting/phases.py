@@ -17,10 +17,10 @@ from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecisio
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 
 LOOKS_AHEAD: Final = 8
-"""Batches that a loop may fetch before the first is used. A loader that shows nothing for longer is settled by its name."""
+"""Batches that a loop may fetch before the first is used. After that, the name of the loader decides."""
 
 MOST_ITEMS: Final = 32768
-"""Items that wait at most; beyond that what waits is settled as it looks now, so that memory stays bounded."""
+"""Items that wait at most; beyond that they are booked by the evidence so far, so that memory stays bounded."""
 
 
 class Boundary(IntEnum):
@@ -113,7 +113,7 @@ class BatchPhases:
 
     Args:
         sources: what is known of every source.
-        book: takes what is settled.
+        book: takes items whose phase is known.
         decision: what steps are counted by.
 
     Attributes:
@@ -138,7 +138,7 @@ class BatchPhases:
         self._lead: list[Item] = []
 
     @property
-    def unsettled(self) -> list[list[Item]]:
+    def pending(self) -> list[list[Item]]:
         """Items of all batches that wait, of the open one, and those of a step that has shown nothing yet."""
         open_too = [] if self.batch is None else [*self.batch.row, self.batch]
         return [self._lead, *(batch.items for batch in (*self.waiting, *open_too))]
@@ -248,7 +248,7 @@ class BatchPhases:
         """The iterator of a pass is gone."""
         batch = self.batch
         if batch is None:  # no backward comes any more for what was evaluated with gradients
-            self._settle_waiting(ended_too=True)
+            self._book_waiting(ended_too=True)
         gone.ended = True
         if batch is not None and (gone in batch.passes or gone is batch.left_over):
             if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
@@ -262,7 +262,7 @@ class BatchPhases:
         # Where none was used of those that were fetched ahead, the pass is over.
         self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
-        self._settle_waiting(ended_too=False)
+        self._book_waiting(ended_too=False)
         self._book.beside(batch.items, self.phase_of(ended), batch.loader)
         self.batch = None
 
@@ -283,7 +283,7 @@ class BatchPhases:
             self._flush_lead()
             self._book.close_step()
         if self.waiting:
-            self._settle_waiting(ended_too=why is not Boundary.PASS_END)
+            self._book_waiting(ended_too=why is not Boundary.PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
@@ -303,7 +303,7 @@ class BatchPhases:
         self.boundary(Boundary.CLOSE)
         several = len(self.waiting) > 1 and self._trained
         for batch in self.waiting:
-            self._settle(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
+            self._book_batch(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
         self.waiting = []
         self._drop_lead()
         if self._book.open.duration_ns:
@@ -352,7 +352,7 @@ class BatchPhases:
         else:  # no model ran
             known = self.phase_of(batch.passes[0]) if self._decision.by_hand else batch.shown
             if known >= 0:
-                self._settle(batch.part(tail), known)
+                self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self.waiting.append(batch.part(tail))
 
@@ -375,7 +375,7 @@ class BatchPhases:
         if last >= 0:
             waiting, self.waiting = self.waiting, []
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
-                self._settle(before, TRAIN if any(item.shows for item in before.items) else -1)
+                self._book_batch(before, TRAIN if any(item.shows for item in before.items) else -1)
             self._trained = True
             head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
@@ -434,7 +434,7 @@ class BatchPhases:
         """A batch that was asked for, whose forwards no backward followed."""
         phase = self._eval_phase(batch)
         self._show(batch, phase)
-        self._settle(batch, phase)
+        self._book_batch(batch, phase)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
@@ -475,8 +475,8 @@ class BatchPhases:
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def _settle_waiting(self, *, ended_too: bool) -> None:
-        """Settle what can be settled by now.
+    def _book_waiting(self, *, ended_too: bool) -> None:
+        """Books waiting batches whose phase is known by now.
 
         Args:
             ended_too: forwards of passes that have ended as well, although a backward may come yet.
@@ -493,12 +493,12 @@ class BatchPhases:
                 ready = over or batch.shown >= 0 or place < room
             batch.fresh = False
             if ready or full:
-                self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
+                self._book_batch(batch, self._eval_phase(batch) if forward and self._trained else -1)
             else:
                 kept.append(batch)
         self.waiting = kept
 
-    def _settle(self, batch: Batch, phase: int) -> None:
+    def _book_batch(self, batch: Batch, phase: int) -> None:
         """Book a batch under a phase; -1: by what is known of its loader."""
         if phase < 0:
             phase = self.phase_of(batch.passes[0]) if batch.passes else TRAIN

@@ -178,8 +178,8 @@ class StepBook:
 
     def take(self) -> ClosedSteps:
         """Everything booked since the last call."""
-        settled, self.gathered = self.gathered.settle(self.open.serial), Gathered()
-        return settled
+        closed, self.gathered = self.gathered.close(self.open.serial), Gathered()
+        return closed
 
     def waits(self, item: Item) -> bool:
         """Whether its time is a wait for data."""

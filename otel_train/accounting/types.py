@@ -162,7 +162,7 @@ class StageTimes(NamedTuple):
 
 
 class ClosedSteps(NamedTuple):
-    """What was settled for good about one thread since the last look.
+    """What became final on one thread since the last call of ``take``.
 
     Attributes:
         steps: closed steps.
@@ -206,7 +206,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "moved": (2, ()),
 }
 """Fields of ``ClosedSteps`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
-sort by, where rows do not come in the order of time. Until they are settled, steps end with a serial number, and
+sort by, where rows do not come in the order of time. Until ``Gathered.close``, steps end with a serial number, and
 occurrences and times name their step by it."""
 
 _COLUMNS: Final = {"steps": StepRows, "occurrences": StageCalls, "times": StageTimes}
@@ -233,7 +233,7 @@ class Gathered:
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
-    def settle(self, open_step: int = -1) -> ClosedSteps:
+    def close(self, open_step: int = -1) -> ClosedSteps:
         """All of it; ``open_step``: serial number of the step that has not closed."""
         for (phase, loader, step), by_source in self.times.items():
             for source, (self_ns, around_ns) in by_source.items():
@@ -257,5 +257,5 @@ def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 
-NOTHING = Gathered().settle()
-"""Nothing was settled."""
+NOTHING = Gathered().close()
+"""Nothing became final."""

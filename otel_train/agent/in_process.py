@@ -279,8 +279,8 @@ class AgentClient:
         if capturing is None:
             from otel_train.profiler.setup import EpochCaptures
 
-            return EpochCaptures(None, None, loop=self._training.loop, settled=self._settled)
-        captures: EpochCaptures = capturing.of_epochs(self._settled)
+            return EpochCaptures(None, None, loop=self._training.loop, accounted=self._accounted)
+        captures: EpochCaptures = capturing.of_epochs(self._accounted)
         return captures
 
     def capture(self, request: dict[str, Any]) -> str:
@@ -290,7 +290,7 @@ class AgentClient:
         if capturing is None:
             return "captures are off, or there is no run directory to write to"
         if self._training.state.rule is None:  # whether it trains, and how, may be known by now
-            with self._settled():
+            with self._accounted():
                 pass
         refusal: str = capturing.ask(request)
         return refusal
@@ -649,7 +649,7 @@ class AgentClient:
         if self._capturing is None:
             return
         if self._capturing.unfinished:
-            self._ask("last_settle", timeout_s=timeout_s)
+            self._ask("close_run", timeout_s=timeout_s)
         with self._reporting:
             self._capturing.end(timeout_s / 2)
 
@@ -676,10 +676,10 @@ class AgentClient:
             self._reports.exchange.close(timeout_s)
 
     @contextmanager
-    def _settled(self) -> Iterator[None]:
+    def _accounted(self) -> Iterator[None]:
         with self._reporting:
             self._report(fresh=True)
-            state = self._ask("settle")
+            state = self._ask("account")
             if state is not None:
                 self._training.state = state
             yield
@@ -803,7 +803,7 @@ class _RemoteTraining:
         rings = {ring.slot: ring for ring in list(recorder.threads)}
         ring = rings.get(state.ring, recorder.main)
         thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.divert)
-        return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.settled_ns)
+        return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.final_ns)
 
     def number(self, at_ns: int) -> int:
         answer = self._ask("number", at_ns)
@@ -854,7 +854,7 @@ def _descriptor_of(pid: int) -> int:
 
 
 def _nothing() -> None:
-    """Settling is the agent's."""
+    """The agent accounts events."""
 
 
 def _in_fork() -> None:

@@ -68,7 +68,7 @@ class LoopProgress(NamedTuple):
     step: int = 0
     median_ns: int = 0
     epoch: int = 1
-    settled_ns: int = 0
+    final_ns: int = 0
     slow: int = 0
 
 
@@ -127,7 +127,7 @@ class State:
         trackers: there may be one to log to.
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
-        needs_step_numbers: a capture waits for what only settling tells.
+        needs_step_numbers: a capture waits for step numbers, which the agent knows after it has accounted the events.
         untimed: kinds of devices that models are on and whose time is not taken; why.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
         uncounted: why they are not counted, where that was asked for.

@@ -226,8 +226,8 @@ class RankConnection:
     def _do_instrumentation_gaps(self) -> list[dict[str, str]]:
         return self.service.instrumentation_gaps()
 
-    def _do_settle(self) -> LoopProgress:
-        """Everything that was reported is settled; how the loop goes."""
+    def _do_account(self) -> LoopProgress:
+        """Accounts all recorded events; returns the progress of the loop."""
         with self.loop.up_to_date():
             return loop_of(self.service.run, self.rings)
 
@@ -245,7 +245,7 @@ class RankConnection:
         self.service.run.captures.active = active
 
     def _do_hand_over(self) -> bool:
-        """The rows of what has been settled up to now."""
+        """Hands rows of all final time to the trackers."""
         return self.service.hand_over()
 
     def _left_request(self) -> object:
@@ -267,7 +267,7 @@ class RankConnection:
         with self.loop.lock:
             self.exporters.add_elsewhere(RemoteProviders(self._tell))
 
-    def _do_last_settle(self) -> None:
+    def _do_close_run(self) -> None:
         """Nothing is recorded any more: the last steps get their numbers."""
         self.loop.stop(self._hello.config.exit_timeout_s)
         with self.loop.lock:

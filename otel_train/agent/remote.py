@@ -363,10 +363,10 @@ class RemoteCaptures:
         """Faults in the agent, by component."""
         return self.alerts.counted_faults() if self.alerts is not None else {}
 
-    def turn(self, settle: Callable[[], None]) -> None:
+    def turn(self, account: Callable[[], None]) -> None:
         """Tell the rank how the loop goes, where that has changed."""
         if self._remote.state.needs_step_numbers:
-            settle()
+            account()
         asked = self._waiting()
         if asked != self._asked:
             self._asked = asked
@@ -474,8 +474,8 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0
     return LoopProgress(
-        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
-        run.settled_ns, run.sampler.slow,
+        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.final_ns),
+        run.final_ns, run.sampler.slow,
     )  # fmt: skip
 
 

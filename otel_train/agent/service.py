@@ -83,7 +83,7 @@ class PeriodicTask(NamedTuple):
 
 
 class ExportLoop:
-    """Reads the rings, settles them, and hands batches to the exporters.
+    """Reads the rings, accounts the edges, and hands batches to the exporters.
 
     Args:
         recorder: where the edges are.
@@ -142,7 +142,7 @@ class ExportLoop:
             self._thread.join(timeout_s)
 
     def run_once(self, *, final: bool = False) -> None:
-        """One round: read, settle, export. Tests call it directly."""
+        """One round: read, account, export. Tests call it directly."""
         self._recorder.publish(time.time_ns())
         full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
         if full or self._is_due(_READ, READ_INTERVAL_S):
@@ -155,7 +155,7 @@ class ExportLoop:
 
     @contextmanager
     def up_to_date(self) -> Iterator[None]:
-        """Inside the block everything recorded before it is settled, and nothing moves."""
+        """Accounts everything recorded so far. The export loop does not run inside the block."""
         with self.lock:
             if not self._run.closed:
                 with self.guard:
@@ -163,7 +163,7 @@ class ExportLoop:
             yield
 
     def read_within(self, patience_s: float) -> bool:
-        """Settle what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
+        """Account what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
         if not self.lock.acquire(timeout=patience_s):
             return False
         try:
@@ -175,7 +175,7 @@ class ExportLoop:
             self.lock.release()
 
     def read_rings(self) -> None:
-        """Read every ring up to now and settle what can be settled."""
+        """Read every ring up to now and account its edges."""
         now_ns = self._clock()
         threads = list(self._recorder.threads)
         ended = [thread for thread in threads if thread.ended]
@@ -467,7 +467,7 @@ class AgentService:
         return self._resource
 
     def last_turn(self, state: str, *, cause: str = "") -> None:
-        """Settle everything, tell it, and write the summary. The thread has been stopped.
+        """Account and export everything, and write the summary. The thread has been stopped.
 
         Args:
             state: how the run ended.

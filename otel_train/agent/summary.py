@@ -55,7 +55,7 @@ def run_figures(
 
     Args:
         totals: everything counted.
-        wall_s: seconds the totals cover; what is not settled yet is in no stage and in activity ``other``.
+        wall_s: seconds the totals cover; time that is not final yet is in no stage and in activity ``other``.
         source: what steps are counted by.
         loaders: loaders known; one never read shows with 0 batches.
         processors: those that this process may use.
@@ -94,12 +94,12 @@ def run_figures(
 
 
 def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
-    """They add up to ``wall_s``: what is not settled yet is ``other``."""
+    """Seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``."""
     activities = dict.fromkeys(ACTIVITIES, 0.0)
     activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
-    unsettled_s = wall_s - sum(activities.values())
-    if unsettled_s > LEAST_S:
-        activities["other"] += unsettled_s
+    pending_s = wall_s - sum(activities.values())
+    if pending_s > LEAST_S:
+        activities["other"] += pending_s
     return activities
 
 
@@ -282,7 +282,7 @@ class Documents:
 
     def window(self) -> Window:
         """A window that begins now."""
-        return Window(self._run.totals.copy(), self._run.settled_ns, self._cost())
+        return Window(self._run.totals.copy(), self._run.final_ns, self._cost())
 
     def write(self, state: str, window: Window | None = None) -> dict[str, Any]:
         """The document.

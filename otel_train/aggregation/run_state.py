@@ -251,8 +251,8 @@ class RunState:
             RUN_END_CAUSE.name: cause,
             SPAN_STAGE.name: doing[-1].stage if doing else "other",
         }
-        self.spans.event(RUN_KILLED_EVENT.name, self.settled_ns, attributes)
-        self.spans.end(self.settled_ns, self.step_number, error=cause)
+        self.spans.event(RUN_KILLED_EVENT.name, self.final_ns, attributes)
+        self.spans.end(self.final_ns, self.step_number, error=cause)
 
     def end_thread(self, thread: int) -> None:
         """Closes a thread that has ended and been read completely."""
@@ -290,7 +290,7 @@ class RunState:
         if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
         elif self._leading.over:
-            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.settled_ns)
+            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.final_ns)
         self._closed_ns = at_ns
         for over in self.evals.close():
             self.spans.evaluation(over, self.step_number)
@@ -314,13 +314,13 @@ class RunState:
         return self._leading.account.source if self._leading else StepSource.UNDECIDED
 
     @property
-    def settled_ns(self) -> int:
-        """End of the accounted time."""
-        return max(self._closed_ns, self._leading.account.settled_ns if self._leading else self.started_ns)
+    def final_ns(self) -> int:
+        """Time before this instant is final."""
+        return max(self._closed_ns, self._leading.account.final_ns if self._leading else self.started_ns)
 
     def ended_by(self, now_ns: int) -> int:
         """Returns the end of the run's time: ``now_ns`` while it runs, else when it was closed."""
-        return self.settled_ns if self.closed else now_ns
+        return self.final_ns if self.closed else now_ns
 
     @property
     def loader_threads(self) -> list[str]:
@@ -361,7 +361,7 @@ class RunState:
     def _new_thread(self, name: str, *, main: bool) -> ThreadState:
         self._threads_seen += 1
         before = self._leading if self._leading and self._leading.over else None
-        since_ns = self.settled_ns if before else self.started_ns
+        since_ns = self.final_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
         return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
 
@@ -395,9 +395,9 @@ class RunState:
         leading = thread is self._leading
         self.totals.add(closed, ledger=leading)
         if leading:
-            self._reclaimed.forget(thread.account.settled_ns)
+            self._reclaimed.forget(thread.account.final_ns)
         if thread.main:
-            self.device.add_calls(closed.occurrences, thread.account.settled_ns)
+            self.device.add_calls(closed.occurrences, thread.account.final_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in closed.failed_asks.flat)
         self._take_steps(thread, closed)
         for saved in self.checkpoints.take(closed.occurrences, self.names.kinds):

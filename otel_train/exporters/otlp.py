@@ -359,7 +359,7 @@ class Sender:
                 delivery = Delivery(
                     ExportResponse(ExportResult.RETRY, f"was not asked ({type(error).__name__})")
                 )
-            self._settle(lane, delivery)
+            self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
         """The queue whose turn it is; None when there is no more to do."""
@@ -390,7 +390,7 @@ class Sender:
             left_s = min(left_s, _LAST_TRY_S)
         return left_s
 
-    def _settle(self, lane: _SignalQueue, delivery: Delivery) -> None:
+    def _record(self, lane: _SignalQueue, delivery: Delivery) -> None:
         answer, now_s = delivery.answer, self._monotonic_s()
         lane.due_s = now_s
         lane.asked_to_wait = False

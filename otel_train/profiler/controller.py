@@ -43,7 +43,7 @@ class LoopState(NamedTuple):
         step: number of the running step, as of the last look.
         median_ns: median step duration; 0 if unknown.
         epoch: pass over the training data, from 1.
-        settled_ns: steps before this instant have their numbers.
+        final_ns: steps before this instant have their numbers.
     """
 
     rule: StepRule | None
@@ -51,7 +51,7 @@ class LoopState(NamedTuple):
     step: int
     median_ns: int
     epoch: int
-    settled_ns: int
+    final_ns: int
 
     def near(self, plan: CaptureRequest) -> bool:
         """Whether the requested steps are so near that the step scheduler should wait for them."""
@@ -224,7 +224,7 @@ class CaptureController:
                 if unavailable:
                     _log.warning("Capture (%s): %s", plan.trigger, unavailable)
         scheduler = self.scheduler
-        if scheduler.first_number == NEXT and 0 < scheduler.first_ns < loop.settled_ns:
+        if scheduler.first_number == NEXT and 0 < scheduler.first_ns < loop.final_ns:
             scheduler.first_number = self._training.number(scheduler.first_ns)
         if scheduler.phase is CapturePhase.ACTIVE and not self._reported_active:
             self._reported_active = True
@@ -269,7 +269,7 @@ class CaptureController:
         return ""
 
     def _write(self, recorded: Recorded, loop: LoopState, *, last: bool = False) -> None:
-        if recorded.begun_ns and loop.settled_ns <= recorded.ended_ns and not last:
+        if recorded.begun_ns and loop.final_ns <= recorded.ended_ns and not last:
             return  # its steps have no numbers yet
         self._recorded = None
         self._ended_ns[recorded.plan.cause] = recorded.ended_ns

@@ -45,17 +45,17 @@ class EpochCaptures:
         controller: makes captures; None if captures are off.
         endpoint: parses requests.
         loop: returns the current state of the loop.
-        settled: a context in which all events are accounted and the service thread is paused.
+        accounted: a context in which all events are accounted and the service thread is paused.
     """
 
     def __init__(
         self, controller: CaptureController | None, endpoint: CaptureEndpoint | None, *,
-        loop: Callable[[], LoopState], settled: Callable[[], AbstractContextManager[None]],
+        loop: Callable[[], LoopState], accounted: Callable[[], AbstractContextManager[None]],
     ) -> None:  # fmt: skip
         self._controller = controller
         self._endpoint = endpoint
         self._loop = loop
-        self._settled = settled
+        self._accounted = accounted
 
     def begin(self, epoch: int, request: dict[str, Any], *, output_dir: str = "") -> str:
         """Captures steps of the epoch that begins here.
@@ -78,7 +78,7 @@ class EpochCaptures:
         )
         deadline_s = time.monotonic() + ROOM_S
         while True:
-            with self._settled():
+            with self._accounted():
                 loop = self._loop()
                 self._controller.turn(loop, last=True)
                 if not self._controller.busy:
@@ -99,7 +99,7 @@ class EpochCaptures:
         """Waits until all captures are written, analysed and reported, at most ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         while self._controller is not None and time.monotonic() < deadline_s:
-            with self._settled():
+            with self._accounted():
                 self._controller.turn(self._loop(), last=True)
                 if self._controller.finished:
                     return
@@ -193,15 +193,15 @@ class Capturing:
         if self._console is not None:
             self._console = self._console._replace(block=True)
 
-    def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
-        """Returns captures requested by the training thread; ``settled`` as for ``EpochCaptures``."""
-        return EpochCaptures(self._controller, self.endpoint, loop=self._training.loop, settled=settled)
+    def of_epochs(self, accounted: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
+        """Returns captures requested by the training thread; ``accounted`` as for ``EpochCaptures``."""
+        return EpochCaptures(self._controller, self.endpoint, loop=self._training.loop, accounted=accounted)
 
-    def turn(self, settle: Callable[[], None]) -> None:
-        """Takes requests and does what is due. Runs on the service thread; ``settle`` accounts all events now."""
+    def turn(self, account: Callable[[], None]) -> None:
+        """Takes requests and does what is due. Runs on the service thread; ``account`` accounts all events now."""
         if self.endpoint is not None and self._controller is not None:
             if self._controller.needs_step_numbers:
-                settle()
+                account()
             self.endpoint.turn()
         if self._snapshots is not None:
             self._snapshots.look()

@@ -54,7 +54,7 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``times`` in seconds after the first line, and by name a value for each of them: ``activities`` as shares,
         ``stages`` in seconds per training step, ``memory`` in bytes; ``steps_per_s`` has one value for each.
     """
-    moments = _settled(read)
+    moments = _accounted(read)
     pairs = list(pairwise(moments))
     activities = {name for moment in moments for name, value in moment["activities"].items() if value}
     stages = {name for moment in moments for name in moment["stages"]}
@@ -77,8 +77,8 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _settled(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Moments between which some time has been accounted for: it is settled late, and then all at once."""
+def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Lines after which the accounted time has grown. Time is accounted when a step ends, so it grows in jumps."""
     kept: list[Mapping[str, Any]] = []
     for moment in moments:
         total = sum(moment["activities"].values())
@@ -107,7 +107,7 @@ def _risen(before: float, after: float) -> float:
 
 
 def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:
-    """Of the time settled between two lines: activities are settled late, so it may be more than lies between them."""
+    """Share of the time accounted between two lines, which may differ from the wall time between them."""
     whole = sum(_grown(pair, "activities", each) for each in activities)
     return _grown(pair, "activities", name) / whole if whole else 0.0
 
@@ -245,7 +245,7 @@ class MetricsHistory:
         if len(self._moments) > 2 * MOST_MOMENTS:
             self._moments = [*self._moments[:-1:2], self._moments[-1]]
         if last:
-            self._settle(last)
+            self._update(last)
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Lines up to the last that is whole; the next turn begins behind it."""
@@ -254,7 +254,7 @@ class MetricsHistory:
                 self._read_bytes = file.tell()
                 yield line
 
-    def _settle(self, last: dict[str, Any]) -> None:
+    def _update(self, last: dict[str, Any]) -> None:
         try:
             self._series = series_of(self._moments)
             self._histograms = histograms_of(last)

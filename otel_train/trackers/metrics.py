@@ -422,7 +422,7 @@ class FlatRow(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A part of what was settled at once. Columns are int64.
+    """A part of ``ClosedSteps``. Columns are int64.
 
     Attributes:
         source: who was called, per call that ended.
@@ -470,7 +470,7 @@ class _Mark(NamedTuple):
 
 
 class FlatMetrics:
-    """Cuts what is settled at the steps and epochs that are logged, and sums each part up.
+    """Splits closed steps at the steps and epochs that are logged, and sums up each part.
 
     Args:
         names: what the sources are called.
@@ -506,18 +506,18 @@ class FlatMetrics:
         """Let the totals of operations start from now."""
         self._operations.reset()
 
-    def take(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
-        """Take in what has been settled of the thread that trains; the rows that are due.
+    def take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
+        """Takes closed steps of the training thread; returns the rows that are due.
 
         Args:
-            settled: the facts.
+            closed: its closed steps.
             rows: which of its steps are counted training steps.
             numbers: their numbers.
         """
         made: list[FlatRow] = []
-        marks = self._marks(settled, rows, numbers)
+        marks = self._marks(closed, rows, numbers)
         for part, mark in zip(
-            self._parts(settled, [mark.at_ns for mark in marks]), [*marks, None], strict=True
+            self._parts(closed, [mark.at_ns for mark in marks]), [*marks, None], strict=True
         ):
             self._means.add(part)
             self._operations.add(part)
@@ -526,13 +526,13 @@ class FlatMetrics:
                 self._step = max(self._step, mark.step)
                 made += self._epoch_row(mark.turn, mark.at_ns) if mark.turn else self._step_row(mark.at_ns)
         if len(numbers):
-            self._step, self._stepped_ns = int(numbers[-1]) + 1, int(settled.steps.ended_ns[rows[-1]])
+            self._step, self._stepped_ns = int(numbers[-1]) + 1, int(closed.steps.ended_ns[rows[-1]])
         return made
 
-    def skip(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def skip(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Count only: no tracker listens yet."""
         self._epochs.skip()
-        for mark in self._marks(settled, rows, numbers):
+        for mark in self._marks(closed, rows, numbers):
             if mark.turn:
                 self.epoch = mark.turn.running
         if len(numbers):
@@ -570,35 +570,35 @@ class FlatMetrics:
     def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
         return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
 
-    def _marks(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
+    def _marks(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
         """Where rows are due, in time."""
         found = []
         if self._every_steps:
             due = np.flatnonzero((numbers + 1) % self._every_steps == 0)
-            ended = settled.steps.ended_ns[rows[due]]
+            ended = closed.steps.ended_ns[rows[due]]
             found = [
                 _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
         said: list[tuple[int, EpochBoundary | None]] = [
-            (at_ns, None) for at_ns in self._asked(settled, {mark.at_ns for mark in found})
+            (at_ns, None) for at_ns in self._asked(closed, {mark.at_ns for mark in found})
         ]
-        said += [(turn.at_ns, turn) for turn in self._turns.take(settled)]
+        said += [(turn.at_ns, turn) for turn in self._turns.take(closed)]
         for at_ns, turn in said:
-            before = np.flatnonzero(settled.steps.ended_ns[rows] <= at_ns)
+            before = np.flatnonzero(closed.steps.ended_ns[rows] <= at_ns)
             found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
-    def _asked(self, settled: ClosedSteps, due: Container[int]) -> Iterator[int]:
+    def _asked(self, closed: ClosedSteps, due: Container[int]) -> Iterator[int]:
         """When reports were asked for that have not been made, and are not due all the same."""
-        for at_ns, op, number in settled.said.tolist():
+        for at_ns, op, number in closed.said.tolist():
             if op == Op.REPORT and number > self.reported:
                 self.reported = number
                 if at_ns not in due:
                     yield at_ns
 
-    def _parts(self, settled: ClosedSteps, cuts: list[int]) -> Iterator[Slice]:
-        """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""
-        calls, steps, batches = settled.occurrences, settled.steps, settled.batches
+    def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[Slice]:
+        """Closed steps, in one part more than there are cuts. What ends at a cut comes before it."""
+        calls, steps, batches = closed.occurrences, closed.steps, closed.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
         kind = self._names.kinds[calls.source].astype(np.int64)
         train = np.flatnonzero(steps.phase == TRAIN)
@@ -606,7 +606,7 @@ class FlatMetrics:
         counted = steps.counted[train] > 0
         edges = [
             np.concatenate(([0], np.searchsorted(times, cuts, side="right"), [len(times)]))
-            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train], settled.loader_ns[:, 3])
+            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train], closed.loader_ns[:, 3])
         ]
         batches = batches[np.argsort(batches[:, 3], kind="stable")]
         for number in range(len(cuts) + 1):
@@ -616,5 +616,5 @@ class FlatMetrics:
             yield Slice(
                 calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
                 calls.inclusive_ns[call], kind[call], batches[batch], lasted,
-                lasted - waited[step][counted[step]], settled.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
+                lasted - waited[step][counted[step]], closed.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows for trackers, made of what is settled."""
+"""Rows for trackers, made of closed steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def calls_of(ended: np.ndarray) -> StageCalls:
 
 
 class HeldOperations:
-    """Keeps operations until what the training thread did up to their ends has been settled.
+    """Keeps operations until the time of the training thread up to their ends is final.
 
     Only then is it known whether they ended before a step or an epoch did.
     """
@@ -50,17 +50,17 @@ class HeldOperations:
         if len(calls.source):
             self._held = _together(self._held, calls)
 
-    def among(self, settled: ClosedSteps, until_ns: int) -> ClosedSteps:
-        """What was settled, with the operations that had ended by then."""
+    def among(self, closed: ClosedSteps, until_ns: int) -> ClosedSteps:
+        """Closed steps, with the operations that ended up to ``until_ns``."""
         if not len(self._held.source):
-            return settled
+            return closed
         ripe = int(np.searchsorted(_ends(self._held), until_ns, side="right"))
         taken = StageCalls(*(column[:ripe] for column in self._held))
         self._held = StageCalls(*(column[ripe:].copy() for column in self._held))
-        return settled._replace(occurrences=_together(settled.occurrences, taken))
+        return closed._replace(occurrences=_together(closed.occurrences, taken))
 
     def rest(self, *, least: int = 1) -> ClosedSteps | None:
-        """All that are held, if there are ``least``, as if they alone had been settled; else None."""
+        """All that are held, if there are ``least``, as if nothing else had become final; else None."""
         if len(self._held.source) < least:
             return None
         held, self._held = self._held, NOTHING.occurrences
@@ -114,7 +114,7 @@ class _Gone:
 
 
 class Tracking:
-    """Makes rows of what is settled, on the export loop's thread, and hands them to the trackers.
+    """Makes rows of closed steps on the export loop's thread, and hands them to the trackers.
 
     Args:
         config: what is wanted.
@@ -181,7 +181,7 @@ class Tracking:
         return self._awake
 
     def hand_over(self, timeout_s: float) -> bool:
-        """Let the trackers write what has been settled, in at most ``timeout_s`` seconds. Whether they have."""
+        """Let the trackers write everything that is final, in at most ``timeout_s`` seconds. Whether they have."""
         deadline = time.monotonic() + timeout_s
         if self._awake:
             self._flush()
@@ -204,15 +204,15 @@ class Tracking:
             none = rest.failed_asks
             self._take(rest, none, none)
 
-    def _take(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def _take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
         if self._guard.closed:
             return
         with self._guard:
-            settled = self._held.among(settled, self._run.settled_ns)
+            closed = self._held.among(closed, self._run.final_ns)
             if self.listened():
-                self._put(self._metrics.take(settled, rows, numbers))
+                self._put(self._metrics.take(closed, rows, numbers))
             else:
-                self._metrics.skip(settled, rows, numbers)
+                self._metrics.skip(closed, rows, numbers)
 
     def _put(self, rows: list[FlatRow]) -> None:
         if self._left_out:

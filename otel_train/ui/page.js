@@ -47,7 +47,7 @@ function times() {
   }
 }
 
-function settle() {
+function decorate() {
   const fresh = [...document.querySelectorAll('.flame')].filter(box => !box.dataset.source);
   for (const box of fresh) box.dataset.source = box.innerHTML.length + box.textContent;
   if (fresh.length) flames();
@@ -74,7 +74,7 @@ async function load(address) {
       document.body.dataset.every = page.body.dataset.every;
       morph(document.querySelector('.top nav'), page.querySelector('.top nav'));
       morph(document.getElementById('main'), main);
-      settle();
+      decorate();
     }
     offline = false;
     readAt = Date.now();
@@ -145,6 +145,6 @@ document.addEventListener('submit', event => event.preventDefault());
 addEventListener('popstate', () => { mark = ''; load(location.href); });
 document.addEventListener('visibilitychange', () => document.hidden ? clearTimeout(timer) : load(location.href));
 
-settle();
+decorate();
 setInterval(times, 1000);
 schedule();

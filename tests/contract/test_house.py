@@ -279,7 +279,6 @@ STILL_USED: dict[str, tuple[int, int, int, int]] = {
     "outlets?": (2, 0, 0, 21),
     "brought": (1, 0, 0, 0),
     "rooms?": (31, 1, 0, 14),
-    "settle[sd]?|settling": (148, 1, 0, 144),
     "standstill": (0, 0, 0, 3),
     "made[- ]up": (0, 1, 0, 30),
     "by hand": (47, 10, 2, 55),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from otel_train.artifacts.validate import laws_of
-from tests.support.loop_table import counted, settle
+from tests.support.loop_table import check_row, counted
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -117,4 +117,4 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
     assert (without == seen) != example.differs
     head = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
     row = {"shape": example.shape, "description": " ".join(head.split()), "program": program}
-    settle("frameworks", name, {**row, "in_code": seen, "zero_code": without, "why": example.why})
+    check_row("frameworks", name, {**row, "in_code": seen, "zero_code": without, "why": example.why})

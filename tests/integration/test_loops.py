@@ -34,7 +34,7 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
 )
 from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
 from tests.support.card import card_differences
-from tests.support.loop_table import counted, settle, shape_of
+from tests.support.loop_table import check_row, counted, shape_of
 from tests.support.metrics_shown import metric_differences, of_otlp
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)
     assert_absent_and_said(summary, truth)
-    settle("loops", name, row(truth, summary, LOOPS[name]))
+    check_row("loops", name, row(truth, summary, LOOPS[name]))
     if truth.repeatable and LOOPS[name].__module__ != compiled.__name__:  # test_compiled.py compares those
         _, bare = run(name, tmp_path, disabled=True)
         assert watch.weights() == bare.weights()

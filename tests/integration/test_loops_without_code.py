@@ -11,7 +11,7 @@ from otel_train.artifacts.validate import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody, Truth
-from tests.support.loop_table import counted, rows, settle
+from tests.support.loop_table import check_row, counted, rows
 from tests.support.zero_code import zero_code
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_loop_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: 
 
     assert summary["telemetry"]["faults"] == {}
     assert laws_of(summary) == []
-    settle("loops", name, {"zero_code": seen, "why": DIFFERS.get(name, "")})
+    check_row("loops", name, {"zero_code": seen, "why": DIFFERS.get(name, "")})
     assert (seen == rows()["loops"][name]["in_code"]) == (name not in DIFFERS)
 
 

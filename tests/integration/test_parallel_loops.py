@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from otel_train.artifacts.validate import laws_of
-from tests.support.loop_table import counted, rows, settle
+from tests.support.loop_table import check_row, counted, rows
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -95,7 +95,7 @@ def test_a_rank_is_counted_as_it_counts_itself(name: str, ranks: list[dict[str, 
         assert row.pop("faults") == {}
         assert row.pop("unobserved") == []
         assert row.pop("laws") == []
-        settle("processes", name, row)
+        check_row("processes", name, row)
 
 
 def start(way: str, words: list[str], runs: Path) -> subprocess.CompletedProcess[str]:
@@ -126,7 +126,7 @@ def test_a_rank_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: 
         assert said[name] == rows()["processes"][name]["program"]
         assert counted(summary) == rows()["processes"][name]["in_code"]
         assert laws_of(summary) == []
-        settle("processes", name, {"zero_code": counted(summary), "why": ""})
+        check_row("processes", name, {"zero_code": counted(summary), "why": ""})
 
 
 def test_every_process_that_shares_a_model_is_found(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_every_process_that_shares_a_model_is_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     for summary in summaries:
         assert counted(summary) == rows()["processes"]["hogwild"]["program"]
-        settle("processes", "hogwild", {"zero_code": counted(summary), "why": ""})
+        check_row("processes", "hogwild", {"zero_code": counted(summary), "why": ""})
 
 
 def test_every_process_that_shares_a_model_is_counted(tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_every_process_that_shares_a_model_is_counted(tmp_path: Path) -> None:
         assert said.pop("faults") == {}
         assert said["in_code"] == said["program"]
         description = "Two processes train one shared model without locks; each has a session of its own."
-        settle("processes", "hogwild", {"shape": "hogwild", "description": description, **said})
+        check_row("processes", "hogwild", {"shape": "hogwild", "description": description, **said})

@@ -29,7 +29,7 @@ def published(watch: Watch, **settings: Any) -> tuple[str, Any]:
         optimizer.step()
     for x, _ in validation:
         model(x)
-    session.summary()  # settles
+    session.summary()  # accounts all events
     page = ""
     if session.metrics_url:
         with inside(session).loop.lock:

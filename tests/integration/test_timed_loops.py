@@ -21,7 +21,7 @@ from tests.integration.loops.truth import (
     train_on,
 )
 from tests.integration.test_loops import expected, found, row
-from tests.support.loop_table import settle
+from tests.support.loop_table import check_row
 from tests.support.times_of_loops import times_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Pat
     wrong += laws_of(summary)
     wrong += times_of(summary, truth, watch)
     assert not wrong, "\n".join(wrong)
-    settle("loops", name, {**row(truth, summary, LOOPS[name]), "timed": True})
+    check_row("loops", name, {**row(truth, summary, LOOPS[name]), "timed": True})
 
 
 def test_trainings_one_after_the_other_keep_their_own_times(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
-from tests.support.edges import Book, Tape, settle
+from tests.support.edges import Book, Tape, account_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,8 +140,8 @@ def assert_everything_is_accounted_for(book: Book, tape: Tape, ended_ns: int) ->
 
 
 def held(account: ThreadAccount) -> int:
-    """Edges and items that are not settled yet."""
-    return sum(map(len, account._phases.unsettled)) + len(account._held)
+    """Edges and items that are not final yet."""
+    return sum(map(len, account._phases.pending)) + len(account._held)
 
 
 fractions = st.lists(st.floats(0, 1), max_size=6)
@@ -155,7 +155,7 @@ def test_every_instant_belongs_to_somebody_whatever_was_written(
     """Hooks get lost, raise and nest in ways nobody thought of; the parts must still add up."""
     tape = raw(pairs)
 
-    book = settle(tape, cuts_of(tape, at), ended_ns=tape.now_ns + tail)
+    book = account_for(tape, cuts_of(tape, at), ended_ns=tape.now_ns + tail)
 
     assert_everything_is_accounted_for(book, tape, tape.now_ns + tail)
 
@@ -166,7 +166,7 @@ def test_what_ran_inside_is_part_of_what_ran_around_it(names: list[str]) -> None
     """Inclusive time is what the histogram shows: less than the self time would be nonsense."""
     tape = program([*names, "ask"])
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert all(call.inclusive_ns >= 0 for call in book.calls())
     inclusive = book.inclusive_ns()
@@ -182,7 +182,7 @@ def test_no_more_calls_than_begins(pairs: list[tuple[int, int]]) -> None:
     tape = raw(pairs)
 
     begins = Counter(word >> 4 & 0xFFF for word in tape.codes if word & 15 in (Op.BEGIN, Op.RESUME))
-    calls = Counter(call.source for call in settle(tape).calls())
+    calls = Counter(call.source for call in account_for(tape).calls())
 
     assert all(calls[source.name] <= begins[number] for number, source in enumerate(SOURCES))
 
@@ -192,7 +192,7 @@ def test_no_more_calls_than_begins(pairs: list[tuple[int, int]]) -> None:
 def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: list[float]) -> None:
     """The pump wakes when it can."""
     tape = program(names)
-    whole, sliced = settle(tape), settle(tape, cuts_of(tape, at))
+    whole, sliced = account_for(tape), account_for(tape, cuts_of(tape, at))
 
     assert sorted(sliced.steps()) == sorted(whole.steps())
     assert sorted(call[:-1] for call in sliced.calls()) == sorted(call[:-1] for call in whole.calls())
@@ -212,7 +212,7 @@ def test_steps_close_where_the_design_says(names: list[str], at: list[float]) ->
     """DESIGN's rule, told once more as a loop over what happened: how many steps, and when each began."""
     tape = program(names)
 
-    book = settle(tape, cuts_of(tape, at))
+    book = account_for(tape, cuts_of(tape, at))
 
     assert sum(step.counted for step in book.steps("train")) == closings(tape)
 
@@ -242,8 +242,8 @@ def test_a_word_of_the_program_takes_no_time_from_anybody(
     """It says where one is, and is no stage."""
     bare, marked = program([*before, *after]), program([*before, said, *after])
 
-    assert settle(marked).self_ns("owner") == settle(bare).self_ns("owner")
-    assert settle(marked).count() == settle(bare).count()
+    assert account_for(marked).self_ns("owner") == account_for(bare).self_ns("owner")
+    assert account_for(marked).count() == account_for(bare).count()
 
 
 @settings(deadline=None, max_examples=100)
@@ -256,7 +256,7 @@ def test_a_stage_inside_itself_is_counted_once(names: list[str], at: list[float]
         ACTIONS[name](tape)
     tape.end(SourceKind.STAGE, "fit")
 
-    calls = settle(tape, cuts_of(tape, at)).calls("fit")
+    calls = account_for(tape, cuts_of(tape, at)).calls("fit")
 
     assert len(calls) == 1
 

@@ -183,15 +183,15 @@ class Call(NamedTuple):
 
 
 class Book:
-    """Everything an account settled, over all slices."""
+    """Everything that an account closed, over all slices."""
 
-    def __init__(self, sources: Sequence[Instrumented], settled: Sequence[ClosedSteps]) -> None:
+    def __init__(self, sources: Sequence[Instrumented], closed: Sequence[ClosedSteps]) -> None:
         self._sources = sources
-        self.settled = list(settled)
-        self.updates = sum(part.updates for part in settled)
-        self.skipped_updates = sum(part.skipped_updates for part in settled)
-        self.said = [tuple(mark) for part in settled for mark in part.said.tolist()]
-        self.numbers = [number for part in settled for number in part.steps.number.tolist()]
+        self.closed = list(closed)
+        self.updates = sum(part.updates for part in closed)
+        self.skipped_updates = sum(part.skipped_updates for part in closed)
+        self.said = [tuple(mark) for part in closed for mark in part.said.tolist()]
+        self.numbers = [number for part in closed for number in part.steps.number.tolist()]
 
     def name(self, source: int) -> str:
         """Name of a source; "" for none."""
@@ -205,7 +205,7 @@ class Book:
         """Closed steps, of one phase if given."""
         found = [
             StepSeen(PHASES[p], self.name(loader), duration, counted, failed, samples, started, ended)
-            for part in self.settled
+            for part in self.closed
             for p, loader, started, ended, duration, counted, failed, samples, *_ in _rows(part.steps)
         ]
         return [step for step in found if phase in ("", step.phase)]
@@ -222,7 +222,7 @@ class Book:
         """Occurrences, of one source if given."""
         return [
             Call(self.name(s), self.name(loader), phase_name(p), started, inclusive, failed, of_run(row))
-            for part, of_run in zip(self.settled, self._numbering(), strict=True)
+            for part, of_run in zip(self.closed, self._numbering(), strict=True)
             for s, loader, p, started, inclusive, failed, row in _rows(part.occurrences)
             if source in ("", self.name(s))
         ]
@@ -235,7 +235,7 @@ class Book:
         """Self time by ``owner``, ``loader``, ``phase`` or ``activity``."""
         total: Counter[str] = Counter()
         if by == "activity":
-            for part in self.settled:
+            for part in self.closed:
                 total.update({a.name.lower(): int(part.activity_ns[a]) for a in Activity})
         for row in self.times() if by != "activity" else ():
             names = {
@@ -248,7 +248,7 @@ class Book:
 
     def times(self) -> Iterator[TimeRow]:
         """Rows of time by stage."""
-        for part in self.settled:
+        for part in self.closed:
             for row in _rows(part.times):
                 yield TimeRow(*row)
 
@@ -262,7 +262,7 @@ class Book:
     def batches(self) -> dict[str, list[tuple[str, int]]]:
         """(phase, samples) of every batch, by loader."""
         found: dict[str, list[tuple[str, int]]] = {}
-        for part in self.settled:
+        for part in self.closed:
             for loader, phase, samples, *_ in part.batches.tolist():
                 found.setdefault(self.name(loader), []).append((phase_name(phase), samples))
         return found
@@ -270,7 +270,7 @@ class Book:
     def _numbering(self) -> list[_OfRun]:
         """The open step keeps its number until it closes, and evaluation steps that close meanwhile get others."""
         numbering, rows = [], 0
-        for part in self.settled:
+        for part in self.closed:
             numbering.append(_OfRun(part, rows))
             rows += len(part.steps.phase)
         later = -1
@@ -315,14 +315,14 @@ def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def settle(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
-    """Account for a tape, looking at what is settled at every cut, where another process goes on with it."""
+def account_for(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
+    """Account for a tape: take closed steps at every cut, where a pickled copy of the account continues."""
     account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
-    settled = []
+    closed = []
     bounds = [0, *cuts, len(tape.times)]
     for start, stop in pairwise(bounds):
         account.feed(tape.times[start:stop], tape.codes[start:stop])
         account = pickle.loads(pickle.dumps(account))
-        settled.append(account.take())
-    settled.append(account.close(tape.now_ns if ended_ns is None else ended_ns))
-    return Book(tape.sources, settled)
+        closed.append(account.take())
+    closed.append(account.close(tape.now_ns if ended_ns is None else ended_ns))
+    return Book(tape.sources, closed)

@@ -23,7 +23,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return found
 
 
-def settle(section: str, name: str, row: dict[str, Any]) -> None:
+def check_row(section: str, name: str, row: dict[str, Any]) -> None:
     """Compare a row with the committed one; with ``GOLDEN=write`` in the environment write it instead.
 
     A column that this row does not have is left as it is: another test has it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from otel_train.recording.events import Flag, Op, SourceKind
-from tests.support.edges import Tape, settle
+from tests.support.edges import Tape, account_for
 
 MICRO = 55
 STEP = 62
@@ -18,7 +18,7 @@ def test_a_plain_loop_has_one_step_per_update() -> None:
     for _ in range(3):
         tape.step()
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [STEP] * 3
     assert book.partial() == []
@@ -34,7 +34,7 @@ def test_time_before_the_first_stage_is_init_and_gaps_are_nobodys() -> None:
     for _ in range(2):
         tape.step().spend(3)
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [STEP + 3] * 2
     assert book.self_ns("activity")["init"] == 40
@@ -48,7 +48,7 @@ def test_accumulation_is_one_step_per_update_and_the_remainder_is_partial() -> N
         tape.micro().micro().update()
     tape.micro().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [MICRO * 2 + 7] * 2
     assert book.partial() == [MICRO]
@@ -60,7 +60,7 @@ def test_a_remainder_goes_on_in_the_next_epoch() -> None:
     tape = Tape().micro().micro().update().micro().stop()
     tape.micro().update().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [117, MICRO + MICRO + 7]
 
@@ -72,7 +72,7 @@ def test_zipped_loaders_fetch_one_batch_together() -> None:
         tape.ask("code", 5, samples=4).ask("prose", 6, samples=2).forward().backward().update()
     tape.stop("code")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [5 + 6 + 57] * 3
     assert [step.samples for step in book.steps() if step.counted] == [6, 6, 6]
@@ -89,7 +89,7 @@ def test_a_loader_that_looks_ahead_gives_one_step_per_update() -> None:
         tape.ask().forward().backward().update()
     tape.stop().forward().backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [5 + STEP, STEP, STEP, STEP - 5]
     assert book.self_ns("phase") == {"train": 5 + 4 * STEP}
@@ -101,7 +101,7 @@ def test_a_loader_that_looks_ahead_between_backward_and_update_gives_one_step_pe
     for _ in range(3):
         tape.forward().backward().ask().update()
 
-    assert settle(tape).durations() == [5 + 50 + 5 + 7 + 50, STEP, 5 + 7]
+    assert account_for(tape).durations() == [5 + 50 + 5 + 7 + 50, STEP, 5 + 7]
 
 
 def test_two_optimizers_in_one_batch_are_one_step() -> None:
@@ -110,7 +110,7 @@ def test_two_optimizers_in_one_batch_are_one_step() -> None:
     for _ in range(3):
         tape.micro().update(7, "D").forward().backward().update(9, "G")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [MICRO + 7 + 50 + 9] * 3
     assert book.updates == 6
@@ -122,7 +122,7 @@ def test_two_optimizers_without_asks_close_before_the_first_updates_again() -> N
     for _ in range(3):
         tape.forward().backward().update(7, "D").forward().backward().update(9, "G")
 
-    assert settle(tape).durations() == [50 + 7 + 50 + 9] * 3
+    assert account_for(tape).durations() == [50 + 7 + 50 + 9] * 3
 
 
 def test_an_optimizer_that_updates_twice_in_a_row_closes_a_step_each_time() -> None:
@@ -131,7 +131,7 @@ def test_an_optimizer_that_updates_twice_in_a_row_closes_a_step_each_time() -> N
     for _ in range(3):
         tape.forward().backward().update()
 
-    book = settle(tape.ask().forward().backward().update())
+    book = account_for(tape.ask().forward().backward().update())
 
     assert book.durations() == [5 + 57, 57, 57, STEP]
 
@@ -140,7 +140,7 @@ def test_the_second_optimizer_twice_in_a_row_closes_a_step() -> None:
     """D, G, G: the second G begins a step of its own."""
     tape = Tape().ask().update(7, "D").update(9, "G").spend(2).update(9, "G").ask().update(7, "D")
 
-    assert settle(tape).durations() == [5 + 7 + 9, 2 + 9, 5 + 7]
+    assert account_for(tape).durations() == [5 + 7 + 9, 2 + 9, 5 + 7]
 
 
 def test_a_closure_runs_inside_the_optimizer_and_is_cut_out_of_it() -> None:
@@ -151,7 +151,7 @@ def test_a_closure_runs_inside_the_optimizer_and_is_cut_out_of_it() -> None:
         tape.forward().backward().spend(1).forward().backward().spend(1)
         tape.end(SourceKind.OPTIMIZER, "LBFGS")
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [5 + 103] * 2
     assert book.self_ns("owner")["LBFGS"] == 6
@@ -166,7 +166,7 @@ def test_an_update_inside_an_update_is_none() -> None:
         tape.micro().begin(SourceKind.OPTIMIZER, "SAM").spend(2).update(3, "SGD").spend(2)
         tape.end(SourceKind.OPTIMIZER, "SAM")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [MICRO + 7] * 2
     assert book.updates == 2
@@ -178,7 +178,7 @@ def test_an_optimizer_that_raised_is_closed_by_the_next_ask() -> None:
     """The post hook of a raising step never runs."""
     tape = Tape().step().micro().begin(SourceKind.OPTIMIZER, "SGD").spend(4).step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, MICRO + 4 + STEP]
     assert book.updates == 2
@@ -191,7 +191,7 @@ def test_an_optimizer_that_raised_is_closed_by_its_own_next_step() -> None:
     tape = Tape().forward().backward().begin(SourceKind.OPTIMIZER, "SGD").spend(4)
     tape.forward().backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.updates == 1
     assert [(call.inclusive_ns, call.failed) for call in book.calls("SGD")] == [(54, 1), (7, 0)]
@@ -202,7 +202,7 @@ def test_validation_between_updates_closes_the_step_and_is_steps_of_its_own() ->
     """A slow validation must not read as a slow training step."""
     tape = Tape().step().step().validate(2).step().step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP] * 2 + [STEP] * 2
     assert book.durations("eval") == [16, 16]
@@ -214,7 +214,7 @@ def test_validation_in_mid_group_suspends_the_step() -> None:
     """Between two micro-batches: the step goes on after it."""
     tape = Tape().micro().validate(2).micro().update().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     (step,) = book.steps("train")
     assert step.duration_ns == 117
@@ -229,7 +229,7 @@ def test_a_checkpoint_after_an_update_closes_the_step() -> None:
         tape.step().run(SourceKind.CHECKPOINT, "checkpoint", 100)
     tape.stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP] * 2
     assert book.self_ns("activity")["checkpoint"] == 200
@@ -242,7 +242,7 @@ def test_a_checkpoint_before_an_update_suspends_the_step() -> None:
     """Its time is not the step's."""
     tape = Tape().step().micro().run(SourceKind.CHECKPOINT, "checkpoint", 100).update().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, STEP]
     assert [step.ended_ns - step.started_ns for step in book.steps("train")] == [STEP, STEP + 100]
@@ -252,19 +252,19 @@ def test_the_ask_that_finds_the_end_closes_the_step_and_is_of_none() -> None:
     """It waits for data, and there is none."""
     tape = Tape().step().stop().step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, STEP]
     assert book.self_ns("activity") == {"data_wait": 20, "productive": 2 * 57}
     assert book.count()["code"] == 2
-    assert [source for part in book.settled for source, *_ in part.endings.tolist()] == [0, 0]
+    assert [source for part in book.closed for source, *_ in part.endings.tolist()] == [0, 0]
 
 
 def test_a_batch_that_is_passed_over_belongs_to_the_step_that_follows() -> None:
     """``continue`` on a bad batch."""
     tape = Tape().step().ask().ask().forward().backward().update().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, 5 + STEP]
     assert book.batches()["code"] == [("train", -1)] * 3
@@ -274,11 +274,11 @@ def test_a_failed_ask_is_no_batch() -> None:
     """A dataset that raises, and a loop that goes on."""
     tape = Tape().step().ask(op=Op.FAIL).step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, STEP]
     assert book.count()["code"] == 2
-    assert sum(len(part.failed_asks) for part in book.settled) == 1
+    assert sum(len(part.failed_asks) for part in book.closed) == 1
 
 
 def test_a_loader_read_inside_a_loader_is_data_of_the_outer_one_and_a_batch_of_its_own() -> None:
@@ -289,7 +289,7 @@ def test_a_loader_read_inside_a_loader_is_data_of_the_outer_one_and_a_batch_of_i
         tape.end(SourceKind.DATA, "outer").forward().backward().update()
     tape.stop("outer")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [6 + 57] * 2
     assert book.count() == {"outer": 2, "model": 2, "backward": 2, "SGD": 2}
@@ -302,7 +302,7 @@ def test_a_forward_inside_backward_stays_in_backward() -> None:
     tape = Tape().ask().forward().begin(SourceKind.BACKWARD, "backward").spend(10)
     tape.forward(15).backward(5).spend(10).end(SourceKind.BACKWARD, "backward").update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [5 + 20 + 40 + 7]
     assert book.count() == {"code": 1, "model": 1, "backward": 1, "SGD": 1}
@@ -314,7 +314,7 @@ def test_a_forward_inside_a_forward_is_one_call() -> None:
     tape = Tape().ask().begin(SourceKind.FORWARD, "model", flags=3).spend(5).forward(10, "encoder").spend(5)
     tape.end(SourceKind.FORWARD, "model").backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.count() == {"code": 1, "model": 1, "backward": 1, "SGD": 1}
     assert book.self_ns("owner")["model"] == 20
@@ -325,7 +325,7 @@ def test_autograd_inside_a_forward_is_cut_out_of_it() -> None:
     tape = Tape().ask().begin(SourceKind.FORWARD, "model", flags=3).spend(5).backward(10).spend(5)
     tape.end(SourceKind.FORWARD, "model").backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.self_ns("owner")["model"] == 10
     assert book.self_ns("owner")["backward"] == 40
@@ -338,7 +338,7 @@ def test_autograd_grad_stays_where_it_runs_once_there_is_a_backward() -> None:
     tape.begin(SourceKind.STAGE, "penalty").spend(1).run(SourceKind.GRAD, "grad", 8).spend(1)
     tape.end(SourceKind.STAGE, "penalty").update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.self_ns("owner")["penalty"] == 10
     assert "grad" not in book.count()
@@ -350,7 +350,7 @@ def test_autograd_grad_is_the_backward_of_a_run_without_another() -> None:
     for _ in range(2):
         tape.ask().forward().run(SourceKind.GRAD, "grad", 30).update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.count()["grad"] == 2
     assert book.durations() == [STEP] * 2
@@ -363,7 +363,7 @@ def test_backwards_are_the_steps_of_a_pass_without_an_update() -> None:
         tape.micro().spend(7)
     tape.stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [MICRO + 7] * 3
     assert book.partial() == []
@@ -375,7 +375,7 @@ def test_backwards_are_the_steps_after_sixty_four_without_an_update() -> None:
     for _ in range(70):
         tape.micro()
 
-    assert len(settle(tape).durations()) == 70
+    assert len(account_for(tape).durations()) == 70
 
 
 def test_batches_are_the_steps_where_there_is_no_backward() -> None:
@@ -385,7 +385,7 @@ def test_batches_are_the_steps_where_there_is_no_backward() -> None:
         tape.ask().forward()
     tape.stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [25] * 3
 
@@ -397,7 +397,7 @@ def test_marks_by_hand_are_the_steps() -> None:
         tape.step().step().spend(1).mark()
     tape.stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [2 * STEP + 1] * 2
 
@@ -406,7 +406,7 @@ def test_a_number_set_by_hand_is_that_of_the_open_step() -> None:
     """``step(start=100)`` after a resume."""
     tape = Tape().mark(100).step().step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP] * 2
     assert book.numbers == [100, -1]
@@ -420,7 +420,7 @@ def test_a_forward_that_evaluates_a_trained_model_without_a_loader_is_an_eval_st
     tape.forward(11, flags=0)
     tape.forward().backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [57] * 3
     assert book.durations("eval") == [11]
@@ -432,7 +432,7 @@ def test_a_teacher_without_grad_in_a_loop_without_a_loader_is_no_eval_step() -> 
     for _ in range(2):
         tape.forward(11, "teacher", flags=0).forward().backward().update()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [68] * 2
     assert book.durations("eval") == []
@@ -442,7 +442,7 @@ def test_sampling_after_the_last_pass_is_evaluation() -> None:
     """A forward without gradients that no update follows is no step."""
     tape = Tape().step().stop().spend(3).forward(50, flags=0).spend(4)
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP]
     assert book.durations("eval") == [50]
@@ -456,7 +456,7 @@ def test_a_stage_around_the_whole_loop_leaves_the_steps_alone() -> None:
         tape.step().spend(3)
     tape.stop().end(SourceKind.STAGE, "fit")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP + 3] * 2
     assert book.self_ns("owner")["fit"] == 9
@@ -469,7 +469,7 @@ def test_a_stage_that_is_suspended_counts_only_while_it_runs() -> None:
     tape.piece("augment", 4, Op.SUSPEND, 1).forward().piece("augment", 6, Op.END, 1)
     tape.backward().update().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert [call.inclusive_ns for call in book.calls("augment")] == [10]
     assert book.durations() == [STEP + 10]
@@ -481,7 +481,7 @@ def test_a_scaler_that_skips_makes_no_update() -> None:
     tape.micro().begin(SourceKind.SCALER, "GradScaler").spend(1).update().spend(1)
     tape.end(SourceKind.SCALER, "GradScaler").stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert (book.updates, book.skipped_updates) == (1, 1)
     assert book.durations() == [MICRO + 2 + MICRO + 9]
@@ -498,7 +498,7 @@ def test_an_update_in_the_batch_means_train_unless_it_is_declared(
     """A name is weaker evidence than an update, a declaration is stronger than both."""
     tape = Tape().ask(loader, phase=phase).forward().backward().update().stop(loader, phase=phase)
 
-    assert {phase for batches in settle(tape).batches().values() for phase, _ in batches} == {expected}
+    assert {phase for batches in account_for(tape).batches().values() for phase, _ in batches} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_without_an_update_the_name_says_then_the_forward(loader: str, flags: in
     """The order of evidence of docs/reference/step-boundaries.md."""
     tape = Tape().ask(loader).forward(flags=flags).stop(loader)
 
-    assert settle(tape).batches()[loader] == [(expected, -1)]
+    assert account_for(tape).batches()[loader] == [(expected, -1)]
 
 
 def test_what_an_exception_left_open_is_unwound_by_the_outer_edge() -> None:
@@ -525,7 +525,7 @@ def test_what_an_exception_left_open_is_unwound_by_the_outer_edge() -> None:
     tape = Tape().begin(SourceKind.STAGE, "try").begin(SourceKind.FORWARD, "model", flags=3).spend(4)
     tape.end(SourceKind.STAGE, "try", op=Op.FAIL).step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert [(call.inclusive_ns, call.failed) for call in book.calls("model")] == [(4, 1), (20, 0)]
     assert book.updates == 1
@@ -535,7 +535,7 @@ def test_training_in_two_phases_of_one_loader_is_told_apart_by_what_is_done() ->
     """K-fold loops validate on the same loader."""
     tape = Tape().step().stop().ask().forward(11, flags=0).ask().forward(11, flags=0).stop().step().stop()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations() == [STEP, STEP]
     assert book.durations("eval") == [16, 16]
@@ -547,7 +547,7 @@ def test_marks_alone_make_as_many_steps_as_there_are_marks() -> None:
     for _ in range(3):
         tape.run(SourceKind.STAGE, "work", 5).mark()
 
-    assert settle(tape).durations() == [5, 5, 5]
+    assert account_for(tape).durations() == [5, 5, 5]
 
 
 def test_making_an_iterator_belongs_to_the_batches_it_will_give() -> None:
@@ -558,7 +558,7 @@ def test_making_an_iterator_belongs_to_the_batches_it_will_give() -> None:
     tape.spend(1000).edge(Op.END, loader, Flag.START)
     tape.ask("val").forward(flags=0).stop("val").step()
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.count()["val"] == 1
     assert book.durations("eval") == [1000 + 5 + 20]
@@ -576,7 +576,7 @@ def test_a_loader_that_is_new_is_for_what_its_first_used_batch_is_for(cuts: tupl
         tape.ask("fresh").forward(flags=0)
     tape.stop("fresh").forward(flags=0)
 
-    book = settle(tape, cuts)
+    book = account_for(tape, cuts)
 
     assert len(book.durations()) == 3
     assert len(book.steps("eval")) == 3
@@ -589,7 +589,7 @@ def test_a_function_that_makes_a_whole_update_is_a_step() -> None:
     for _ in range(3):
         tape.ask().run(SourceKind.WHOLE, "make_step", 50)
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [55] * 3
     assert book.updates == 3
@@ -605,7 +605,7 @@ def test_an_update_inside_a_whole_update_is_none() -> None:
         tape.ask().begin(SourceKind.WHOLE, "make_step").run(SourceKind.STAGE, "loss", 30).update().spend(3)
         tape.end(SourceKind.WHOLE, "make_step")
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [45] * 2
     assert book.updates == 2
@@ -618,7 +618,7 @@ def test_two_whole_updates_in_turn_are_one_step() -> None:
     for _ in range(2):
         tape.ask().run(SourceKind.WHOLE, "generator", 20).run(SourceKind.WHOLE, "critic", 30)
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [55] * 2
     assert book.updates == 4
@@ -629,7 +629,7 @@ def test_a_whole_update_that_fails_makes_no_step() -> None:
     tape = Tape().ask().run(SourceKind.WHOLE, "make_step", 20, end=Op.FAIL)
     tape.ask().run(SourceKind.WHOLE, "make_step", 20)
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [50]
     assert book.updates == 1
@@ -640,7 +640,7 @@ def test_a_checkpoint_inside_a_declared_batch_makes_no_further_step_of_it() -> N
     tape = Tape().step().ask("held out", phase="eval").forward(11, flags=0)
     tape.run(SourceKind.CHECKPOINT, "checkpoint", 40).spend(2).stop("held out", phase="eval")
 
-    book = settle(tape)
+    book = account_for(tape)
 
     assert book.durations("eval") == [16]
     assert book.self_ns("phase") == {"train": STEP, "eval": 23, "": 40}

@@ -79,7 +79,7 @@ def rig() -> Iterator[Rig]:
     made.memory.close()
 
 
-def test_a_turn_settles_what_was_recorded(rig: Rig) -> None:
+def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
     """From ring to figures; the last step is open until the next ask."""
     kept = rig.route()
     rig.steps(20)

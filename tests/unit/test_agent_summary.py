@@ -77,7 +77,7 @@ def test_a_loaders_rate_on_a_page_is_the_summarys() -> None:
     """Samples over the time of the loader's own batches: an evaluation, or a pause, makes no loader slower."""
     run = account(run_of(2).spend(10**6).step("loader0").stop("loader0"))
     found = published(run)
-    rates = run_figures(run.totals, wall_s=run.settled_ns * 1e-9, source=run.step_source, loaders={})["rates"]
+    rates = run_figures(run.totals, wall_s=run.final_ns * 1e-9, source=run.step_source, loaders={})["rates"]
     spent = {labels: point.value for labels, point in found["train.batch.time"].items()}
 
     assert spent == {(row["loader"], row["phase"]): row["seconds"] for row in rates}
@@ -157,7 +157,7 @@ def test_a_counter_is_there_before_its_first_event() -> None:
 
 def document(tape: Tape, **more: Any) -> dict[str, Any]:
     run = account(tape)
-    given = {"wall_s": run.settled_ns * 1e-9, "source": run.step_source, "loaders": {}, **more}
+    given = {"wall_s": run.final_ns * 1e-9, "source": run.step_source, "loaders": {}, **more}
     return run_figures(run.totals, **given)
 
 
@@ -173,7 +173,7 @@ def test_a_summary_holds_the_figures_by_name() -> None:
     assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"])
 
 
-def test_time_that_is_not_settled_yet_is_in_the_ledger() -> None:
+def test_time_that_is_not_final_yet_is_in_the_ledger() -> None:
     """A summary in the middle of a long step adds up as well."""
     found = document(run_of(), wall_s=5.0)
 

@@ -584,14 +584,14 @@ def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
 
 
 @contextmanager
-def settled() -> Iterator[None]:
-    """As everything always is here."""
+def accounted() -> Iterator[None]:
+    """Here events are accounted at once."""
     yield
 
 
 @pytest.fixture
 def epochs(run: Run) -> EpochCaptures:
-    return EpochCaptures(run.controller, run.endpoint, loop=run.loop, settled=settled)
+    return EpochCaptures(run.controller, run.endpoint, loop=run.loop, accounted=accounted)
 
 
 def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
@@ -651,7 +651,7 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
 
 def test_where_nothing_can_be_captured_the_reason_is_said(run: Run) -> None:
     """``profiler="off"``, or a disk that takes nothing."""
-    none = EpochCaptures(None, None, loop=run.loop, settled=settled)
+    none = EpochCaptures(None, None, loop=run.loop, accounted=accounted)
     none.end()
     none.finish(1)
 

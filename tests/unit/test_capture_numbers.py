@@ -80,7 +80,7 @@ class Replay:
 
     def _loop(self) -> LoopState:
         thread = ProfiledThread(get_ident(), self.tape.sources, self._divert)
-        return LoopState(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.settled_ns)
+        return LoopState(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.final_ns)
 
     def _divert(self, see: Any) -> None:
         self._see = see

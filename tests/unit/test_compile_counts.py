@@ -46,7 +46,7 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
     assert found == {Activity.PRODUCTIVE: seconds(315), Activity.STALLED: seconds(200)}
 
 
-def test_time_that_is_settled_later_is_found_as_well() -> None:
+def test_time_that_is_accounted_later_is_found_as_well() -> None:
     """The hanging stage ends long after the stall was told."""
     reclaimed = Reclaimed()
     reclaimed.add(Activity.STALLED, 310, 510)

@@ -70,8 +70,8 @@ class Account:
         }
 
 
-@pytest.mark.parametrize("settled_first", [True, False])
-def test_a_reading_finds_its_occurrence_whichever_comes_first(*, settled_first: bool) -> None:
+@pytest.mark.parametrize("final_first", [True, False])
+def test_a_reading_finds_its_occurrence_whichever_comes_first(*, final_first: bool) -> None:
     """The device may lag behind the host's account, and the account may be held back."""
     account = Account()
     account.add()
@@ -82,7 +82,7 @@ def test_a_reading_finds_its_occurrence_whichever_comes_first(*, settled_first: 
     def add() -> None:
         account.add((FORWARD, 101, 119, 500), (BACKWARD, 121, 159, 900), until_ns=200)
 
-    for act in (add_calls, add) if settled_first else (add, add_calls):
+    for act in (add_calls, add) if final_first else (add, add_calls):
         act()
 
     assert account.counted() == {"forward": (1, 500), "backward": (1, 900)}

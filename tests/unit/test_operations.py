@@ -163,11 +163,11 @@ def test_without_a_session_a_token_is_a_token() -> None:
 @given(
     ends=st.lists(st.integers(0, 50), max_size=30),
     told=st.lists(st.integers(0, 30), max_size=4).map(sorted),
-    settled=st.lists(st.integers(0, 60), max_size=5).map(sorted),
+    finals=st.lists(st.integers(0, 60), max_size=5).map(sorted),
 )
 @settings(deadline=None)
 def test_operations_come_in_the_order_of_their_ends_and_never_early(
-    ends: list[int], told: list[int], settled: list[int]
+    ends: list[int], told: list[int], finals: list[int]
 ) -> None:
     """What ended after a step belongs to the row after it, however early it was told."""
     held, given_ = HeldOperations(), sorted(ends)
@@ -175,7 +175,7 @@ def test_operations_come_in_the_order_of_their_ends_and_never_early(
     bounds = [0, *[min(at, len(given_)) for at in told], len(given_)]
     for begin, end in itertools.pairwise(bounds):
         held.add(calls_of(np.array([(0, 0, at) for at in given_[begin:end]], dtype=np.int64).reshape(-1, 3)))
-    for until in settled:
+    for until in finals:
         part = ends_of(held.among(NOTHING, until).occurrences)
         assert all(at <= until for at in part)
         seen += part

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from otel_train.accounting.types import PHASES
 from otel_train.recording.events import Ending, Op, SourceKind
-from tests.support.edges import Book, Tape, settle
+from tests.support.edges import Book, Tape, account_for
 
 Start = tuple[str, str, int, int]
 
@@ -16,7 +16,7 @@ Start = tuple[str, str, int, int]
 def starts(book: Book) -> list[Start]:
     return [
         (book.name(source), PHASES[phase], making, waiting)
-        for part in book.settled
+        for part in book.closed
         for source, phase, _, _, making, waiting in part.batches.tolist()
         if making >= 0
     ]
@@ -25,7 +25,7 @@ def starts(book: Book) -> list[Start]:
 def endings(book: Book) -> list[tuple[str, Ending]]:
     return [
         (book.name(source), Ending(ending))
-        for part in book.settled
+        for part in book.closed
         for source, ending, _ in part.endings.tolist()
     ]
 
@@ -53,18 +53,18 @@ EXPECTED_ENDINGS = [
 
 def test_a_start_is_the_iterator_and_its_first_batch() -> None:
     """The first batch of an epoch waits for the workers to start: no sign that they cannot keep up."""
-    assert sorted(starts(settle(epochs()))) == sorted(EXPECTED_STARTS)
+    assert sorted(starts(account_for(epochs()))) == sorted(EXPECTED_STARTS)
 
 
 def test_every_pass_ends_once_and_for_one_reason() -> None:
     """A shard that is missing shows as a pass that is short."""
-    assert sorted(endings(settle(epochs()))) == sorted(EXPECTED_ENDINGS)
+    assert sorted(endings(account_for(epochs()))) == sorted(EXPECTED_ENDINGS)
 
 
 @given(st.sets(st.integers(1, len(epochs().times) - 1)))
 def test_how_the_edges_were_sliced_does_not_matter(cuts: set[int]) -> None:
     """The pump reads when it can."""
-    book = settle(epochs(), sorted(cuts))
+    book = account_for(epochs(), sorted(cuts))
 
     assert sorted(starts(book)) == sorted(EXPECTED_STARTS)
     assert sorted(endings(book)) == sorted(EXPECTED_ENDINGS)
@@ -74,37 +74,37 @@ def test_a_loop_that_is_left_ends_no_pass() -> None:
     """``break`` after enough batches is no sign of a short loader."""
     tape = Tape().start().step().step().start().step().step().stop()
 
-    assert endings(settle(tape)) == [("code", Ending.EPOCH_END)]
+    assert endings(account_for(tape)) == [("code", Ending.EPOCH_END)]
 
 
 def test_an_exception_after_which_the_loader_goes_on_ends_no_pass() -> None:
     """A loop that skips bad samples."""
     tape = Tape().start().step().ask(op=Op.FAIL).step().stop()
 
-    assert endings(settle(tape)) == [("code", Ending.EPOCH_END)]
+    assert endings(account_for(tape)) == [("code", Ending.EPOCH_END)]
 
 
 def test_an_exception_that_ends_the_run_ends_the_pass() -> None:
     """Nothing follows it that could tell."""
-    assert endings(settle(Tape().start().step().ask(op=Op.FAIL))) == [("code", Ending.ERROR)]
+    assert endings(account_for(Tape().start().step().ask(op=Op.FAIL))) == [("code", Ending.ERROR)]
 
 
 def test_a_loader_asked_again_at_its_end_has_ended_once() -> None:
     """Some loops ask until two loaders are at their end."""
-    assert endings(settle(Tape().start().step().stop().stop().stop())) == [("code", Ending.EPOCH_END)]
+    assert endings(account_for(Tape().start().step().stop().stop().stop())) == [("code", Ending.EPOCH_END)]
 
 
 def test_what_interrupts_an_ask_is_not_the_loaders_end() -> None:
     """Ctrl-C mostly comes while a loop waits."""
     tape = Tape().start().step().begin(SourceKind.DATA, "code").end(SourceKind.DATA, "code", op=Op.FAIL)
 
-    assert endings(settle(tape)) == []
+    assert endings(account_for(tape)) == []
 
 
 @pytest.mark.parametrize("why", [Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END])
 def test_an_empty_pass_has_an_end_and_no_start(why: Ending) -> None:
     """There is no first batch to wait for."""
-    book = settle(Tape().start("other").step("other").start().stop(why=why).step("other"))
+    book = account_for(Tape().start("other").step("other").start().stop(why=why).step("other"))
 
     assert endings(book) == [("code", why)]
     assert [start[0] for start in starts(book)] == ["other"]

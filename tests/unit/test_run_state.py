@@ -108,7 +108,7 @@ def test_threads_that_train_one_after_the_other_are_one_run() -> None:
     run.close(now_ns + 500)
 
     ledger = {a.name.lower(): int(run.account.totals.activity_ns[a]) for a in Activity}
-    assert sum(ledger.values()) == run.account.settled_ns == now_ns + 500
+    assert sum(ledger.values()) == run.account.final_ns == now_ns + 500
     assert ledger["productive"] >= 3 * 12 * 57
     assert sorted(numbers(run)) == list(range(36))
 
@@ -120,7 +120,7 @@ def test_time_after_the_last_training_thread_is_accounted_for() -> None:
     run.account.end_thread(id(tape))
     run.close(tape.now_ns + 9000)
 
-    assert run.account.settled_ns == run.account.totals.activity_ns.sum() == tape.now_ns + 9000
+    assert run.account.final_ns == run.account.totals.activity_ns.sum() == tape.now_ns + 9000
 
 
 # --- exemplars ------------------------------------------------------------------------------------
@@ -296,4 +296,4 @@ def test_without_any_edge_the_whole_time_was_preparation() -> None:
     run = Run().close(5 * NS_PER_S)
 
     assert run.account.totals.activity_ns.sum() == 5 * NS_PER_S
-    assert run.account.settled_ns == 5 * NS_PER_S
+    assert run.account.final_ns == 5 * NS_PER_S

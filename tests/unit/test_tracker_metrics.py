@@ -252,7 +252,7 @@ def test_efficiency_is_absent_until_build_times_are_known() -> None:
     assert not {key for key in row.values if key.startswith(("throughput_eff", "batch_transform"))}
 
 
-def test_epochs_that_are_settled_at_once_each_have_the_builds_of_their_batches() -> None:
+def test_epochs_that_are_accounted_at_once_each_have_the_builds_of_their_batches() -> None:
     """Epochs of half a second end four to a look; what is built ahead belongs to nobody yet."""
     rows = Rows(every_steps=0, workers=2)
     built_ms = [10] * 5 + [30] * 5 + [90] * 3

@@ -6,7 +6,7 @@ import pytest
 
 from otel_train.aggregation.counters import Transfers
 from otel_train.recording.events import Op, SourceKind
-from tests.support.edges import Tape, settle
+from tests.support.edges import Tape, account_for
 
 H2D, DEVICE = SourceKind.H2D, "cuda:0"
 
@@ -19,7 +19,7 @@ def move(tape: Tape, ns: int, moved: int = 100, name: str = DEVICE) -> Tape:
 
 def bytes_of(tape: Tape) -> dict[str, int]:
     transfers = Transfers()
-    for part in settle(tape).settled:
+    for part in account_for(tape).closed:
         transfers.add(part.moved)
     return transfers.to_devices(tape.sources)
 
@@ -30,7 +30,7 @@ def test_a_transfer_between_fetch_and_forward_is_a_stage_of_its_own() -> None:
     for _ in range(3):
         move(tape.ask(), 4).forward().backward().update()
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.durations() == [66] * 3
     assert book.self_ns("owner")[DEVICE] == 12
@@ -48,7 +48,7 @@ def test_inside_data_and_backward_it_stays_there(kind: SourceKind) -> None:
         tape.end(kind, "code" if kind is SourceKind.DATA else "backward")
         tape.update()
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert DEVICE not in book.count()
     assert bytes_of(tape) == {DEVICE: 200}
@@ -62,7 +62,7 @@ def test_inside_forward_it_is_cut_out_of_forward() -> None:
         move(tape, 4).end(SourceKind.FORWARD, "model")
         tape.backward().update()
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.self_ns("owner")["model"] == 12
     assert book.self_ns("owner")[DEVICE] == 8
@@ -77,7 +77,7 @@ def test_a_transfer_inside_a_transfer_is_one() -> None:
         move(tape, 4).end(H2D, "h2d")
         tape.forward().backward().update()
 
-    book = settle(tape.stop())
+    book = account_for(tape.stop())
 
     assert book.count()["h2d"] == 2
     assert DEVICE not in book.count()

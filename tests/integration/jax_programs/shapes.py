@@ -32,7 +32,7 @@ def main() -> None:
     score = otel_train.jax.stage(jax.jit(lambda w, x: (x @ w).mean()), "score")
     for batch in session.loaders["val"]:
         score(weights, batch)
-    session.summary()  # settles what the steps are
+    session.summary()  # accounts all events: then the step source is known
     refused = session.capture(steps=2)
     sys.stdout.write(json.dumps({**session.summary(), "capture refused": refused}))
     session.close()

@@ -93,7 +93,7 @@ def main(tracker: str, folder: Path, *, watched: bool, settings: dict[str, Any])
                 log(number, loss.item())
                 number += 1
             if watched and epoch < 2:
-                otel_train.summary()  # settles: these rows are written by and by, the rest when the run is over
+                otel_train.summary()  # accounts all events: these rows are written one by one, the rest at the end of the run
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     sys.stdout.write(json.dumps({"weights": hashlib.sha256(weights).hexdigest()}) + "\n")
 
