@@ -288,11 +288,11 @@ def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:
         "ratio": _known(change.value),
         "low": _known(change.low),
         "high": _known(change.high),
-        "verdict": _verdict(change),
+        "verdict": _conclusion(change),
     }
 
 
-def _verdict(change: Estimate) -> str:
+def _conclusion(change: Estimate) -> str:
     if not math.isfinite(change.low):
         return "not known"
     return "slower" if change.low > 1 else "faster" if change.high < 1 else "no difference shown"

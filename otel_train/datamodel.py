@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.fast_dataclass import fast_dataclass
 
@@ -197,7 +197,7 @@ class Finding:
 
     Attributes:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
-        claim: one sentence a person can act on.
+        summary: one sentence that names the cause; JSON files have it under the key ``claim``.
         evidence: values behind it, by name; seconds, ratios, counts.
         share: ratio of the time that would be won back, 0 to 1: of the training time in phase ``train``, else of the run.
         seconds: the same in seconds of the window looked at.
@@ -208,7 +208,7 @@ class Finding:
     """
 
     name: str
-    claim: str
+    summary: str
     evidence: Mapping[str, float]
     share: float
     seconds: float
@@ -216,6 +216,11 @@ class Finding:
     loader: str = ""
     phase: str = ""
     severity: str = "info"
+
+
+def finding_document(finding: Finding) -> dict[str, Any]:  # Any: JSON
+    """The finding as JSON files have it: ``summary`` is under the key ``claim``."""
+    return {"claim" if key == "summary" else key: value for key, value in asdict(finding).items()}
 
 
 @fast_dataclass(frozen=True, kw_only=True)

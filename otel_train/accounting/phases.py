@@ -117,7 +117,7 @@ class BatchPhases:
         decision: what steps are counted by.
 
     Attributes:
-        batch: the open one; None in time that no batch claims.
+        batch: the open one; None where no batch is open.
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was an ask, a computation or a mark by hand; what came before was preparation.

@@ -49,7 +49,7 @@ class Activity(IntEnum):
     OTHER = 8
     """Not accounted for yet."""
     OUTSIDE = 9
-    """What no open batch claims: saving, logging, sleeping between passes and after the last."""
+    """Time of no open batch: saving, logging, sleeping between passes and after the last."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class StageTimes(NamedTuple):
     """Time by stage and batch, where asked for by step too, each combination once. All columns are int64[rows].
 
     Attributes:
-        source: whose time; -1 for time that no stage claimed.
+        source: whose time; -1 for time of no stage.
         loader: loader of the batch; -1 for none.
         phase: index into ``PHASES``, or ``NO_PHASE``.
         self_ns: time in which it was the innermost stage; over all rows without gap or overlap.

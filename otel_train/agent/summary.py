@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
-from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
+from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, finding_document, system_clock
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def run_figures(
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
     compiled = _compiled(totals)
-    verdicts = findings(
+    found = findings(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
         compiled=compiled, gaps=gaps,
     )  # fmt: skip
@@ -87,9 +86,9 @@ def run_figures(
         "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
-        **_beside_verdicts(rows, compiled, totals.pace),
+        **_rule_inputs(rows, compiled, totals.pace),
         "checkpoints": _checkpoints(rows),
-        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "verdicts": [finding_document(finding) for finding in found],
     }
 
 
@@ -113,8 +112,8 @@ def _compiled(totals: Totals) -> Compiled:
     return Compiled(totals.recompiled, calls)
 
 
-def _beside_verdicts(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
-    """What verdicts are made of, and no table has."""
+def _rule_inputs(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
+    """Inputs of the bottleneck rules that no table has."""
     return {
         "model_stages": model_stages(rows, compiled),
         "recompiles": compiled.recompiled.count,
@@ -135,13 +134,13 @@ def _pace(pace: Pace) -> dict[str, Any] | None:
     }
 
 
-def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
-    """The findings of this rank and the one about a slow rank, the weightiest first.
+def with_straggler(found: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
+    """Inserts the finding about a slow rank into the findings of this rank.
 
-    A rank that waits for a slow one looks busy: that verdict gives way, whatever its share.
+    Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy.
     """
-    place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in verdicts)
-    return [*verdicts[:place], asdict(slow), *verdicts[place:]]
+    place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in found)
+    return [*found[:place], finding_document(slow), *found[place:]]
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:

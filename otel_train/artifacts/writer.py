@@ -333,7 +333,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     left = read_run(run, rank)
     target = home_of(run, rank) if folder is None else folder
     try:
-        _claim(target, ours=folder is None)
+        _prepare_folder(target, ours=folder is None)
         return _write(left, target)
     except OSError as error:
         raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}") from error
@@ -463,7 +463,7 @@ def _copy(source: Path, target: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def _claim(folder: Path, *, ours: bool) -> None:
+def _prepare_folder(folder: Path, *, ours: bool) -> None:
     """Make a folder, or make sure that what lies there under our names is ours.
 
     Raises:

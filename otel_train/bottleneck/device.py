@@ -76,7 +76,7 @@ def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
         )
     evidence = {"recompiles": recompiled.count, "recompile_seconds": seconds, "recompile_ratio": share}
     return Finding(
-        name="recompiling", claim=text, evidence=evidence, share=share, seconds=seconds, advice=advice,
+        name="recompiling", summary=text, evidence=evidence, share=share, seconds=seconds, advice=advice,
         phase="train", severity="warning",
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def dispatch_bound(training: Sequence[StageTotals], compiled: Compiled, total_s:
     )
     evidence = {"call_p50_seconds": call_s, "dispatch_p50_seconds": host_s, "dispatch_ratio": host_s / call_s}
     return Finding(
-        name="dispatch_bound", claim=text, evidence=evidence, share=share, seconds=share * total_s,
+        name="dispatch_bound", summary=text, evidence=evidence, share=share, seconds=share * total_s,
         advice=advice, phase="train", severity="warning",
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _launch_bound(pace: Pace, total_s: float) -> Finding:
     share = evidence["launch_idle_ratio"]
     return Finding(
         name="launch_bound",
-        claim=f"The device keeps up with the host: it is at most {evidence['most_lag_seconds'] * 1e3:.2g} ms behind, "
+        summary=f"The device keeps up with the host: it is at most {evidence['most_lag_seconds'] * 1e3:.2g} ms behind, "
         f"and nothing is queued. For up to {share:.0%} of training it waits for the next launch.",
         evidence=evidence,
         share=share,
@@ -197,7 +197,7 @@ def _sync_bound(pace: Pace, total_s: float) -> Finding:
     share = evidence["device_idle_ratio"]
     return Finding(
         name="sync_bound",
-        claim=f"The host waits for the device in every step: up to {evidence['most_lag_seconds'] * 1e3:.3g} ms of work "
+        summary=f"The host waits for the device in every step: up to {evidence['most_lag_seconds'] * 1e3:.3g} ms of work "
         f"are queued, and then none. For up to {share:.0%} of training the device waits for the next launch.",
         evidence=evidence,
         share=share,

@@ -534,7 +534,7 @@ def _remedies(run: RuleInput, stage: str = "other") -> list[str]:
 def _finding(name: str, text: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
     """A finding about training, with defaults for the fields that are not given."""
     usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
-    return Finding(name=name, claim=text, **{**usual, **facts})
+    return Finding(name=name, summary=text, **{**usual, **facts})
 
 
 _WAIT_EVIDENCE = (
@@ -641,11 +641,11 @@ SIDE_RULES = (
     *RUN_RULES[1:],
     Rule(
         "unattributed",
-        f"no rule above gives the verdict; or {LARGE_SHARE:.0%} of training time or more is in no stage, or in a data "
+        f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage, or in a data "
         "stage without a loader",
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
-        'watch what the claim names; `with otel_train.stage("name"):` around suspects',
+        'instrument what the summary names; `with otel_train.stage("name"):` around suspects',
         lambda run: _unattributed(run) if _unexplained_s(run) / run.total_s >= LARGE_SHARE else None,
     ),
 )  # fmt: skip

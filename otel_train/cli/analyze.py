@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from otel_train.cli import arguments
 from otel_train.cli.arguments import add_run_dir
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
+from otel_train.datamodel import finding_document
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
@@ -100,9 +100,7 @@ def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, A
         late = rank_finding(first, waiting)
         if late is not None:
             said = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
-            first["findings"] = sorted(
-                [*said, dataclasses.asdict(late)], key=lambda finding: -finding["share"]
-            )
+            first["findings"] = sorted([*said, finding_document(late)], key=lambda finding: -finding["share"])
     return documents
 
 

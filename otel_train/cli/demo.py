@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 def farewell(
     summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False, workers: int = 0
 ) -> str:
-    """Where things were, and what to try next, as the verdict has it.
+    """Where things were, and what to try next, by the main finding.
 
     Args:
         summary: of the run.
@@ -155,12 +155,12 @@ def farewell(
 
 
 def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
-    """What the verdict asks for, in options of the demo."""
-    verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
-    if verdict.get("name") == "too_early":
+    """The remedy of the main finding, as options of the demo."""
+    finding: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    if finding.get("name") == "too_early":
         return ["Let it run longer otel-train demo --minutes 1"]
-    if verdict.get("name") == "input_bound" and verdict.get("loader") == "code":
-        asked = [int(number) for number in re.findall(r"num_workers=(\d+)", str(verdict.get("advice")))]
+    if finding.get("name") == "input_bound" and finding.get("loader") == "code":
+        asked = [int(number) for number in re.findall(r"num_workers=(\d+)", str(finding.get("advice")))]
         enough = max([*asked, *([] if workers else [USUAL_WORKERS])], default=0)
         return [f"Follow the advice otel-train demo --workers {enough}"] if enough > workers else []
     return ["Without workers   otel-train demo"] if workers else []

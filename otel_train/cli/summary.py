@@ -105,8 +105,8 @@ def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
 
 def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
-    verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
-    about = f" ({verdict['loader']})" if verdict.get("loader") else ""
+    finding: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    about = f" ({finding['loader']})" if finding.get("loader") else ""
     figures = (
         str(summary.get("rank")),
         pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
@@ -118,4 +118,4 @@ def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     )
     cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
     room = page.columns - sum(_COLUMNS) - 2
-    return f"{cells}  {cut(page.safe(verdict.get('name', ABSENT)) + page.safe(about), room)}"
+    return f"{cells}  {cut(page.safe(finding.get('name', ABSENT)) + page.safe(about), room)}"

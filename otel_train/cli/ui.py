@@ -15,7 +15,7 @@ from otel_train.ui import server
 HOST = "127.0.0.1"
 DESCRIPTION = """\
 A page in the browser that follows runs while they train: Overview, Timing, Memory and Artifacts of each rank, with alerts
-and verdicts. It is a process of its own that reads run directories and flight files: the training does not notice.
+and findings. It is a process of its own that reads run directories and flight files: the training does not notice.
 """
 EPILOG = """\
 RUNS is a folder of run directories, or one run directory. What is not there yet appears when it comes. Nothing is changed,

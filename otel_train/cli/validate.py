@@ -27,7 +27,7 @@ DIR is a folder that 'otel-train export' has written, a run directory or a run i
 there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
 file of every rank whole, was anything lost, do the figures agree? Activities add up to the wall time, stages of a
 phase to its activities, steps to their phase; self time is within inclusive time; a rate times its time is a count;
-the numbers of a verdict follow from keys. What is not there and has a reason, such as op_stats.csv of a run without a
+the numbers of a finding follow from keys. What is not there and has a reason, such as op_stats.csv of a run without a
 capture, is no fault.
 
 examples:
@@ -92,10 +92,10 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     page = TextLayout.of(sys.stdout)
     for fault in faults:
         print(page.safe(f"{fault.file}: {fault.what}"))
-    verdict = (
+    result = (
         "all is there, and it agrees" if not faults else f"{len(faults)} faults" if faults[1:] else "1 fault"
     )
-    print(f"{printable(folder)}: {page.paint(verdict, 'red' if faults else 'green')}")
+    print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 
 
 def _document(folder: Path, *, made: bool) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     return Finding(
         name="straggler_bound",
-        claim=(
+        summary=(
             f"Rank {slow.rank} on {slow.host} is slow in {stage}: {slow.excess_s * 1e3:.3g} ms more per step than "
             f"{than} for it: {slow.ratio:.0%} of each step."
         ),

@@ -1,4 +1,4 @@
-"""What a reader of any tab must know: how the run ended, verdicts, alerts, and what is missing."""
+"""What a reader of any tab must know: how the run ended, findings, alerts, and what is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Notice(NamedTuple):
     Attributes:
         severity: critical, warning, info or ok.
         title: a few words.
-        claim: one sentence.
+        summary: one sentence.
         advice: what to do; "" if there is nothing.
         facts: figures and places.
         times: how often it happened; 0 where that is no question.
@@ -54,7 +54,7 @@ class Notice(NamedTuple):
 
     severity: str
     title: str
-    claim: str
+    summary: str
     advice: str = ""
     facts: tuple[str, ...] = ()
     times: int = 0
@@ -92,7 +92,7 @@ def notices(
         events: of the rank.
         notes: what could not be read.
     """
-    found = [*_end(state), *_verdicts(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
+    found = [*_end(state), *_findings(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
     found += _trainings(summary)
     found += [Notice("info", "not shown", note[:_LONGEST]) for note in notes]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
@@ -116,20 +116,20 @@ def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
         )
 
 
-def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    for verdict in _rows(summary.get("verdicts")):
-        severity = verdict.get("severity")
-        share, seconds = number(verdict.get("share")), number(verdict.get("seconds"))
-        of = "training time" if verdict.get("phase") == "train" else "the run"
+def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    for finding in _rows(summary.get("verdicts")):
+        severity = finding.get("severity")
+        share, seconds = number(finding.get("share")), number(finding.get("seconds"))
+        of = "training time" if finding.get("phase") == "train" else "the run"
         facts = (
             *([f"{percent(share)} of {of}"] if share else []),
             *([duration(seconds)] if seconds else []),
         )
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",
-            text(verdict.get("name")).replace("_", " ") or "verdict",
-            _long(verdict.get("claim")),
-            _long(verdict.get("advice")),
+            text(finding.get("name")).replace("_", " ") or "finding",
+            _long(finding.get("claim")),
+            _long(finding.get("advice")),
             facts,
         )
 

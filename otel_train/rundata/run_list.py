@@ -28,7 +28,7 @@ class Row:
         steps: training steps as last written down.
         wall_s: seconds from its start, as last written down.
         speed: training steps per second of those.
-        verdict: name of the leading finding, or "".
+        finding: name of the main finding, or "".
         state: whether it goes on.
     """
 
@@ -40,12 +40,12 @@ class Row:
     steps: int | None
     wall_s: float | None
     speed: float | None
-    verdict: str
+    finding: str
     state: Liveness
 
     def says(self, words: str) -> bool:
-        """Whether every word is in its name, host, state or verdict."""
-        text = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.verdict.replace('_', ' ')}".lower()
+        """Whether every word is in its name, host, state or finding."""
+        text = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')}".lower()
         return all(word in text for word in words.lower().split())
 
 
@@ -107,8 +107,8 @@ class RunList:
             now_s=self._now(),
         )
         started_ns = number(about.get("started_unix_ns"))
-        verdicts, throughput = summary.get("verdicts"), summary.get("throughput")
-        leading = verdicts[0] if isinstance(verdicts, list) and verdicts else {}
+        findings, throughput = summary.get("verdicts"), summary.get("throughput")
+        leading = findings[0] if isinstance(findings, list) and findings else {}
         return Row(
             name=name,
             run_name=text(known.get("run_name")) or name,
@@ -120,6 +120,6 @@ class RunList:
             else None,
             wall_s=number(summary.get("wall_seconds")),
             speed=number(throughput.get("steps_per_second")) if isinstance(throughput, dict) else None,
-            verdict=text(leading.get("name")) if isinstance(leading, dict) else "",
+            finding=text(leading.get("name")) if isinstance(leading, dict) else "",
             state=state,
         )

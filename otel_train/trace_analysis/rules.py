@@ -40,7 +40,7 @@ class TraceFinding(Finding):
     Attributes:
         where: places in the trace that show it, a sentence each.
         hours_per_day: hours of each day of training at the rate of the trace that would be won back.
-        confidence: ``high``, ``medium`` or ``low``: how far the figures carry the claim.
+        confidence: ``high``, ``medium`` or ``low``: how well the evidence supports the summary.
     """
 
     where: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class TraceFinding(Finding):
     confidence: str = "medium"
 
 
-def found(document: Document, name: str, claim: str, *, share: float, **facts: Any) -> TraceFinding:
+def found(document: Document, name: str, summary: str, *, share: float, **facts: Any) -> TraceFinding:
     """A finding, with what follows from its share of the steps.
 
     Args:
         document: the analysis.
         name: the name of the rule.
-        claim: one sentence a person can act on.
+        summary: one sentence that names the cause.
         share: ratio of the time of the steps that would be won back.
         facts: the other fields.
     """
@@ -65,7 +65,7 @@ def found(document: Document, name: str, claim: str, *, share: float, **facts: A
     usual = {"severity": "critical" if share >= SEVERE else "warning"}
     return TraceFinding(
         name=name,
-        claim=claim,
+        summary=summary,
         share=share,
         seconds=share * document["breakdown"]["seconds"],
         hours_per_day=share * HOURS_PER_DAY,
@@ -314,8 +314,8 @@ def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
         At least one. Where no rule applies it is ``no_finding``, which says what was looked at.
     """
     if not document["events"]:
-        claim = "Nothing can be said: the trace has no events."
-        return [found(document, "nothing_recorded", claim, share=0.0, evidence={}, severity="info",
+        summary = "Nothing can be said: the trace has no events."
+        return [found(document, "nothing_recorded", summary, share=0.0, evidence={}, severity="info",
                       advice=" ".join(document["missing"]), confidence="high")]  # fmt: skip
     applying = [finding for rule in RULES if (finding := rule(document)) is not None]
     return sorted(applying, key=lambda finding: -finding.share) or [_nothing(document)]

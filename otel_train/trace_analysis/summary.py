@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from otel_train.datamodel import finding_document
 from otel_train.trace_analysis.breakdown import allocations, breakdown, idle, overlap, temporal
 from otel_train.trace_analysis.critical_path import critical_path
 from otel_train.trace_analysis.events import Trace, read
@@ -65,5 +65,5 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
         "memory": memory,
         "critical_path": critical_path(scene),
     }
-    document["findings"] = [asdict(finding) for finding in findings(document)]
+    document["findings"] = [finding_document(finding) for finding in findings(document)]
     return document

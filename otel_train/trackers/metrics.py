@@ -150,7 +150,7 @@ class EpochWindow:
             self._samples[name] = self._samples.get(name, 0) + int(samples[samples >= 0].sum())
             if (samples < 0).any():
                 self._blind.add(name)
-            self._claim(name)
+            self._assign_builds(name)
         data = (part.kind == SourceKind.DATA) & (part.phase == TRAIN)
         for source in np.unique(part.source[data]).tolist():
             lasted = part.lasted_ns[data & (part.source == source)]
@@ -187,7 +187,7 @@ class EpochWindow:
     def _name(self, source: int) -> str:
         return self._totals.names.sources[source].name
 
-    def _claim(self, name: str) -> None:
+    def _assign_builds(self, name: str) -> None:
         """A batch has one build; workers are ahead, so builds are there before their batches."""
         built = self._built.setdefault(name, Histograms(size=1))
         builds_ns = self._totals.loaders.take_builds(name, self._batches[name] - built.count(0))

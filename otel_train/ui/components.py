@@ -79,7 +79,7 @@ def _notice(each: Notice, *, unfold: bool) -> str:
     when = f" {moment(each.at_unix_s)}" if each.at_unix_s else ""
     head = (
         f'<span class="mark" aria-hidden="true">{MARKS[each.severity]}</span><span><span class="sr">{escape(each.severity)}: '
-        f"</span><strong>{escape(each.title)}</strong>{times}{when} {_prose(each.claim)}</span>"
+        f"</span><strong>{escape(each.title)}</strong>{times}{when} {_prose(each.summary)}</span>"
     )
     more = f"<p>{_prose(each.advice)}</p>" if each.advice else ""
     more += f'<p class="dim">{escape(" · ".join(each.facts))}</p>' if each.facts else ""

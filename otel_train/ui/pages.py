@@ -835,14 +835,14 @@ def _row(row: Row) -> list[str]:
         rounded(row.speed),
         rounded(row.ranks),
         escape(row.host) or ABSENT,
-        f'<span title="{duration(row.wall_s)}">{escape(row.verdict.replace("_", " ")) or ABSENT}</span>',
+        f'<span title="{duration(row.wall_s)}">{escape(row.finding.replace("_", " ")) or ABSENT}</span>',
     ]
 
 
 def _filter(words: str) -> str:
     return (
         '<form class="filter" role="search" action="/"><label><span class="sr">Show runs with these words</span>'
-        f'<input type="search" name="filter" value="{escape(words)}" placeholder="Filter: name, host, state, verdict" '
+        f'<input type="search" name="filter" value="{escape(words)}" placeholder="Filter: name, host, state, finding" '
         'autocomplete="off" spellcheck="false"></label><noscript><button>Show</button></noscript></form>'
     )
 

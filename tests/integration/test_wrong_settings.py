@@ -125,4 +125,4 @@ def test_what_is_ignored_is_on_the_card_and_on_the_page() -> None:
     summary = {"settings_ignored": [ignored]}
 
     assert "ignored: otlp='x': wrong" in render_run_summary(summary, width=120, color=False, unicode=True)
-    assert any("otlp='x': wrong" in notice.claim for notice in alerts._missing(summary))
+    assert any("otlp='x': wrong" in notice.summary for notice in alerts._missing(summary))

@@ -128,7 +128,7 @@ def test_too_few_workers_are_told_the_right_number() -> None:
     first = judged(FOUR)[0]
 
     assert (first.name, first.loader) == ("input_bound", "code")
-    assert "4 workers take 40 ms per batch, one every 10 ms; the loop asks every 8 ms." in first.claim
+    assert "4 workers take 40 ms per batch, one every 10 ms; the loop asks every 8 ms." in first.summary
     assert first.advice == "`code` keeps up with num_workers=6 (it has 4)."
     assert first.evidence["build_p50_seconds"] == 0.040
     assert first.evidence["ask_interval_seconds"] == pytest.approx(0.008)
@@ -176,12 +176,12 @@ def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> Non
 
     assert first.name == "compute_bound"
     assert (second.name, second.severity, second.loader) == ("slow_start", "warning", "code")
-    assert "160 ms, 3 times" in second.claim
+    assert "160 ms, 3 times" in second.summary
     assert "persistent_workers=True" in second.advice
     assert second.seconds == pytest.approx(0.48)
     assert first.evidence["data_wait_ratio"] == pytest.approx(0.5 / 1.3)
     assert first.evidence["steady_wait_ratio"] == pytest.approx(0.02 / 1.3)
-    assert "(1.5% of training time)" in first.claim
+    assert "(1.5% of training time)" in first.summary
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_pass_that_takes_seconds_to_begin_says_seconds() -> None:
     """``1.92e+03 ms`` is no figure for a person."""
     found = judged(FOUR._replace(persistent=False, passes=2, first_s=3.84), wait_s=4.0)
 
-    assert "takes 1.92 s, 2 times" in found[0].claim
+    assert "takes 1.92 s, 2 times" in found[0].summary
 
 
 def test_one_slow_start_is_preparation() -> None:
@@ -214,7 +214,7 @@ def test_the_steady_wait_is_counted_without_the_first_batches() -> None:
     first = judged(FOUR._replace(passes=10, first_s=0.2))[0]
 
     assert first.seconds == pytest.approx(0.3)
-    assert "3.33 ms per batch" in first.claim
+    assert "3.33 ms per batch" in first.summary
 
 
 @pytest.mark.parametrize(

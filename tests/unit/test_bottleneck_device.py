@@ -39,7 +39,7 @@ def test_compiling_again_and_again_is_the_verdict(by_jax: int, remedy: str) -> N
     first, *rest = verdict(row("make_step", 10.0), compiled=compiled, compile_s=5.0)
 
     assert (first.name, first.severity, first.share, first.seconds) == ("recompiling", "warning", 0.4, 4.0)
-    assert "3 times: 40% of training time" in first.claim
+    assert "3 times: 40% of training time" in first.summary
     assert remedy in first.advice
     assert rest == []
 
@@ -64,8 +64,8 @@ def test_a_call_that_is_mostly_dispatch_wants_a_larger_batch() -> None:
 
     assert (first.name, first.severity) == ("dispatch_bound", "warning")
     assert first.share == pytest.approx(0.6)
-    assert "400 µs" in first.claim.replace("0.4 ms", "400 µs")
-    assert "75%" in first.claim
+    assert "400 µs" in first.summary.replace("0.4 ms", "400 µs")
+    assert "75%" in first.summary
     assert "larger batch" in first.advice
     assert "jax.lax.scan" in first.advice
 

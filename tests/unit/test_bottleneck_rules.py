@@ -50,9 +50,9 @@ def test_a_loader_that_training_waits_for_is_named() -> None:
     assert (finding.name, finding.loader, finding.severity) == ("input_bound", "code", "critical")
     assert finding.share == pytest.approx(1 / 3)
     assert finding.seconds == 3.0
-    assert "`code`" in finding.claim
-    assert "33%" in finding.claim
-    assert "300 ms per batch" in finding.claim
+    assert "`code`" in finding.summary
+    assert "33%" in finding.summary
+    assert "300 ms per batch" in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_loaders_are_judged_together_and_named_by_their_share() -> None:
     assert (finding.name, finding.loader, finding.severity) == ("input_bound", "a", "warning")
     assert finding.share == pytest.approx(0.18)
     assert finding.seconds == pytest.approx(18.0)
-    assert "18% of training time (`a` 7%, `b` 6%, `c` 5%)" in finding.claim
-    assert "`a`: 700 ms per batch" in finding.claim
+    assert "18% of training time (`a` 7%, `b` 6%, `c` 5%)" in finding.summary
+    assert "`a`: 700 ms per batch" in finding.summary
     assert "`a` is read on the training thread" in finding.advice
     assert [finding.evidence[f"{name}.wait_seconds"] for name in "abc"] == [7.0, 6.0, 5.0]
 
@@ -94,14 +94,14 @@ def test_without_a_loader_there_is_no_word_of_waiting_for_one() -> None:
     computing = verdict(stage("forward", 10.0, ""))[0]
 
     assert [finding.name for finding in found] == ["unattributed"]
-    assert "Not seen: a loader." in found[0].claim
+    assert "Not seen: a loader." in found[0].summary
     assert "otel_train.watch" in found[0].advice
     assert found[0].evidence["data_without_loader_seconds"] == 6.0
     assert computing.name == "compute_bound"
     for finding in (*found, computing):
-        assert "0.0%" not in finding.claim
+        assert "0.0%" not in finding.summary
         assert "data_wait_ratio" not in finding.evidence
-        assert "waits" not in finding.claim
+        assert "waits" not in finding.summary
 
 
 @pytest.mark.parametrize(("model_s", "name"), [(51.0, "compute_bound"), (50.0, "unattributed")])
@@ -131,8 +131,8 @@ def test_unexplained_time_says_what_is_not_seen_and_what_to_do() -> None:
     )  # fmt: skip
 
     assert (first.name, first.share, first.seconds) == ("unattributed", 0.8, 80.0)
-    assert "80% of training time is in no stage and no loader; the model takes 20%." in first.claim
-    assert "Not seen: a loader, a forward of the model, stage `backward`." in first.claim
+    assert "80% of training time is in no stage and no loader; the model takes 20%." in first.summary
+    assert "Not seen: a loader, a forward of the model, stage `backward`." in first.summary
     assert reason in first.advice
     assert first.evidence["other_ratio"] == pytest.approx(0.8)
 
@@ -145,7 +145,7 @@ def test_a_model_that_is_not_seen_is_named_once() -> None:
         steps=100, activities={"productive": 100.0}, loaders={}, gaps=[thing],
     )  # fmt: skip
 
-    assert first.claim.endswith("Not seen: model `GPT`.")
+    assert first.summary.endswith("Not seen: model `GPT`.")
     assert first.advice.startswith("model `GPT`: its forward was never observed. ")
 
 
@@ -154,7 +154,7 @@ def test_a_stage_of_the_users_own_that_takes_most_of_the_time_is_named() -> None
     first = verdict(stage("data", 1.0), stage("forward", 19.0), stage("augment", 80.0))[0]
 
     assert first.name == "unattributed"
-    assert "80% of training time is in stage `augment`; the model takes 19%." in first.claim
+    assert "80% of training time is in stage `augment`; the model takes 19%." in first.summary
     assert "Look inside `augment`" in first.advice
     assert first.evidence["augment_ratio"] == pytest.approx(0.8)
 
@@ -184,7 +184,7 @@ def test_a_run_that_waits_for_nothing_is_told_what_it_does() -> None:
     first = verdict(stage("data", 1.0), stage("forward", 20.0), stage("backward", 79.0))[0]
 
     assert (first.name, first.severity) == ("compute_bound", "ok")
-    assert "backward" in first.claim
+    assert "backward" in first.summary
 
 
 def test_a_few_steps_are_too_early() -> None:
@@ -217,8 +217,8 @@ def test_a_program_without_a_step_is_told_what_to_watch() -> None:
     [soon] = findings(rows, steps=0, activities={"init": 1000.0, "eval": 7.0}, loaders={})
 
     assert (first.name, first.severity) == ("incomplete", "warning")
-    assert "INCOMPLETE: no training step is counted in the 11.7 min since the first batch." in first.claim
-    assert "loader" not in first.claim
+    assert "INCOMPLETE: no training step is counted in the 11.7 min since the first batch." in first.summary
+    assert "loader" not in first.summary
     assert "otel_train.step()" in first.advice
     assert second.name == "eval_heavy"
     assert soon.name == "too_early"
@@ -233,7 +233,7 @@ def test_a_step_that_is_known_not_to_be_seen_is_not_waited_for(name: str) -> Non
     [first] = findings(rows, steps=0, activities=activities, loaders={}, gaps=[thing])
 
     assert first.name == "incomplete"
-    assert f"Not seen: stage `{name}`." in first.claim
+    assert f"Not seen: stage `{name}`." in first.summary
     assert "otel_train.jax.make_step" in first.advice
 
 
@@ -247,7 +247,7 @@ def test_time_outside_every_batch_is_a_verdict_with_what_it_costs(outside_s: flo
     if found:
         assert (first.severity, first.share, first.seconds) == ("warning", 0.11, 11.0)
         assert first.evidence == {"outside_seconds": 11.0, "outside_ratio": 0.11, "wall_seconds": 100.0}
-        assert "11% of the run (11.0 s of 100 s)" in first.claim
+        assert "11% of the run (11.0 s of 100 s)" in first.summary
         assert "otel_train.checkpoint()" in first.advice
 
 
@@ -285,7 +285,7 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
         for spent in (40.0, 20.0)
     )
     assert [finding.name for finding in much] == ["compute_bound", name]
-    assert "40% of the run (40.0 s of 100 s)" in much[1].claim
+    assert "40% of the run (40.0 s of 100 s)" in much[1].summary
     assert much[1].evidence[f"{activity}_seconds"] == 40.0
     assert [finding.name for finding in little] == ["compute_bound"]
 
@@ -322,7 +322,7 @@ def test_a_verdict_is_never_missing_and_its_shares_are_shares(
 
     assert found
     assert all(0 <= finding.share <= 1 for finding in found)
-    assert all(finding.advice and finding.claim for finding in found)
+    assert all(finding.advice and finding.summary for finding in found)
     assert LARGE_SHARE > CRITICAL_SHARE
 
 

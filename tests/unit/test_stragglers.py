@@ -202,8 +202,8 @@ def test_the_verdict_says_who_where_what_and_how_much() -> None:
     verdict = finding(slow, others=7, train_s=1000.0)
 
     assert verdict.name == "straggler_bound"
-    assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in verdict.claim
-    assert "than the median rank; the 7 other ranks wait for it: 25% of each step" in verdict.claim
+    assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in verdict.summary
+    assert "than the median rank; the 7 other ranks wait for it: 25% of each step" in verdict.summary
     assert (verdict.share, verdict.seconds, verdict.severity) == (0.25, 250.0, "critical")
     assert verdict.evidence["rank"] == 5
     assert "rank 5" in verdict.advice

@@ -167,7 +167,7 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
 
     assert name in accused
     assert name not in found_in(tmp_path, innocent)
-    assert accused[name].claim.endswith(".")
+    assert accused[name].summary.endswith(".")
     assert accused[name].advice
     assert accused[name].evidence
 
@@ -186,7 +186,7 @@ def test_a_healthy_loop_is_told_so(tmp_path: Path) -> None:
 
     assert finding.name == "no_finding"
     assert finding.severity == "ok"
-    assert "data loading takes 0.5% of the time, which is fine" in finding.claim
+    assert "data loading takes 0.5% of the time, which is fine" in finding.summary
 
 
 def test_time_won_back_is_in_seconds_and_hours(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_rank_that_all_wait_for_is_named(tmp_path: Path) -> None:
     finding = rank_finding(document, waiting(0.002, 0.018))
 
     assert finding is not None
-    assert "rank 1" in finding.claim
+    assert "rank 1" in finding.summary
     assert finding.share == pytest.approx(0.20 * 0.9)
 
 
