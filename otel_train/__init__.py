@@ -63,7 +63,7 @@ __all__ = [
     "watch",
 ]
 
-_ROOMS = {
+_MODULES = {
     "ComparisonError": "errors",
     "Config": "config",
     "ConfigError": "errors",
@@ -76,7 +76,7 @@ _ROOMS = {
 }
 
 _PACKAGES = ("jax", "trace_analysis")
-"""Rooms whose functions are called by their full name: ``otel_train.trace_analysis.trace_summary(path)``."""
+"""Subpackages whose functions are called by their full name: ``otel_train.trace_analysis.trace_summary(path)``."""
 
 
 def __getattr__(name: str) -> object:
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> object:
 
     if name in _PACKAGES:
         return import_module(f"otel_train.{name}")
-    value: object = getattr(import_module(f"otel_train.{_ROOMS.get(name, 'api')}"), name)
+    value: object = getattr(import_module(f"otel_train.{_MODULES.get(name, 'api')}"), name)
     globals()[name] = value
     return value
 

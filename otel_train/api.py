@@ -112,9 +112,6 @@ class DisabledSession:
     def add_route(self, route: object) -> None:
         """Nothing is exported."""
 
-    def estate(self) -> None:
-        """Nothing is left behind."""
-
     def let_go_in_fork(self) -> None:
         """Nothing is held."""
 
@@ -145,7 +142,7 @@ _starting = free_in_forks(threading.RLock())
 _sessions: list[Session] = []
 
 when_started: list[Callable[[Session | None], None]] = []
-"""Told of every session that starts, and with None of one that is switched off: see ``otel_train.autoinstrument``."""
+"""Called with every session that starts, and with None for one that is switched off: see ``otel_train.autoinstrument``."""
 
 
 def instrument(
@@ -242,9 +239,9 @@ def _resolved(
         plain: Mapping[str, Any] = settings
         trackers: dict[str, Any] = {}
         if not settings.keys().isdisjoint(TRACKERS):
-            from otel_train.trackers.manager import told_apart
+            from otel_train.trackers.manager import split_settings
 
-            plain, trackers = told_apart(settings)
+            plain, trackers = split_settings(settings)
         resolved = resolve(config, plain, config_file=config_file, environ=os.environ)
         if any(getattr(resolved.config, name) == "on" for name in TRACKERS):
             from otel_train.trackers.manager import without_unusable
@@ -277,8 +274,8 @@ def _inert(config: Config | None, loaders: Any) -> Session:  # Any: as above
 
 
 def _tell(session: Session | None) -> None:
-    for told in when_started:
-        told(session)
+    for notify in when_started:
+        notify(session)
 
 
 def current() -> Session | None:

@@ -361,7 +361,7 @@ GAP_KIND: Final = Label(
 GAP_REASON: Final = Label(
     name="train.instrumentation.gaps.reason",
     bound=4,
-    meaning="Never seen at all, seen but not told apart from another, or seen until its hook was gone.",
+    meaning="Never seen at all, seen but not distinguished from another, or seen until its hook was gone.",
     values=("never_seen", "ambiguous", "unhooked"),
 )
 
@@ -1053,7 +1053,7 @@ INSTRUMENTATION_GAPS: Final = Metric(
     name="train.instrumentation.gaps",
     unit="{thing}",
     kind=Kind.UPDOWN,
-    meaning="Stages, models and loops that could not be seen or told apart: their time is in other rows. Above zero, read `unobserved` in summary.json.",
+    meaning="Stages, models and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `unobserved` in summary.json.",
     labels=(GAP_KIND, GAP_REASON),
 )
 TELEMETRY_FAULTS: Final = Metric(

@@ -206,7 +206,7 @@ def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
     """Whether the step has become longer by more than ``limit`` (0.05 is 5 %), beyond doubt.
 
     Returns:
-        None where it cannot be told: the limit lies within the interval, or there is none.
+        None where it is undecided: the limit lies within the interval, or there is none.
     """
     step = document["rows"][0]
     if step["low"] is None:

@@ -654,14 +654,14 @@ class BoundedLines:
                 self._on_error(error)
 
     def _open(self) -> None:
-        if self._fd >= 0 and not self._taken_away():
+        if self._fd >= 0 and not self._was_removed():
             return
         self.close()
         make_folder(self.path.parent)
         self._fd = open_to_append(self.path)
         self._size_bytes = _without_torn_line(self._fd)
 
-    def _taken_away(self) -> bool:
+    def _was_removed(self) -> bool:
         # It was removed or rotated: what follows belongs into a new one.
         try:
             return self.path.stat().st_ino != os.fstat(self._fd).st_ino

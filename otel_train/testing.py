@@ -1,4 +1,4 @@
-"""Stand-ins for tests of code that uses otel_train: a clock that waits to be told, an exporter that keeps."""
+"""Stand-ins for tests of code that uses otel_train: a clock that tests advance, an exporter that keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NS_PER_US, _NS_PER_MS, _NS_PER_S = 10**3, 10**6, 10**9
 
 
 class FakeClock:
-    """Monotonic nanoseconds that move only when told; goes wherever a clock goes.
+    """Monotonic nanoseconds that move only when advanced; goes wherever a clock goes.
 
     Args:
         now_ns: first reading.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
 
-_TOLD: Final = -1
+_REPORTED: Final = -1
 
 MOST_PASSES: Final = 512
 """Passes that are remembered; one that is never ended or disposed of must not be remembered for ever."""
@@ -68,7 +68,7 @@ class ThreadAccount(Nesting):
         self._starting: Pass | None = None
         self._saving = False
         self._ended: dict[int, int] = {}
-        """Loaders whose pass is over: ``_TOLD``, or when they failed, if they may yet give a batch."""
+        """Loaders whose pass is over: ``_REPORTED``, or when they failed, if they may yet give a batch."""
         self._pieces: dict[int, int] = {}
         self._updated_in_scaler = False
 
@@ -254,8 +254,10 @@ class ThreadAccount(Nesting):
                 self._note("failed_asks", source)
                 if payload == Ending.ERROR:
                     self._ended[source] = self.accounted_ns
-            elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
-                self._ended[source] = _TOLD
+            elif (
+                self._ended.get(source) != _REPORTED
+            ):  # a loader at its end ends once, however often it is asked
+                self._ended[source] = _REPORTED
                 self._note("endings", source, payload, self.accounted_ns)
             self._phases.stop(asked)
             used_later = stage.payload and asked is self._phases.left_over
@@ -264,8 +266,8 @@ class ThreadAccount(Nesting):
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
-        failed_ns = self._ended.pop(source, _TOLD)
-        if failed_ns != _TOLD:
+        failed_ns = self._ended.pop(source, _REPORTED)
+        if failed_ns != _REPORTED:
             self._note("endings", source, Ending.ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:

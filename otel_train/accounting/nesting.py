@@ -29,7 +29,7 @@ DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHO
 """As integers, for speed."""
 
 DEEPEST: Final = 64
-"""Stages inside each other that are told apart; what lies deeper belongs to the innermost of them."""
+"""Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
 
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
@@ -72,7 +72,7 @@ class OpenStage:
 
 
 class Nesting:
-    """Follows the open stages of one thread. A subclass is told of the time and of the calls.
+    """Follows the open stages of one thread. A subclass receives times and calls.
 
     Args:
         kinds: ``SourceKind`` of every source; grows while it is in use.

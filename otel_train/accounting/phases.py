@@ -1,4 +1,4 @@
-"""Batches and their boundaries, and what each batch is for, told from evidence.
+"""Batches and their boundaries, and what each batch is for, decided from evidence.
 
 Time waits in the open batch until the next boundary: an ask that begins a batch, the end of a pass, a checkpoint, a mark
 by hand, the close; and, where no ask comes, an update by the optimizer that updated first or last in the open step. What
@@ -483,14 +483,14 @@ class BatchPhases:
         """
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
-        room = len(self.waiting) - LOOKS_AHEAD
+        overdue = len(self.waiting) - LOOKS_AHEAD
         for place, batch in enumerate(self.waiting):
             forward = batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
             if forward:
                 ready = over and ended_too and not batch.fresh and (self._trained or self._decision.decided)
             else:
-                ready = over or batch.shown >= 0 or place < room
+                ready = over or batch.shown >= 0 or place < overdue
             batch.fresh = False
             if ready or full:
                 self._book_batch(batch, self._eval_phase(batch) if forward and self._trained else -1)

@@ -131,7 +131,7 @@ class StepBook:
     Attributes:
         open: the training step that has not closed.
         gathered: what was booked since the last ``take``.
-        backward_seen: a backward has run: losses are told from it, not from stages by hand.
+        backward_seen: a backward has run: losses are derived from it, not from stages by hand.
         train_loader: loader of the last training batch; -1 for none.
         now_ns: when a step was marked by hand last.
     """

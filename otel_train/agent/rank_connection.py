@@ -93,7 +93,7 @@ class RankConnection:
         self._ended = threading.Event()
         self._over = False
         self._end = threading.Lock()
-        self._said = self._told_state = ""
+        self._said = self._reported_state = ""
         self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         self.exporters = ExportManager.make(
@@ -192,7 +192,7 @@ class RankConnection:
             self._remote.take_in(message)
         elif isinstance(message, Request):
             if message.what == "end":
-                self._told_state = message.args[0]
+                self._reported_state = message.args[0]
             self._asked.put(message)
         elif isinstance(message, Response):
             box = self._posts.pop(message.number, None)
@@ -306,8 +306,8 @@ class RankConnection:
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""
-        if self._told_state:  # it has said how, and did not wait for us
-            self._finish(self._told_state)
+        if self._reported_state:  # it has said how, and did not wait for us
+            self._finish(self._reported_state)
             return
         state, cause = how_it_ended(self.info.pid, self._process)
         if state == "killed" and not cause and self.rings.ended_by:

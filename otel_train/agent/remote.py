@@ -198,7 +198,7 @@ class _Times:
         )
 
 
-class _Crew:
+class _RemotePool:
     done = False
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class _Crew:
 class RemoteLoader:
     """In place of a ``LoaderProbe``: report as they were reported last."""
 
-    def __init__(self, report: LoaderReport, pool: _Crew) -> None:
+    def __init__(self, report: LoaderReport, pool: _RemotePool) -> None:
         self.report = report
         self.pools = [pool]
 
@@ -229,10 +229,10 @@ class _Probes:
     def __init__(self) -> None:
         self.loaders: dict[str, RemoteLoader] = {}
         self.models: list[Any] = []
-        self._pools: dict[str, _Crew] = {}
+        self._pools: dict[str, _RemotePool] = {}
 
-    def pool(self, name: str) -> _Crew:
-        return self._pools.setdefault(name, _Crew())
+    def pool(self, name: str) -> _RemotePool:
+        return self._pools.setdefault(name, _RemotePool())
 
     def know(self, state: State) -> None:
         self.loaders = {name: RemoteLoader(report, self.pool(name)) for name, report in state.loaders.items()}
@@ -346,7 +346,7 @@ class RemoteCaptures:
         self._loop = loop
         self._post = post
         self._waiting = waiting
-        self._told: LoopProgress | None = None
+        self._sent_progress: LoopProgress | None = None
         self._asked: object = None
         run.sampler.captured_ns = lambda: remote.state.captured_ns
 
@@ -373,8 +373,8 @@ class RemoteCaptures:
             if asked is not None:
                 self._send("request", asked)
         loop = self._loop()
-        if loop != self._told:
-            self._told = loop
+        if loop != self._sent_progress:
+            self._sent_progress = loop
             self._send("loop", loop)
 
     def stop(self) -> None:

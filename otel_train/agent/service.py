@@ -121,7 +121,7 @@ class ExportLoop:
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._stop = threading.Event()
-        self._thread = daemon_thread(self._loop, "otel-train-pump")
+        self._thread = daemon_thread(self._loop, "otel-train-export")
 
     def faults(self) -> dict[str, int]:
         """Faults in the agent, by component."""

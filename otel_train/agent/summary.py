@@ -234,7 +234,7 @@ class Cost(NamedTuple):
     """What the telemetry has done and cost so far."""
 
     overhead_s: float
-    pump_cpu_s: float
+    export_cpu_s: float
     records: int
     lost: int
 
@@ -337,7 +337,7 @@ class Documents:
         now = self._cost()
         cost = Cost(
             now.overhead_s - before.overhead_s,
-            now.pump_cpu_s - before.pump_cpu_s,
+            now.export_cpu_s - before.export_cpu_s,
             now.records - before.records,
             now.lost - before.lost,
         )
@@ -348,7 +348,7 @@ class Documents:
         return {
             "overhead_seconds": overhead_s,
             "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-            "pump_cpu_seconds": cost.pump_cpu_s,
+            "pump_cpu_seconds": cost.export_cpu_s,
             "records": cost.records,
             "records_lost": cost.lost,
             "drops": {reason: number for reason, number in drops.items() if number},

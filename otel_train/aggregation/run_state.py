@@ -432,6 +432,6 @@ class RunState:
         still = np.flatnonzero(closed.occurrences.step == len(closed.steps.phase))
         if step_closed:
             thread.open_step = []
-        room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
-        if len(still) and room > 0:
-            thread.open_step.append(StageCalls(*(column[still[:room]] for column in closed.occurrences)))
+        free = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
+        if len(still) and free > 0:
+            thread.open_step.append(StageCalls(*(column[still[:free]] for column in closed.occurrences)))

@@ -325,7 +325,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     Args:
         run: the run directory; nothing in it is changed but its folder of artifacts.
         rank: whose.
-        folder: where to; made when missing, and then git is told to ignore it.
+        folder: where to; created when missing, with a ``.gitignore`` of everything in it.
 
     Raises:
         RunDirectoryError: the rank has left nothing, the folder is another user's, or it cannot be written.

@@ -64,13 +64,13 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
 
 def _numbered(trace: Trace) -> Trace:
     """The trace, with the rank that its file's name says where it does not say so itself."""
-    told = OF_A_RANK.search(trace.path.name)
-    if trace.rank is not None or told is None:
+    match = OF_A_RANK.search(trace.path.name)
+    if trace.rank is not None or match is None:
         return trace
     import dataclasses
 
     unsaid = tuple(sentence for sentence in trace.missing if "which rank" not in sentence)
-    return dataclasses.replace(trace, rank=int(told[1]), missing=unsaid)
+    return dataclasses.replace(trace, rank=int(match[1]), missing=unsaid)
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:

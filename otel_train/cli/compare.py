@@ -61,9 +61,11 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
     samples: dict[str, list[Sample]] = {}
     facts: dict[str, object] = {}
     for group in line["resourceMetrics"]:
-        told = {item["key"]: next(iter(item["value"].values())) for item in group["resource"]["attributes"]}
-        facts |= {key: told.get(f"train.{key}.version") for key in ("torch", "cuda")} | {
-            "host": told.get("host.name")
+        attributes = {
+            item["key"]: next(iter(item["value"].values())) for item in group["resource"]["attributes"]
+        }
+        facts |= {key: attributes.get(f"train.{key}.version") for key in ("torch", "cuda")} | {
+            "host": attributes.get("host.name")
         }
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
             for key, sample in _series(metric):
@@ -93,10 +95,10 @@ def _series(metric: Mapping[str, Any]) -> Iterator[tuple[str, Sample]]:
     if name not in {"train.step.duration", "train.stage.duration"}:
         return
     for point in metric["exponentialHistogram"]["dataPoints"]:
-        told = {item["key"]: item["value"].get("stringValue") for item in point["attributes"]}
-        if told.get("train.phase") != _TRAIN:
+        attributes = {item["key"]: item["value"].get("stringValue") for item in point["attributes"]}
+        if attributes.get("train.phase") != _TRAIN:
             continue
-        stage, loader = told.get("train.stage"), told.get("train.loader")
+        stage, loader = attributes.get("train.stage"), attributes.get("train.loader")
         of_loader = f" · {loader}" if loader else ""
         yield STEP if name == "train.step.duration" else f"stage {stage}{of_loader}", sample_of(point)
 

@@ -68,12 +68,12 @@ def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     page = TextLayout.of(sys.stdout)
     print(printable(written.folder))
     for name, entry in sorted(written.files.items()):
-        print(f"  {name:<35}{page.safe(_told(entry))}")
+        print(f"  {name:<35}{page.safe(_entry_text(entry))}")
     for note in written.notes:
         print(f"  note: {page.safe(note)}")
 
 
-def _told(entry: Mapping[str, object]) -> str:
+def _entry_text(entry: Mapping[str, object]) -> str:
     if "absent" in entry:
         return f"not there: {entry['absent']}"
     files = entry.get("files")

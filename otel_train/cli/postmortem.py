@@ -152,10 +152,10 @@ def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
         facts = [
             f"{what} {page.safe(stage[what])}" for what in ("loader", "model", "thread") if stage.get(what)
         ]
-        room = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
+        available = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
         beside = " · ".join(facts)
-        if display_width(beside) > room:
-            beside = " · ".join(cut(fact, room // len(facts) - 3) for fact in facts)
+        if display_width(beside) > available:
+            beside = " · ".join(cut(fact, available // len(facts) - 3) for fact in facts)
         text = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
         yield INDENT + page.paint(text, "red" if stage is stages[-1] else "")
     yield ""
@@ -276,7 +276,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
 
 
 def sentence(suspects: Sequence[HangSuspect]) -> str:
-    """Who it was, or that it cannot be told."""
+    """The rank that is suspected first, or that none can be determined."""
     if not suspects:
         return "Nothing tells one rank from the others: look at what they were all doing."
     first = suspects[0]

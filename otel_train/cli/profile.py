@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--stacks", action="store_true", help="record where operations were called")
     parser.add_argument("--memory", action="store_true", help="record allocations")
     parser.add_argument("--flops", action="store_true", help="record floating point operations")
-    parser.add_argument("--pin", action="store_true", help="keep this capture when others make room")
+    parser.add_argument("--pin", action="store_true", help="keep this capture when old ones are removed")
     parser.add_argument("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
     parser.add_argument(
         "--output-dir", metavar="DIR", help="write the artifacts of the run there; made when missing"

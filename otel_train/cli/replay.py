@@ -252,7 +252,7 @@ Send what the spool of a run holds to a collector, oldest first.
 A run sends from RUN/rank*/spool and removes what the collector accepts. What is left there when it ends, because the
 collector was away, is sent by this, from every rank of the run. Only one process sends from a spool at a time, so a
 request is not sent twice. What the collector refuses for good, and what is no OTLP, is moved to spool/rejected/ with
-the reason; --rejected sends that again, once the cause is mended. What gets no good answer stays for the next time. A
+the reason; --rejected sends that again, once the cause is fixed. What gets no good answer stays for the next time. A
 line that a crash tore off is skipped and counted.
 
 Accepted by a Collector means that it is in the Collector's queue. --verify asks Prometheus which exports of the run it
@@ -530,7 +530,7 @@ class _Signal:
         """Try a request until it is answered well, a few times at most.
 
         Args:
-            send: tries once; told whether it is the last time.
+            send: tries once; its argument says whether it is the last time.
         """
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):

@@ -117,5 +117,5 @@ def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
         count((summary.get("telemetry") or {}).get("records_lost")),
     )
     cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
-    room = page.columns - sum(_COLUMNS) - 2
-    return f"{cells}  {cut(page.safe(finding.get('name', ABSENT)) + page.safe(about), room)}"
+    available = page.columns - sum(_COLUMNS) - 2
+    return f"{cells}  {cut(page.safe(finding.get('name', ABSENT)) + page.safe(about), available)}"

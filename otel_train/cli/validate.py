@@ -119,13 +119,13 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
         from otel_train.console.summary import render_run_summary
         from otel_train.console.trace_summary import render
 
-        told = render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
-        told += (
+        text = render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
+        text += (
             page.safe(f"No operations: {capture['absent']}") + "\n"
             if "absent" in capture
             else render(page, capture)
         )
-        print(told, end="", file=sys.stderr if args.json else sys.stdout)
+        print(text, end="", file=sys.stderr if args.json else sys.stdout)
     if args.report:
         path = folder / REPORT
         replace_text(path, _report(folder, summary, capture))

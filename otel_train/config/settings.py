@@ -65,7 +65,7 @@ INTERVAL_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 """OpenTelemetry's own for ``export_interval_s``, in milliseconds."""
 
 _MOST_CHARS: Final = 200
-"""Of the name of a variable, as a mistake in it is told."""
+"""Of the name of a variable, in a message about a mistake in it."""
 
 
 class ProfilerSchedule(NamedTuple):

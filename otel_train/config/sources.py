@@ -39,14 +39,14 @@ MOST_FILE_BYTES: Final = 4 << 20
 
 
 MOST_CHARS: Final = 200
-"""Of the name of a key, as a mistake in it is told."""
+"""Of the name of a key, in a message about a mistake in it."""
 
 
 class ConfigSource(NamedTuple):
     """Settings from one place.
 
     Attributes:
-        origin: which, as people are told.
+        origin: the place, as messages name it.
         values: by name.
         ignored: what cannot be honoured.
         deprecated: former names, each with what to write instead.
@@ -216,7 +216,7 @@ def _checked(held: object, origin: str, where: str) -> ConfigSource:
     Args:
         held: what the file holds.
         origin: its path.
-        where: the file, as a mistake in it is told.
+        where: the file, as messages about a mistake in it name it.
     """
     if held is None:
         return ConfigSource(origin, {})

@@ -181,10 +181,10 @@ def _shapes(page: TextLayout, document: Document) -> Iterator[str]:
     for name, rows in document.get("shapes", {}).items():
         if not rows:
             yield INDENT + page.paint(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
-        room = page.columns - len(INDENT) - _COUNT - _FIGURE
+        available = page.columns - len(INDENT) - _COUNT - _FIGURE
         for row in rows:
             figures = right(count(row["count"]), _COUNT) + right(duration(row["seconds"]), _FIGURE)
-            yield INDENT + pad(page.safe(f"{name} {row['shapes']}"), room) + figures
+            yield INDENT + pad(page.safe(f"{name} {row['shapes']}"), available) + figures
         yield ""
 
 
@@ -199,9 +199,9 @@ def _table(
         return
     key, head = more
     taken = _COUNT + 2 * _FIGURE + _SHARE
-    room = page.columns - len(INDENT) - taken
+    available = page.columns - len(INDENT) - taken
     heads = right("count", _COUNT) + right("time", _FIGURE) + right(head, _FIGURE) + right("share", _SHARE)
-    yield INDENT + page.paint(pad(title, room) + heads, "dim")
+    yield INDENT + page.paint(pad(title, available) + heads, "dim")
     for row in rows:
         figures = (
             right(count(row["count"]), _COUNT)
@@ -209,7 +209,7 @@ def _table(
             + right(duration(row[key]), _FIGURE)
             + right(percent(row["share"]), _SHARE)
         )
-        yield INDENT + pad(page.safe(row["name"]), room) + figures
+        yield INDENT + pad(page.safe(row["name"]), available) + figures
     yield ""
 
 

@@ -115,7 +115,7 @@ class ExportResult(enum.Enum):
 class ExportResponse(NamedTuple):
     """The answer to one request.
 
-    ACCEPTED removes the request. RETRY keeps it and sends it again later: nothing that an operator or time can mend
+    ACCEPTED removes the request. RETRY keeps it and sends it again later: nothing that an operator or time can repair
     (an address, a login, an expired certificate, a redirect, an overload) loses data. REFUSED is about the request
     itself: the same bytes would be refused again.
 

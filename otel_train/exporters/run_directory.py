@@ -93,7 +93,7 @@ class RunDirectory:
         self.faults = 0
         self._lease: RankLease | None = None
         self._owner = 0
-        self._told = False
+        self._logged = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._files = {
@@ -253,8 +253,8 @@ class RunDirectory:
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
         self.faults += 1
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             _log.warning(
                 "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected",
                 self.rank_path,

@@ -431,7 +431,7 @@ class CudaDriver(TorchDriver):
             unhandled operations").
         find_torch: gives torch once the program has imported it.
         library: the driver itself; None where events are read in Python.
-        instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
+        instance: name of the part of a device (MIG) that is this process's device 0; "" where none is set.
     """
 
     def __init__(
@@ -581,7 +581,7 @@ def _kept(event: Any) -> Any:
 
 
 def instance_of(environ: Mapping[str, str]) -> str:
-    """The part of a device that the program may use; "" where it has whole ones, or is not told."""
+    """The part of a device that the program may use; "" where it has whole ones, or none is set."""
     first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return first if first.startswith("MIG-") else ""
 

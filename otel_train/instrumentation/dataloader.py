@@ -87,7 +87,7 @@ def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
 
 
 class BatchBytes:
-    """What is known of the bytes of a loader's batches. The training thread writes, the pump reads.
+    """What is known of the bytes of a loader's batches. The training thread writes, the service thread reads.
 
     Attributes:
         hopeless: a batch could not be weighed.
@@ -121,7 +121,7 @@ class BatchBytes:
 
 
 Size = Callable[[Any], int]
-"""From a batch to its number of samples plus one; 0 where that cannot be told. Never raises."""
+"""From a batch to its number of samples plus one; 0 where that is unknown. Never raises."""
 
 _DEEPEST = 4
 _WIDEST = 4

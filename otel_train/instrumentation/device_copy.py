@@ -22,7 +22,7 @@ PINNED = "pin_memory"
 """Source name of copies into pinned memory, which stay on the host."""
 
 _CURRENT, _ELSEWHERE = -1, -2  # where a target lies, if not on a device given by number
-_MAX_HELD = 1 << 16  # copies back to the host between two looks of the pump
+_MAX_HELD = 1 << 16  # copies back to the host between two polls of the service thread
 
 
 class TransferProbe:

@@ -302,7 +302,7 @@ def _is_ours(present: Any) -> bool:  # Any: what a slot holds
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
-    """The stage in which the models wait for other ranks; "" if that cannot be told from their classes."""
+    """The stage in which the models wait for other ranks; "" if their classes do not say."""
     names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
     if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
         return "forward"
@@ -320,11 +320,11 @@ class ModulePatch:
 
     ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around an instrumented one;
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
-    ``torch.jit.script`` and ``trace`` are told not to compile what is in the slot.
+    ``torch.jit.script`` and ``trace`` are kept from compiling what is in the slot.
 
     Args:
         reattach: called after something has been compiled.
-        compiled: told of every (module, what the loop calls now): what ``torch.compile`` made of it, or itself
+        compiled: called with every (module, what the loop calls now): what ``torch.compile`` made of it, or itself
             where it has compiled itself.
     """
 

@@ -23,9 +23,9 @@ MOST_HELD = 1024
 
 
 class ScaledUpdates:
-    """Brings home what the device knows of scaled updates. The training thread asks, the pump reads.
+    """Brings home what the device knows of scaled updates. The training thread asks, the service thread reads.
 
-    An optimizer with a fused kernel is told ``found_inf``, a tensor on its device, and skips by itself: on the
+    An optimizer with a fused kernel receives ``found_inf``, a tensor on its device, and skips by itself: on the
     host the outcome is unknown. A copy is queued behind the kernels that work it out, and read once it has arrived.
 
     Args:
@@ -34,10 +34,10 @@ class ScaledUpdates:
 
     def __init__(self, driver: DeviceDriver | None) -> None:
         self.scale: float | None = None
-        """The last loss scale read; one in each turn of the pump."""
+        """The last loss scale read; one in each poll of the service thread."""
         self._driver = driver
         self._made = 0
-        self._told = 0
+        self._taken = 0
         self._held: deque[list[Any]] = deque(maxlen=MOST_HELD)
         self._scales: deque[Any] = deque(maxlen=1)
         self._wants_scale = True
@@ -51,7 +51,7 @@ class ScaledUpdates:
             self._fault = fault
 
     def take(self) -> Outcomes:
-        """What has become known since the last call; in order, and nothing behind what is not. Called by the pump.
+        """What has become known since the last call; in order, and nothing behind what is not. Called by the service thread.
 
         Raises:
             Exception: the fault that ``note`` met, once.
@@ -72,7 +72,7 @@ class ScaledUpdates:
             self.scale = scale
             self._scales.clear()
         self._wants_scale = not self._scales
-        new, self._told = made - self._told, made
+        new, self._taken = made - self._taken, made
         return Outcomes(new, known, skipped)
 
     def _note(self, scaler: Any, optimizer: Any) -> None:
@@ -111,7 +111,7 @@ class ScalerPatch:
 
     Args:
         recorder: takes the edges.
-        updates: is told of every step that ended.
+        updates: receives every step that ended.
     """
 
     def __init__(self, recorder: Recorder, updates: ScaledUpdates) -> None:
@@ -143,11 +143,11 @@ class OptimizerProbe:
     """Times ``step`` of every ``torch.optim.Optimizer`` and ``GradScaler`` until ``remove``.
 
     ``Optimizer.step`` is never wrapped: subclasses override it, and schedulers patch it. A step that raises
-    fires no post hook; the pump closes it at the next outer edge.
+    fires no post hook; the agent closes it at the next outer edge.
 
     Args:
         recorder: takes the edges.
-        scaled: is told of updates under a scaler.
+        scaled: receives updates under a scaler.
     """
 
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates) -> None:

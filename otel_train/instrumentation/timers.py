@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_train.recording.recorder import Recorder
 
 MOST_WAITING = 32_768
-"""Operations that ended between two looks of the pump, 2 s apart; the oldest go first, and are counted. 5 MB."""
+"""Operations that ended between two polls of the service thread; the oldest go first, and are counted. 5 MB."""
 
 _AT_ONCE = 256
 """Operations that become one array: some 0.1 ms."""
@@ -52,7 +52,7 @@ class Timers:
         clock: monotonic nanoseconds.
 
     Attributes:
-        dropped: operations that found no room.
+        dropped: operations that did not fit.
     """
 
     def __init__(self, recorder: Recorder, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from otel_train.config.settings import CODE
 from otel_train.config.sources import resolve
 from otel_train.config.validation import words_of
 from otel_train.safety import Guard
-from otel_train.trackers.manager import told_apart
+from otel_train.trackers.manager import split_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ def resolved(given: Mapping[str, Any]) -> ResolvedConfig:
     """
     sources = {name: given[name] for name in ("config", "config_file") if name in given}
     rest = {name: value for name, value in given.items() if name not in sources}
-    return resolve(sources.get("config"), told_apart(rest)[0], config_file=sources.get("config_file"))
+    return resolve(sources.get("config"), split_settings(rest)[0], config_file=sources.get("config_file"))
 
 
 def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class CaptureEndpoint:
         return requests.read(document, self._plan).plan
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """``POST /capture``, from a client that has brought the token.
+        """``POST /capture``, from a client that has sent the token.
 
         Args:
             body: JSON; empty for a capture with the settings' values.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_train.profiler.flops import FlopCount
     from otel_train.resource import RunInfo
 
-ROOM_S = 30.0
+PREVIOUS_CAPTURE_WAIT_S = 30.0
 """Longest wait for the previous capture, which may still be being written when the next epoch begins."""
 
 _POLL_S = 0.02
@@ -76,7 +76,7 @@ class EpochCaptures:
         plan = self._endpoint.read(request)._replace(
             trigger="schedule", reason=f"epoch {epoch}", epoch=epoch, at_once=True, output_dir=output_dir
         )
-        deadline_s = time.monotonic() + ROOM_S
+        deadline_s = time.monotonic() + PREVIOUS_CAPTURE_WAIT_S
         while True:
             with self._accounted():
                 loop = self._loop()

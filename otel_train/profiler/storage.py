@@ -378,7 +378,7 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
             partial.unlink(missing_ok=True)
     if place.tensorboard:
         _show_in_tensorboard(path, Path(place.tensorboard), f"{full}.rank{place.rank}")
-    make_room(place, keep=path)
+    remove_oldest(place, keep=path)
     absent = job.wants_device and not kernels
     note = "no device events: another tool may hold the counters, or they need a permission"
     return CaptureOutcome(str(path), size, missing=(note,) if absent else ())
@@ -407,7 +407,7 @@ def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] |
     return analysis
 
 
-def make_room(place: CaptureStore, *, keep: Path) -> None:
+def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
     """Removes this rank's oldest captures beyond the number kept, except pinned ones."""
     mine = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
     loose = [path for path in mine if path != keep and not read_metadata(metadata_path(path)).get("pinned")]

@@ -145,7 +145,7 @@ class TorchProfiler:
         def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
             def noticed(theirs: Any) -> None:
                 if not (self._ours and threading.get_ident() == self._owner):
-                    self._make_room()
+                    self._yield_profiler()
                 prepare(theirs)
 
             return noticed
@@ -157,7 +157,7 @@ class TorchProfiler:
         if undo is not None:
             undo()
 
-    def _make_room(self) -> None:
+    def _yield_profiler(self) -> None:
         here = threading.get_ident() == self._owner
         self._give_way()
         deadline = time.monotonic() + YIELD_S

@@ -2,7 +2,7 @@
 
 An edge is two 64-bit integers: a code, and the instant on the monotonic clock. The code says what
 happened (``Op``), to which source ( a loader, a model, a stage by hand, ...), and carries a few bits
-known on the spot. Everything else (pairing, nesting, names, steps) is worked out later by the pump.
+known on the spot. Everything else (pairing, nesting, names, steps) is worked out later by the agent.
 
 Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 43 bits payload.
 """

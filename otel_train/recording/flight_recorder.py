@@ -158,7 +158,7 @@ class Flight(NamedTuple):
         pid: the process that wrote it.
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
-        turn_unix_ns: when the pump was last alive.
+        turn_unix_ns: when the agent last polled.
         identity: who wrote it; any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and
             ``started_unix_ns`` (whole numbers from 0).
         sources: by their numbers in the codes.
@@ -229,21 +229,21 @@ def _header(data: bytes) -> Header:
     return header
 
 
-def _identity(told: object) -> dict[str, Any]:
+def _identity(field: object) -> dict[str, Any]:
     """Who wrote a file, as far as that is well-formed."""
-    known = told if isinstance(told, dict) else {}
+    known = field if isinstance(field, dict) else {}
     texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
     numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int and known[name] >= 0}
     return {**texts, **{name: number for name, number in numbers.items() if number <= _MOST_NS}}
 
 
-def _sources(told: object) -> tuple[Instrumented, ...]:
+def _sources(field: object) -> tuple[Instrumented, ...]:
     """The table of sources.
 
     Raises:
         ValueError: an entry is none.
     """
-    rows = [] if told is None else told
+    rows = [] if field is None else field
     if not isinstance(rows, list) or len(rows) > MAX_SOURCES:
         raise ValueError(f"its table of sources cannot be read (expected a list of at most {MAX_SOURCES}).")
     return tuple(map(_source, rows))
@@ -260,7 +260,7 @@ def _source(row: object) -> Instrumented:
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
     """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
-        # How far the pump had come before the first reading: later edges are not stable, and are no gap either.
+        # How far the agent had come before the first reading: later edges are not stable, and are no gap either.
         used, ident, written, shown, _, thread, engine = ENTRY.unpack_from(before, PAGE + index * ENTRY_BYTES)
         if not (0 <= used <= OVER and 0 <= written <= _MOST_NS and 0 <= shown <= _MOST_NS):
             raise ValueError(f"its entry of ring {index} cannot be right: used is {used}, written {written}.")
@@ -272,7 +272,7 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
             np.frombuffer(d, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
             for d in (before, data)
         )
-        if not used and not pairs.any():  # it may have been used since the pump last looked
+        if not used and not pairs.any():  # it may have been used since the agent last polled
             continue
         known = written or _fall(pairs[:, 1])
         times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
@@ -289,14 +289,14 @@ def _fall(times: np.ndarray) -> int:
 
 
 def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Unroll a ring of which we know only how far the pump had seen it: later edges have later times.
+    """Unroll a ring of which we know only how far the agent had read it: later edges have later times.
 
-    Returns times, codes, and how many edges are newer than the pump had seen.
+    Returns times, codes, and how many edges are newer than what the agent had read.
 
     Args:
         pairs: int64[n, 2], code and time.
         stable: bool[n], read twice and found the same, so not caught half copied.
-        written: edges written when the pump last looked.
+        written: edges written when the agent last polled.
     """
     turn = -(written % len(pairs))
     pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)

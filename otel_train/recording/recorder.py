@@ -113,7 +113,7 @@ class Recorder:
         if not self._full:
             self._full = True
             _log.warning(
-                "%r is the %dth name that is timed, and there is no room for more: it shares the figures of %r, and so "
+                "%r is the %dth name that is timed, and the table is full: it shares the figures of %r, and so "
                 "does every further one. Use fewer names",
                 source.name, MAX_SOURCES + 1, self.sources[-1].name,
             )  # fmt: skip
@@ -146,8 +146,8 @@ class Recorder:
             self._write_names()
 
     def publish(self, unix_ns: int) -> None:
-        """Tell readers of the flight file how far every ring is. Called by the pump."""
-        self._memory.beat(unix_ns)
+        """Write to the flight file how far every ring is. Called by the export loop."""
+        self._memory.write_heartbeat(unix_ns)
         for thread in self.threads:
             if thread.slot >= 0:
                 entry = RingEntry(2 if thread.ended else 1, thread.ident, thread.ring.written, thread.name)

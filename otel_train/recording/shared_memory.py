@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAGIC = b"OTELTRN1"
 PAGE = 4096
 SIDE_RINGS = 15
-"""Threads beside the first that find room in the file; further ones get plain memory."""
+"""Threads beside the first that have a ring in the file; further ones get plain memory."""
 
 HEADER = struct.Struct("<8s9q")
 TURN_OFFSET = HEADER.size - 8
@@ -71,7 +71,7 @@ class RingEntry(NamedTuple):
     Attributes:
         used: whether a thread has it now (1), had it (2) or never did (0).
         ident: identity of the thread.
-        written: edges written when the pump last looked.
+        written: edges written when the agent last polled.
         thread: name of the thread.
         engine: it is one of autograd's own.
     """
@@ -175,8 +175,8 @@ class FlightMemory:
         self._header = self._header._replace(names_half=half, names_bytes=len(text))
         self._write_header()
 
-    def beat(self, unix_ns: int) -> None:
-        """Note that the pump was alive at ``unix_ns``."""
+    def write_heartbeat(self, unix_ns: int) -> None:
+        """Write that the agent polled at ``unix_ns``."""
         self._header = self._header._replace(turn_unix_ns=unix_ns)
         self._write_header()
 

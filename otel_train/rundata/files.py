@@ -66,7 +66,7 @@ _SHOWN = re.compile(
     r"report\.html|captures/[^/]+\.json(?:\.gz)?|artifacts/.+|"
     r"rank\d+/(?:summary\.json|flight(?:-\d+)?\.bin|(?:events|metrics\.otlp|spans\.otlp)\.jsonl(?:\.1)?)"
 )
-"""What may be taken away. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
+"""What may be downloaded. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
 
 
 class File(NamedTuple):

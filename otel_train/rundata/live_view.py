@@ -46,7 +46,7 @@ class LiveProgress:
     """The end of a flight file.
 
     Attributes:
-        heartbeat: of the pump.
+        heartbeat: when the agent last polled, and of which process.
         steps: training steps so far; None if unknown.
         exact: all of them are on file, so ``steps`` is no estimate.
         open: stages that are open, the outermost first, as ``postmortem`` tells them.
@@ -117,7 +117,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
-        told = postmortem_of(recent, summary)
+        postmortem = postmortem_of(recent, summary)
         timeline = timeline_in(recent)
     except _BROKEN as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
@@ -132,7 +132,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         heartbeat=heartbeat,
         steps=steps,
         exact=exact,
-        open=told["open"],
+        open=postmortem["open"],
         times_s=((ended - ended[0]) / _NS).tolist() if len(ended) else [],
         stages_s={
             name: selves[:, timeline.stages.index(name)].tolist()
@@ -140,7 +140,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
             if selves[:, timeline.stages.index(name)].any()
         },
         step_s=(timeline.duration_ns[shown] / _NS).tolist(),
-        last_edge_unix_s=told["last_edge_unix_s"],
+        last_edge_unix_s=postmortem["last_edge_unix_s"],
     )
 
 

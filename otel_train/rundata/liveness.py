@@ -1,4 +1,4 @@
-"""Whether a run still goes on: by what it wrote last, and by the heartbeat of its pump."""
+"""Whether a run still goes on: by what it wrote last, and by the heartbeat in its flight file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUIET_S = 15.0
-"""A pump turns twice a second; a busy machine may hold it up, but not that long."""
+"""The agent polls twice a second; a busy machine may delay it, but not that long."""
 
 _TURNS = 10
 """How many turns may be missed where ``poll_interval_s`` of the setting ``tuning`` is long."""
@@ -31,7 +31,7 @@ _SAYS = {
 
 
 class Heartbeat(NamedTuple):
-    """The last sign of a pump.
+    """The last poll of the agent.
 
     Attributes:
         pid: its process.

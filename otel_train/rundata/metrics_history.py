@@ -115,22 +115,26 @@ def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, acti
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     """What one line says of the run so far; ``at`` is None where it does not say when."""
     activities = {
-        told.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
-        for told, point in _points(line, "train.run.time")
+        attributes.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
+        for attributes, point in _points(line, "train.run.time")
     }
     stages: dict[str, float] = {}
-    for told, point in _points(line, "train.stage.duration"):
-        if told.get("train.phase") == "train":
-            stages[told["train.stage"]] = stages.get(told["train.stage"], 0.0) + float(point["sum"])
+    for attributes, point in _points(line, "train.stage.duration"):
+        if attributes.get("train.phase") == "train":
+            stages[attributes["train.stage"]] = stages.get(attributes["train.stage"], 0.0) + float(
+                point["sum"]
+            )
     steps = sum(
         float(point["asDouble"])
-        for told, point in _points(line, "train.steps")
-        if told.get("train.phase") == "train"
+        for attributes, point in _points(line, "train.steps")
+        if attributes.get("train.phase") == "train"
     )
     memory = {
-        " ".join([name.removeprefix("train.").replace(".", " "), *told.values()]): float(point["asDouble"])
+        " ".join([name.removeprefix("train.").replace(".", " "), *attributes.values()]): float(
+            point["asDouble"]
+        )
         for name in _MEMORY
-        for told, point in _points(line, name)
+        for attributes, point in _points(line, name)
     }
     instants = [at for _, at in activities.values()]
     return {
@@ -146,10 +150,10 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The last histograms of steps and stages, the longest first."""
     found = []
     for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
-        for told, point in _points(line, metric):
+        for attributes, point in _points(line, metric):
             low, high, number = buckets_of(point)
-            stage = what or told.get("train.stage", "")
-            parts = [told.get("train.phase"), told.get("train.loader"), stage]
+            stage = what or attributes.get("train.stage", "")
+            parts = [attributes.get("train.phase"), attributes.get("train.loader"), stage]
             found.append(
                 {
                     "name": " · ".join(part for part in parts if part),
@@ -208,12 +212,12 @@ class MetricsHistory:
         except OSError:
             return self._series, self._histograms
         with file:
-            told = os.fstat(file.fileno())
-            if told.st_ino != self._inode or told.st_size < self._read_bytes:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._read_bytes:
                 if self._inode < 0:
                     self._older()
-                self._inode, self._read_bytes = told.st_ino, 0
-            if told.st_size > self._read_bytes:
+                self._inode, self._read_bytes = status.st_ino, 0
+            if status.st_size > self._read_bytes:
                 self._take(file)
         return self._series, self._histograms
 

@@ -54,7 +54,7 @@ class RunReader:
         return bool(self.summary) and self.summary.get("state") not in RUNNING
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
-        """The newest capture that can be read whole; None if there is none. Others are told in ``notes``."""
+        """The newest capture that can be read whole; None if there is none. Others are listed in ``notes``."""
         from otel_train.trace_analysis.events import read
 
         for path in reversed(self.captures):
@@ -85,7 +85,7 @@ def read_run(run: Path, rank: int) -> RunReader:
     """
     try:
         return _read(run, rank)
-    except OSError as error:  # no permission, or taken away while it was read
+    except OSError as error:  # no permission, or removed while it was read
         raise RunDirectoryError(f"{run}: cannot be read: {error.strerror or error}") from error
 
 
@@ -178,8 +178,8 @@ def _metrics(left: RunReader, path: Path) -> dict[str, Any]:
 
 
 def _is_mine(left: RunReader, path: Path) -> bool:
-    told = OF_A_RANK.search(path.name)
-    if told is None or int(told[1]) != left.rank:
+    match = OF_A_RANK.search(path.name)
+    if match is None or int(match[1]) != left.rank:
         return False
     if problem := problem_of(path):
         left.notes.append(f"The capture {path.name} is passed over: {problem}.")

@@ -33,7 +33,7 @@ class Part:
     Attributes:
         name: as in ``ORDER``.
         command: program and arguments.
-        environ: what it is told beside the caller's environment.
+        environ: variables beside the caller's environment.
         health_url: answers with 200 when the part is ready.
     """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["findings", "read", "shapes", "summarize", "trace_summary"]
 
-_ROOMS = {
+_MODULES = {
     "findings": "rules",
     "read": "events",
     "shapes": "events",
@@ -22,8 +22,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: numpy is not needed to train."""
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'otel_train.trace_analysis' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"otel_train.trace_analysis.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"otel_train.trace_analysis.{_MODULES[name]}"), name)

@@ -33,21 +33,21 @@ def allocations(scene: Scene) -> list[dict[str, Any]]:
 
     A peak is the highest point of one step, the highest first. Without steps there is one.
     """
-    told = scene.trace.memory
-    said = told.allocated >= 0
+    memory = scene.trace.memory
+    said = memory.allocated >= 0
     found = []
     for device_type, device_id in sorted(
-        {*zip(told.device_type[said].tolist(), told.device_id[said].tolist(), strict=True)}
+        {*zip(memory.device_type[said].tolist(), memory.device_id[said].tolist(), strict=True)}
     ):
-        here = np.flatnonzero(said & (told.device_type == device_type) & (told.device_id == device_id))
-        here = here[np.argsort(told.at_ns[here], kind="stable")]
-        at, allocated, reserved = told.at_ns[here], told.allocated[here], told.reserved[here]
+        here = np.flatnonzero(said & (memory.device_type == device_type) & (memory.device_id == device_id))
+        here = here[np.argsort(memory.at_ns[here], kind="stable")]
+        at, allocated, reserved = memory.at_ns[here], memory.allocated[here], memory.reserved[here]
         found.append(
             {
                 "device": "cpu" if device_type == 0 else f"cuda:{device_id}",
                 "peaks": _peaks(scene, at, allocated, reserved),
                 "timeline": _timeline(at, allocated),
-                "allocations": int((told.change[here] > 0).sum()),
+                "allocations": int((memory.change[here] > 0).sum()),
                 "step_end_bytes": _step_ends(scene, at, allocated),
             }
         )
@@ -204,7 +204,7 @@ def within(these: Intervals, scene: Scene) -> float:
 
 
 CAUSES = ("data", "sync", "host", "kernel_gap")
-"""In the order in which they are told apart; what a gap means is in ``idle``."""
+"""Checked in this order; what a gap means is in ``idle``."""
 
 SLACK_NS = 20_000
 """A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""

@@ -157,10 +157,10 @@ class Columns:
         """The events of one piece."""
         spans = [event for event in events if event.ph == "X"]
         others = [event for event in events if event.ph != "X"]
-        told = [event for event in others if event.ph == "i" and event.name == "[memory]"]
+        allocations = [event for event in others if event.ph == "i" and event.name == "[memory]"]
         self.unpaired += sum(event.ph == "B" for event in others)
-        if told:
-            figures = np.array([(event.ts, *_MEMORY(event.args)) for event in told], np.float64)
+        if allocations:
+            figures = np.array([(event.ts, *_MEMORY(event.args)) for event in allocations], np.float64)
             self._memory.append(figures[np.isfinite(figures[:, 0])])
         if spans:
             self._add_spans(spans)
@@ -192,8 +192,8 @@ class Columns:
         rows = [row for row, args in enumerate(arguments) if args is not None]
         columns: list[NDArray[Any]] = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
         if rows:
-            told = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
-            for column, values in zip(columns, told, strict=True):
+            fields = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
+            for column, values in zip(columns, fields, strict=True):
                 if isinstance(values[0], str):
                     column[rows] = self.names.codes(values, len(rows))
                 else:
@@ -467,9 +467,9 @@ def _collected(
 
 
 def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    told = about.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
-    rank, size = (told.get(key) for key in ("rank", "world_size"))
+    info = about.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, size = (info.get(key) for key in ("rank", "world_size"))
     return (
         rank if isinstance(rank, int) and rank >= 0 else None,
         size if isinstance(size, int) and size > 0 else None,

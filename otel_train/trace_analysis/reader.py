@@ -122,7 +122,7 @@ def json_value(text: bytes) -> Any:  # Any: JSON
 
 @cache
 def _quick() -> Callable[[bytes], Sequence[Event]] | None:
-    """msgspec, told what to read: it steps over the rest without making objects of it. None if not installed."""
+    """msgspec, with the types to read: it skips the rest without making objects of it. None if not installed."""
     if find_spec("msgspec") is None:
         return None
     import msgspec

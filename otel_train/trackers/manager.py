@@ -32,7 +32,7 @@ TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard
 """Every tracker, by its setting. Another one is a module with a ``KIND``, a line here, and a setting."""
 
 
-def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
 
     Raises:
@@ -214,13 +214,13 @@ class Trackers:
         if given is None and wish == "on":
             settings = {}
         run = None if isinstance(given, dict) else given
-        outlet = TRACKERS[name].make(
+        tracker = TRACKERS[name].make(
             OpeningTracker(
                 run=run, settings=settings, folder=self._folder and self._folder / name, thread=self._thread,
                 before_finish=self._finishing,
             )
         )  # fmt: skip
-        self._queues[name] = TrackerQueue(outlet)
+        self._queues[name] = TrackerQueue(tracker)
 
 
 def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:

@@ -44,8 +44,8 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
         body = f'<p class="dim">A figure has not the shape it should have: {escape(repr(error)[:200])}</p>'
     if not body:
         return ""
-    told = f' <span class="dim beside">{beside}</span>' if beside else ""
-    return f"<section><h2>{escape(title)}{told}</h2>{body}</section>"
+    note = f' <span class="dim beside">{beside}</span>' if beside else ""
+    return f"<section><h2>{escape(title)}{note}</h2>{body}</section>"
 
 
 def tiles(cells: Iterable[tuple[str, str, str]]) -> str:
@@ -171,7 +171,7 @@ def flame_graph(calls: Sequence[Mapping[str, Any]]) -> str:
     return (
         '<p class="dim">Time on the host by caller. Click or Enter zooms in, Escape out, arrow keys move.</p>'
         f'<div class="flame" role="group" aria-label="Flame graph" style="height:{depth * _ROW_PX}px">{boxes}</div>'
-        '<p class="dim told" aria-live="polite"></p>'
+        '<p class="dim flame-text" aria-live="polite"></p>'
     )
 
 
@@ -241,7 +241,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--dim); 
   overflow: hidden; white-space: nowrap; text-align: left; font: 11px/18px system-ui, sans-serif; color: #0d0f12; cursor: pointer;
   background-image: linear-gradient(#ffffff80, #ffffff80); }
 .flame button:focus-visible { outline: 2px solid var(--fg); outline-offset: -2px; z-index: 1; } .flame button[hidden] { display: none; }
-.told { min-height: 1.5em; }
+.flame-text { min-height: 1.5em; }
 @media print { nav, .skip { display: none; } }
 """
 
@@ -252,7 +252,7 @@ COLORS = "".join(
 
 SCRIPT = """
 for (const box of document.querySelectorAll('.flame')) {
-  const all = [...box.querySelectorAll('button')], told = box.nextElementSibling;
+  const all = [...box.querySelectorAll('button')], text = box.nextElementSibling;
   const of = b => ({s: +b.dataset.s, w: +b.dataset.w, d: +b.dataset.d, p: +b.dataset.p});
   const zoom = b => {
     const z = b ? of(b) : {s: 0, w: 1, d: 0};
@@ -268,8 +268,8 @@ for (const box of document.querySelectorAll('.flame')) {
     const row = all.filter(each => of(each).d === of(b).d && !each.hidden).sort((x, y) => of(x).s - of(y).s);
     return row[row.indexOf(b) + by];
   };
-  box.addEventListener('focusin', event => { told.textContent = event.target.title; });
-  box.addEventListener('mouseover', event => { if (event.target.title) told.textContent = event.target.title; });
+  box.addEventListener('focusin', event => { text.textContent = event.target.title; });
+  box.addEventListener('mouseover', event => { if (event.target.title) text.textContent = event.target.title; });
   box.addEventListener('click', event => { if (event.target.tagName === 'BUTTON') zoom(event.target); });
   box.addEventListener('keydown', event => {
     const b = event.target, at = all.indexOf(b);

@@ -3,7 +3,7 @@
 // The server draws every page whole. This script asks for it again and changes what has changed, in place: focus,
 // scrolling, what is unfolded and what is zoomed stay as the reader left them.
 
-const told = document.getElementById('told');
+const statusLine = document.getElementById('status');
 let mark = '', timer = 0, asked = null, offline = false, readAt = Date.now();
 
 function morph(old, fresh) {
@@ -19,7 +19,7 @@ function morph(old, fresh) {
     if (old.dataset.source !== fresh.innerHTML.length + fresh.textContent) old.replaceWith(fresh);
     return;
   }
-  if (old.classList.contains('told')) return;
+  if (old.classList.contains('flame-text')) return;
   for (const {name} of [...old.attributes])
     if (!fresh.hasAttribute(name) && !(name === 'open' && old.nodeName === 'DETAILS')) old.removeAttribute(name);
   for (const {name, value} of fresh.attributes)
@@ -55,8 +55,8 @@ function decorate() {
 }
 
 function say(text) {
-  if (told.textContent !== text) told.textContent = text;
-  told.classList.toggle('offline', offline);
+  if (statusLine.textContent !== text) statusLine.textContent = text;
+  statusLine.classList.toggle('offline', offline);
 }
 
 async function load(address) {

@@ -232,10 +232,10 @@ def _account(view: RankView) -> str:
     if not is_folder(view.run / "artifacts"):
         return absent
     try:
-        told = read_json(view.run / ACCOUNT).get("artifacts") or {}
+        entries = read_json(view.run / ACCOUNT).get("artifacts") or {}
     except RunDirectoryError:
         return absent
-    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in told.items()]
+    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in entries.items()]
     return texts(table(("artifact", "there"), rows))
 
 
@@ -683,7 +683,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
         '<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"><script src="/page.js" defer></script>'
         f'</head><body data-every="{every_s:g}"><a class="skip" href="#main">Skip to the figures</a>'
         f'<header class="top"><nav aria-label="Where you are"><a class="brand" href="/">otel_train</a> {where}</nav>'
-        '<span id="told" role="status"></span></header>'
+        '<span id="status" role="status"></span></header>'
         f'<main id="main">{main}</main></body></html>\n'
     )
 

@@ -79,7 +79,7 @@ class _Site:
     def __init__(self, root: Path, only: str | None, captures: Captures) -> None:
         documents = Documents()
         self._root, self._only = root, only
-        self._shelf = RunList(root, only=only, documents=documents)
+        self._run_list = RunList(root, only=only, documents=documents)
         self._ranks = RankReader(documents=documents)
         self._captures = captures
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class _Site:
         query = request.query_params
         words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
         with self._lock:
-            rows = self._shelf.rows()
+            rows = self._run_list.rows()
         return _answer(request, runs_page(rows, self._root, words=words, page=page))
 
     def run(self, request: Request) -> Response:
@@ -111,7 +111,7 @@ class _Site:
         query = request.query_params
         name, tab, rank = request.path_params["name"], query.get("tab", ""), _number(query.get("rank", ""))
         with self._lock:
-            run = self._shelf.find(name)
+            run = self._run_list.find(name)
             if run is None:
                 return _answer(request, gone_page(name), status=404)
             if "file" in query:
@@ -174,9 +174,9 @@ class _OriginCheck:
         if scope["type"] != "http":
             await self._inside(scope, receive, send)
             return
-        told = dict(scope["headers"])
+        headers = dict(scope["headers"])
         answer: ASGIApp = self._inside
-        if not is_known_host(told.get(b"host", b"").decode("latin-1"), self._hosts):
+        if not is_known_host(headers.get(b"host", b"").decode("latin-1"), self._hosts):
             answer = PlainTextResponse(
                 "This page answers to localhost and to addresses only: use http://127.0.0.1 and its port.\n",
                 421,

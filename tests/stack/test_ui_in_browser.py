@@ -220,9 +220,9 @@ def test_the_page_says_when_nobody_answers(address: str, browser: Chromium, runs
         "const ask = fetch; window.fetch = () => Promise.reject(new TypeError('gone')); window.again = () => { window.fetch = ask; }"
     )
     browser.ask("load(location.href)")
-    assert "does not answer" in browser.wait("document.getElementById('told').textContent")
+    assert "does not answer" in browser.wait("document.getElementById('status').textContent")
     browser.ask("again()")
-    browser.wait("document.getElementById('told').textContent === ''")
+    browser.wait("document.getElementById('status').textContent === ''")
 
 
 @pytest.mark.parametrize(

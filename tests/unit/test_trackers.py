@@ -208,11 +208,11 @@ def test_blocks_are_given_as_a_list_or_as_text() -> None:
         Config(console_metrics="profling")
 
 
-def test_runs_and_dicts_are_told_apart_from_settings() -> None:
+def test_runs_and_dicts_are_separated_from_settings() -> None:
     """A run cannot be an environment variable."""
     run = SimpleNamespace(log=print)
 
-    plain, given = manager.told_apart(
+    plain, given = manager.split_settings(
         {"wandb": run, "mlflow": {"run_name": "a"}, "attempt": 2, "tensorboard": False}
     )
 
@@ -242,9 +242,9 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
 def test_what_cannot_be_logged_to_is_refused() -> None:
     """At once, with what would do."""
     with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
-        manager.told_apart({"wandb": 3})
+        manager.split_settings({"wandb": 3})
     with pytest.raises(ConfigError, match=r"'uri': expected one of tracking_uri, experiment_name, run_name"):
-        manager.told_apart({"mlflow": {"uri": "x"}})
+        manager.split_settings({"mlflow": {"uri": "x"}})
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(
 ) -> None:
     """``wandb="myproject"`` is what everybody writes first."""
     with pytest.raises(ConfigError, match=remedy):
-        manager.told_apart(given)
+        manager.split_settings(given)
 
 
 def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +272,9 @@ def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.Mon
     module.__dict__["init"] = lambda project=None, entity=None: None
     monkeypatch.setitem(sys.modules, "wandb", module)
 
-    assert manager.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
+    assert manager.split_settings({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
     with pytest.raises(ConfigError, match=r"key 'projct': .* Did you mean 'project'"):
-        manager.told_apart({"wandb": {"projct": "a"}})
+        manager.split_settings({"wandb": {"projct": "a"}})
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
