@@ -76,7 +76,7 @@ wandb = {project = "mine"}
 
 - The nearest `pyproject.toml`: from the working directory up to the root of the repository (the folder with `.git`),
   and nothing above it. Outside of a repository only the working directory itself. The nearest file decides, also if it
-  has no table of ours; one that does not speak of `otel_train` is not even parsed.
+  has no `otel_train` table; one that does not speak of `otel_train` is not even parsed.
 - The YAML file by its path, from the working directory. It needs the extra: `pip install 'otel-train[yaml]'`.
 - Files are read once, in `instrument()`. Loader workers and the training loop read none. Where code or environment says
   `disabled`, no file is read.
@@ -94,7 +94,7 @@ not given: the next place decides, at last the default. It is warned of once per
 checked also where a nearer place overrides it. A settings file has at most 4 MiB and is a regular file.
 
 Of the `OTEL_*` variables a wrong protocol and a wrong time limit fall back to their defaults. A wrong endpoint, certificate
-or key has none: figures go nowhere that nobody named, so what was meant for it is not sent by OTLP.
+or key has none: what was meant for it is not sent by OTLP, since no other destination was named.
 
 In the environment `true`, `1`, `yes`, `on` and `false`, `0`, `no`, `off` are switches, and an empty value counts as not
 set; so does `null` in YAML. A tracker may be a table in YAML and TOML, where code takes a dict.

@@ -115,12 +115,12 @@ def test_the_weights_are_the_same_bit_by_bit(mode: str, tmp_path: Path) -> None:
     """We watch training; we do not change what it does."""
     bare = small_run(lambda *_: None)
 
-    watched = small_run(lambda model, loader: watch(model, loader, tmp_path, cuda_timing=mode))
+    instrumented = small_run(lambda model, loader: watch(model, loader, tmp_path, cuda_timing=mode))
 
-    assert all(torch.equal(a, b) for a, b in zip(bare, watched, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(bare, instrumented, strict=True))
 
 
-def test_a_watched_loop_synchronises_no_more_than_a_bare_one(tmp_path: Path) -> None:
+def test_an_instrumented_loop_synchronises_no_more_than_a_bare_one(tmp_path: Path) -> None:
     """By torch's own account, which raises at the first synchronisation that a bare loop does not make."""
     model = Mlp().cuda()
     batches = [(torch.randn(32, 64, device="cuda"), torch.randint(0, 10, (32,), device="cuda"))] * 100
@@ -146,7 +146,7 @@ def test_a_watched_loop_synchronises_no_more_than_a_bare_one(tmp_path: Path) -> 
 
 
 def test_a_training_step_in_a_cuda_graph_works_and_is_timed_from_outside(tmp_path: Path) -> None:
-    """Capture fails if anything of ours is recorded into it, or looks at an event from another thread."""
+    """Capture fails if an event of the session is recorded into it, or is queried from another thread."""
     model = Mlp().cuda()
     model.layers[2].p = 0.0
     x, y = torch.randn(32, 64, device="cuda"), torch.randint(0, 10, (32,), device="cuda")

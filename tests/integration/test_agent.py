@@ -447,13 +447,13 @@ def test_weights_are_those_of_the_bare_loop(
     """With an agent, and with one that is killed in the middle."""
     text = "train(0.001); {}train(0.001); say([round(float(x), 12) for x in model.weight.flatten()])"
     bare = begin(text.format(""))
-    watched = begin("session = start(); session.run_directory; " + text.format("time.sleep(1); "))
+    instrumented = begin("session = start(); session.run_directory; " + text.format("time.sleep(1); "))
     until(lambda: agents(tmp_path), "an agent runs")
     time.sleep(0.5)
     for agent in agents(tmp_path):
         agent.kill()
 
-    assert line(watched) == line(bare)
+    assert line(instrumented) == line(bare)
 
 
 # -- several ranks on one node ---------------------------------------------------------------------

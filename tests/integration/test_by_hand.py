@@ -113,11 +113,11 @@ def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(wat
     """As often as the stage is counted, and it can read where the batch came from."""
     torch.manual_seed(0)
     bare = Net()
-    watched = copy.deepcopy(bare)
+    instrumented = copy.deepcopy(bare)
     steps(bare, loader(10))
     called: list[tuple[str, str | None, bool]] = []
     batches, here = loader(10), threading.current_thread()
-    session = watch(watched, {"code": batches})
+    session = watch(instrumented, {"code": batches})
     for stage in ("data", "forward", "backward", "optimizer"):
         session.on(
             stage,
@@ -126,7 +126,7 @@ def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(wat
             ),
         )
     handle = session.on("forward", after=lambda: called.append(("after", None, True)))
-    steps(watched, batches)
+    steps(instrumented, batches)
     handle.remove()
 
     count = Counter(stage for stage, *_ in called)
@@ -138,7 +138,7 @@ def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(wat
     assert (figures["forward"], figures["backward"]) == (10, 10)
     assert torch.equal(
         torch.cat([p.flatten() for p in bare.parameters()]),
-        torch.cat([p.flatten() for p in watched.parameters()]),
+        torch.cat([p.flatten() for p in instrumented.parameters()]),
     )
 
 

@@ -50,14 +50,14 @@ def compiling(name: str, folder: Path, **settings: bool) -> tuple[Made, Watch]:
 def test_watching_adds_no_graph_break_and_no_recompile(name: str, tmp_path: Path) -> None:
     """A graph that breaks at a hook runs slower for the whole job: the cost of watching that no timer shows."""
     bare, untouched = compiling(name, tmp_path, disabled=True)
-    ours, watched = compiling(name, tmp_path)
+    ours, instrumented = compiling(name, tmp_path)
 
     assert bare.graphs > 0
     assert ours.graphs == bare.graphs
     assert ours.breaks <= bare.breaks
     if not bare.breaks:  # where torch's own breaks, frames depend on where it goes on
         assert ours.frames == bare.frames
-    assert watched.weights() == untouched.weights()
+    assert instrumented.weights() == untouched.weights()
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++ on the CPU")

@@ -100,7 +100,7 @@ class HostDriver:
         return {}
 
 
-class Watched:
+class InstrumentedTraining:
     """What a session wires, with a driver of our own."""
 
     def __init__(self, model: Any, loader: Any) -> None:
@@ -150,17 +150,17 @@ def train(model: Any, loader: Any) -> None:
 
 
 @pytest.fixture
-def watched() -> Watched:
-    """A trained model, watched from the first step to the last, while a pump turns."""
+def instrumented() -> InstrumentedTraining:
+    """A trained model, instrumented from the first step to the last, while the export loop runs."""
     model = torch.nn.Linear(8, 3, device=AWAY)
     data = TensorDataset(torch.randn(STEPS * 4, 8), torch.randint(0, 3, (STEPS * 4,)))
     loader = DataLoader(data, batch_size=4)
-    watching = Watched(model, loader)
+    made = InstrumentedTraining(model, loader)
     over = threading.Event()
 
     def turn() -> None:
         while not over.wait(0.002):
-            watching.loop.run_once()
+            made.loop.run_once()
 
     pump = threading.Thread(target=turn)
     pump.start()
@@ -169,13 +169,13 @@ def watched() -> Watched:
     finally:
         over.set()
         pump.join()
-        watching.close()
-    return watching
+        made.close()
+    return made
 
 
-def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -> None:
+def test_every_occurrence_of_every_stage_has_its_device_time(instrumented: InstrumentedTraining) -> None:
     """However the pump's turns cut the run: none lost, none counted twice, with every step timed."""
-    rows = {row.key.stage: row for row in watched.run.totals.rows() if row.key.phase == "train"}
+    rows = {row.key.stage: row for row in instrumented.run.totals.rows() if row.key.phase == "train"}
 
     for stage in ("data", "h2d", "forward", "backward", "optimizer"):
         row, calls = rows[stage], STEPS * (2 if stage == "h2d" else 1)
@@ -184,29 +184,29 @@ def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -
         assert 0 < row.device.seconds <= row.inclusive_s
 
 
-def test_what_moved_is_counted_by_device(watched: Watched) -> None:
+def test_what_moved_is_counted_by_device(instrumented: InstrumentedTraining) -> None:
     """Two tensors per batch: eight floats a sample, and its class."""
-    moved = watched.run.transfers.to_devices(watched.run.names.sources)
+    moved = instrumented.run.transfers.to_devices(instrumented.run.names.sources)
 
     assert moved == {"meta:0": STEPS * 4 * (8 * 4 + 8)}
 
 
-def test_kept_steps_carry_it(watched: Watched) -> None:
+def test_kept_steps_carry_it(instrumented: InstrumentedTraining) -> None:
     """Where it was known when the step was told."""
-    stages = [span for span in watched.kept.spans if span.name in ("train.forward", "train.backward")]
+    stages = [span for span in instrumented.kept.spans if span.name in ("train.forward", "train.backward")]
     known = [span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in stages]
 
     assert len(stages) == 10
     assert all(seconds is not None and 0 < float(str(seconds)) < 5 for seconds in known)
 
 
-def test_after_the_close_no_event_is_recorded(watched: Watched) -> None:
+def test_after_the_close_no_event_is_recorded(instrumented: InstrumentedTraining) -> None:
     """What still holds our edge passes through."""
     model = torch.nn.Linear(8, 3, device=AWAY)
-    watched.agent.take()
+    instrumented.agent.take()
 
     train(model, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))])
-    times = watched.agent.take()
+    times = instrumented.agent.take()
 
     assert times is not None
     assert len(times.source) == 0

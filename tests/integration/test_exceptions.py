@@ -118,7 +118,7 @@ def in_a_worker(watch: Callable[..., Any]) -> None:
     next(iter(train))
 
 
-def in_a_watched_iterable(watch: Callable[..., Any]) -> None:
+def in_an_instrumented_iterable(watch: Callable[..., Any]) -> None:
     watch(Net())
     for _ in otel_train.watch(map(fails, range(2)), name="train"):
         pass
@@ -169,7 +169,7 @@ PLACES = {
     place.__name__: place
     for place in (
         in_forward, in_a_wrong_shape, in_backward, in_a_second_backward, in_autograd_grad, in_the_loader, in_a_worker,
-        in_a_watched_iterable, in_the_optimizer, in_the_scaler, in_a_closure, in_a_stage,
+        in_an_instrumented_iterable, in_the_optimizer, in_the_scaler, in_a_closure, in_a_stage,
     )
 }  # fmt: skip
 
@@ -202,8 +202,8 @@ def shown(error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def nobody(*_: Any, **__: Any) -> None:
-    """Stands for us where we are not."""
+def no_session(*_: Any, **__: Any) -> None:
+    """Replaces ``instrument`` in the bare run."""
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -214,7 +214,7 @@ def test_an_exception_looks_as_without_us(name: str, tmp_path: Path) -> None:
     def watch(*args: Any, **kwargs: Any) -> Any:
         sessions.append(otel_train.instrument(*args, **{**kwargs, **QUIET}, run_dir=str(tmp_path)))
 
-    bare = seen(place, nobody)
+    bare = seen(place, no_session)
     try:
         observed = seen(place, watch)
     finally:
@@ -241,7 +241,7 @@ def test_the_session_ends_as_failed_when_its_block_raises(tmp_path: Path) -> Non
 SCRIPT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-watched, end, folder = sys.argv[1] == "watched", sys.argv[2], sys.argv[3]
+instrumented, end, folder = sys.argv[1] == "instrumented", sys.argv[2], sys.argv[3]
 
 def clean_up(number, frame):
     print("cleaning up")
@@ -250,7 +250,7 @@ def clean_up(number, frame):
 if end == "handled":
     signal.signal(signal.SIGTERM, clean_up)
 train = range(10**9)
-if watched:
+if instrumented:
     import otel_train
     session = otel_train.instrument(
         None, {"train": train}, run_dir=folder, prometheus=False, console=False, otlp="off", tuning={"poll_interval_s": 0.02}
@@ -278,14 +278,14 @@ loop()
 
 
 def run(
-    tmp_path: Path, end: str, *, watched: bool, send: signal.Signals | None = None
+    tmp_path: Path, end: str, *, instrumented: bool, send: signal.Signals | None = None
 ) -> tuple[int, str, str, float]:
     """Status, output, complaints and how long the end took, in seconds."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     process = subprocess.Popen(
-        [sys.executable, str(path), "watched" if watched else "bare", end, str(tmp_path / "runs")],
+        [sys.executable, str(path), "instrumented" if instrumented else "bare", end, str(tmp_path / "runs")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -337,8 +337,8 @@ def test_a_process_ends_as_without_us(
     end: str, send: signal.Signals | None, state: str, tmp_path: Path
 ) -> None:
     """Schedulers read the status, people the traceback, and later both read the summary."""
-    bare = run(tmp_path, end, watched=False, send=send)
-    observed = run(tmp_path, end, watched=True, send=send)
+    bare = run(tmp_path, end, instrumented=False, send=send)
+    observed = run(tmp_path, end, instrumented=True, send=send)
 
     assert observed[0] == bare[0]
     assert observed[1] == bare[1]
@@ -351,13 +351,13 @@ def test_a_process_ends_as_without_us(
 
 @pytest.mark.parametrize("end", ["exit", "handled_later"])
 def test_an_exit_with_a_status_keeps_it(end: str, tmp_path: Path) -> None:
-    """``sys.exit(3)``, and a handler that replaced ours: nobody tells us why, but the summary is whole.
+    """``sys.exit(3)``, and a handler that replaced ours: the cause is unknown, but the summary is complete.
 
     Whether a status other than zero is a failure is for the reader: finished, failed and terminated will do.
     """
     send = signal.SIGTERM if end == "handled_later" else None
-    bare = run(tmp_path, end, watched=False, send=send)
-    observed = run(tmp_path, end, watched=True, send=send)
+    bare = run(tmp_path, end, instrumented=False, send=send)
+    observed = run(tmp_path, end, instrumented=True, send=send)
 
     assert observed[:3] == bare[:3]
     assert observed[0] in {3, 42}
@@ -365,9 +365,9 @@ def test_an_exit_with_a_status_keeps_it(end: str, tmp_path: Path) -> None:
 
 
 def test_a_process_that_drops_dead_hangs_nowhere(tmp_path: Path) -> None:
-    """``os._exit`` gives nobody a chance; nothing of ours may hold it up."""
-    bare = run(tmp_path, "dropped", watched=False)
-    observed = run(tmp_path, "dropped", watched=True)
+    """``os._exit`` runs no exit handler; otel_train may not delay it."""
+    bare = run(tmp_path, "dropped", instrumented=False)
+    observed = run(tmp_path, "dropped", instrumented=True)
 
     assert observed[:3] == bare[:3] == (5, "", "")
     assert observed[3] < bare[3] + 10

@@ -76,7 +76,7 @@ def run(name: str, how: str, folder: Path) -> tuple[dict[str, Any], str]:
     result, runs = folder / how / "result.json", folder / how / "runs"
     result.parent.mkdir()
     environ = environment(
-        HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TEST_WATCHED_BY=how, TEST_RESULT=str(result)
+        HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TEST_INSTRUMENTED_BY=how, TEST_RESULT=str(result)
     )
     program = EXAMPLES / f"{name}.py"
     if how == "nothing":
@@ -97,18 +97,18 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
     if importlib.util.find_spec(example.library) is None:
         pytest.skip(f"{example.library} is not installed: pip install 'otel-train[frameworks]'")
     profiled, printed = run(name, "profile", tmp_path)
-    watched, printed_watched = run(name, "session", tmp_path)
+    instrumented, printed_instrumented = run(name, "session", tmp_path)
     found, printed_found = run(name, "nothing", tmp_path)
 
     program = {key: profiled[key] for key in ("steps", "evals")}
     program |= {figure: profiled["counts"].get(figure, 0) for figure in FIGURES}
     if "updates" in example.unseen:  # an optimizer that is none of torch's: one per step, as the library says
         program["updates"] = program["steps"]
-    seen = counted(watched["summary"])
+    seen = counted(instrumented["summary"])
     same = [figure for figure in program if figure not in example.unseen]
     assert {f: seen[f] or 0 for f in same} == {f: program[f] for f in same}
     assert all(seen[figure] != program[figure] for figure in example.unseen)
-    for one, text in ((watched, printed_watched), (found, printed_found)):
+    for one, text in ((instrumented, printed_instrumented), (found, printed_found)):
         assert one["summary"]["telemetry"]["faults"] == {}
         assert laws_of(one["summary"]) == []
         assert one["weights"] == profiled["weights"]

@@ -143,7 +143,7 @@ def test_every_kind_of_loader_is_timed(make: Any, tmp_path: Path) -> None:
 
 
 def test_random_numbers_in_the_workers_are_as_without_us(tmp_path: Path) -> None:
-    """An augmentation that depends on being watched is another training."""
+    """Instrumentation must not change the random numbers of an augmentation."""
 
     def rows() -> list[list[float]]:
         torch.manual_seed(7)
@@ -151,9 +151,9 @@ def test_random_numbers_in_the_workers_are_as_without_us(tmp_path: Path) -> None
 
     bare = rows()
     with otel_train.instrument(run_dir=str(tmp_path), **QUIET):
-        watched = rows()
+        instrumented = rows()
 
-    assert watched == bare
+    assert instrumented == bare
 
 
 def test_many_threads_may_make_iterators_of_one_loader(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_an_iterator_is_as_torch_made_it_once_its_workers_run(tmp_path: Path) ->
     assert pickle.loads(pickle.dumps(remember)) is remember
 
 
-def test_persistent_workers_that_were_there_before_are_watched_without_a_clock(tmp_path: Path) -> None:
+def test_persistent_workers_that_were_there_before_are_instrumented_without_a_clock(tmp_path: Path) -> None:
     """Their clock would have had to start with them: absent, not zero."""
     loader = DataLoader(Rows(4), num_workers=1, persistent_workers=True)
     list(loader)
@@ -245,7 +245,7 @@ def test_a_worker_that_dies_is_told_with_its_cause(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("how", "why"), [("raise", "error"), ("stop", "short"), ("", "epoch_end")])
 def test_why_a_pass_ended_is_told(how: str, why: str, workers: int, tmp_path: Path) -> None:
-    """A StopIteration that escapes a dataset ends an epoch early, and nobody says a word."""
+    """A StopIteration that escapes a dataset ends an epoch early, without an error."""
     loader = DataLoader(Rows(12, bad=6 if how else -1, how=how), batch_size=2, num_workers=workers)
     session = otel_train.instrument(loaders={"rows": loader}, run_dir=str(tmp_path), **QUIET)
     try:

@@ -114,7 +114,7 @@ def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -
 def test_trained_weights_are_the_same_bit_for_bit(
     kind: type[nn.Module], every: int, watch: Callable[..., Any]
 ) -> None:
-    """Whoever watches must not move what is watched: no seed, no order of operations."""
+    """Instrumentation changes no seed and no order of operations."""
     bare, observed = train(kind, every, None), train(kind, every, watch)
 
     assert len(bare) == len(observed)

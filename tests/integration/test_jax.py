@@ -220,14 +220,14 @@ def test_an_equinox_loop_is_counted_and_its_weights_are_the_same_without_us(tmp_
     stand_in.mkdir()
     (stand_in / "otel_train.py").write_text(BARE)
     bare = example(tmp_path / "bare", stand_in)
-    watched = example(tmp_path / "watched", ROOT)
+    instrumented = example(tmp_path / "instrumented", ROOT)
     switched_off = example(tmp_path / "off", ROOT, OTEL_TRAIN_DISABLED="true")
-    (summary,) = (tmp_path / "watched").glob("runs/*/rank0/summary.json")
+    (summary,) = (tmp_path / "instrumented").glob("runs/*/rank0/summary.json")
     figures = json.loads(summary.read_text())
     rows = {(row["stage"], row["loader"]): row["count"] for row in figures["stages"]}
 
     assert "128 steps, weights " in bare  # its own counter
-    assert watched == bare
+    assert instrumented == bare
     assert switched_off == bare
     assert not list((tmp_path / "bare").iterdir())
     assert figures["steps"] == {"train": 128, "eval": 16}

@@ -115,13 +115,13 @@ def test_a_rank_that_falls_silent_is_named_and_leaves_its_last_steps(tmp_path: P
 def test_the_ranks_end_and_train_as_without_us(tmp_path: Path) -> None:
     """Same weights to the bit, same exit; and nothing of ours is left in the job's store."""
     bare = whole(tmp_path / "bare", 2, steps=3000, bare=True)
-    watched = whole(tmp_path / "watched", 2, steps=3000)
+    instrumented = whole(tmp_path / "instrumented", 2, steps=3000)
     late = whole(tmp_path / "late", 2, steps=3000, group_first=False)
 
-    assert bare == watched == late
+    assert bare == instrumented == late
     assert "weights" in bare[0]
     assert bare[0].endswith("left [False, False]\n")
-    assert summary(tmp_path / "watched")["telemetry"]["faults"] == {}
+    assert summary(tmp_path / "instrumented")["telemetry"]["faults"] == {}
     assert summary(tmp_path / "late")["ranks"]["world_size"] == 2
 
 

@@ -39,7 +39,7 @@ def ranks(words: list[Any], folder: Path, world_size: int) -> list[dict[str, Any
     environ = environment(
         HF_HUB_OFFLINE="1",
         CUDA_VISIBLE_DEVICES="",
-        TEST_WATCHED_BY="nothing",
+        TEST_INSTRUMENTED_BY="nothing",
         TEST_RESULT=str(folder / "r.json"),
     )
     done = run_zero_code(words, folder / "runs", environ=environ)

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLACK_S = 0.02
-"""What may pass between two looks at the clock, on a busy machine, without being anybody's fault."""
+"""What may pass between two looks at the clock, on a busy machine, without a defect."""
 
 EVALUATING = ("eval", "test", "predict")
 OWN_STAGES = ("data", "h2d", "forward", "backward", "optimizer", "checkpoint", "other")
 
 
 def run(name: str, folder: Path, **settings: Any) -> tuple[Truth, Watch]:
-    """Run a program from the same seed; what it counted, and what watched it."""
+    """Run a program from the same seed; what it counted, and its ``Watch``."""
     watch = Watch(folder, **settings)
     torch.manual_seed(0)
     try:
@@ -163,7 +163,7 @@ def self_seconds(summary: dict[str, Any], *of: str) -> float:
 
 
 SEEN_WHOLE = {"gradient_penalty"}
-"""Until the first ``.backward()`` nobody can know that ``autograd.grad`` is not this loop's backward."""
+"""Until the first ``.backward()`` it is unknown that ``autograd.grad`` is not this loop's backward."""
 
 
 BESIDE = sorted(LOOPS)[::5]

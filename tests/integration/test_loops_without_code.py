@@ -10,7 +10,7 @@ import torch
 from otel_train.artifacts.validate import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
-from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody, Truth
+from tests.integration.loops.truth import EAGER, LOOPS, QUIET, NoSession, Truth
 from tests.support.loop_table import check_row, counted, rows
 from tests.support.zero_code import zero_code
 
@@ -37,7 +37,7 @@ NO_LOADER = "an iterable that is no DataLoader shows only to `watch`"
 BEFORE = "what runs before the session is told of anything counts too"
 DIFFERS: dict[str, str] = {
     "a_plain_list": NO_LOADER,
-    "a_watched_generator": NO_LOADER,
+    "an_instrumented_generator": NO_LOADER,
     "copies_are_not_the_model": "a copy that the loop calls is found as a model",
     "a_traced_model": BEFORE,
     "optimizer_subclass": BEFORE,
@@ -49,7 +49,7 @@ def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
     """Run a program that names nobody; what it counted, and the summary of the session that found it."""
     torch.manual_seed(0)
     with zero_code(folder, **QUIET, **EAGER) as sessions:
-        truth = LOOPS[name](Nobody())  # type: ignore[arg-type]  # called like one
+        truth = LOOPS[name](NoSession())  # type: ignore[arg-type]  # called like one
     [session] = sessions
     return truth, session.summary()
 

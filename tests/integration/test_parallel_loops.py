@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "tests" / "integration" / "loops"
 NAMES = (
     "data_parallel",
-    "data_parallel_around_a_watched_model",
+    "data_parallel_around_an_instrumented_model",
     "data_parallel_compiled",
     "data_parallel_evaluated_inside",
     "fully_sharded",
@@ -34,7 +34,7 @@ NAMES = (
 ELASTIC = "torch.distributed.run"
 WAYS = {
     "data_parallel": "-m torch.distributed.run",
-    "data_parallel_around_a_watched_model": "a launcher per rank",
+    "data_parallel_around_an_instrumented_model": "a launcher per rank",
     "data_parallel_compiled": "torchrun",
     "data_parallel_evaluated_inside": "torchrun",
     "fully_sharded": "a launcher per rank",

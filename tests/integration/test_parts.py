@@ -1,4 +1,4 @@
-"""A part of a watched model is seen where the program calls it by itself, and costs nothing else."""
+"""A part of an instrumented model is seen where the program calls it by itself, and costs nothing else."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_replicas_have_no_wrapper(watch: Callable[..., Any]) -> None:
     ] * len(list(model.modules()))
 
 
-def test_a_watched_model_can_be_scripted_traced_and_exported(watch: Callable[..., Any]) -> None:
+def test_an_instrumented_model_can_be_scripted_traced_and_exported(watch: Callable[..., Any]) -> None:
     """Models are exported in the program that trains them."""
     model = Model().eval()
     watch(model)
@@ -432,7 +432,7 @@ WAYS = [compiled_root, compiled_in_place, compiled_part, compiled_part_in_place,
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "breaks", "hooked"])
 @pytest.mark.parametrize("way", WAYS)
-def test_watched_parts_add_no_graph_break_and_no_recompile(
+def test_instrumented_parts_add_no_graph_break_and_no_recompile(
     way: Callable[[Model], Any], kind: str, watch: Callable[..., Any]
 ) -> None:
     """Whatever of a model is compiled, before or after the session begins."""

@@ -183,7 +183,7 @@ def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path)
     assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
 
 
-def test_what_was_watched_can_be_used_after_the_close(tmp_path: Path) -> None:
+def test_what_was_instrumented_can_be_used_after_the_close(tmp_path: Path) -> None:
     """The session ends where its block ends; threads of the program may not have noticed."""
     done = run(
         tmp_path,
@@ -354,8 +354,8 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
         train(data)
         {ending}
         """
-    watched, bare = run(tmp_path, text), run(tmp_path, text, "bare")
+    instrumented, bare = run(tmp_path, text), run(tmp_path, text, "bare")
     (folder,) = runs(tmp_path)
 
-    assert watched.returncode == bare.returncode, watched.stderr
+    assert instrumented.returncode == bare.returncode, instrumented.stderr
     assert json.loads((folder / "rank0/summary.json").read_text())["state"] == state

@@ -270,7 +270,7 @@ def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def test_any_iterable_is_watched_by_hand(watch: Watch) -> None:
+def test_any_iterable_can_be_passed_to_watch(watch: Watch) -> None:
     """Generators and streams are no DataLoaders."""
     model, rows = Net(), list(loader(12))
     session = watch(model)

@@ -35,7 +35,7 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def run(name: str, folder: Path) -> tuple[Truth, Watch]:
-    """Run a program with its sleeps; what it measured, and what watched it."""
+    """Run a program with its sleeps; what it measured, and its ``Watch``."""
     watch = Watch(folder, sleeps=True)
     torch.manual_seed(0)
     try:

@@ -1,4 +1,4 @@
-"""A loop that is compiled and scaled, bare and watched, on the torch versions that we say we support."""
+"""A loop that is compiled and scaled, bare and instrumented, on the torch versions that we say we support."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> N
     environment = tmp_path / "venv"
     try:
         python = python_with(torch, environment)
-        bare, watched = run(python, "bare", tmp_path), run(python, "watched", tmp_path)
+        bare, instrumented = run(python, "bare", tmp_path), run(python, "instrumented", tmp_path)
     finally:
         shutil.rmtree(environment, ignore_errors=True)  # five gigabytes
 
-    assert watched["torch"].startswith(torch)
-    assert watched["weights"] == bare["weights"]
-    assert watched["steps"] == {"train": 24, "eval": 6}
-    assert watched["faults"] == {}
-    assert watched["calls"] == {
+    assert instrumented["torch"].startswith(torch)
+    assert instrumented["weights"] == bare["weights"]
+    assert instrumented["steps"] == {"train": 24, "eval": 6}
+    assert instrumented["faults"] == {}
+    assert instrumented["calls"] == {
         "train/data": 24,
         "train/forward": 24,
         "train/backward": 24,

@@ -61,10 +61,10 @@ def is_ours(key: str) -> bool:
 def test_rows_in_wandb_are_as_many_and_numbered_as_without_us(tmp_path: Path) -> None:
     """A ``log`` of ours would add rows, and ``step=`` would shift theirs: charts would change under their feet."""
     bare = run("wandb", tmp_path / "bare", "bare")
-    watched = run("wandb", tmp_path / "watched", "watched")
-    theirs, both = wandb_file.history(tmp_path / "bare"), wandb_file.history(tmp_path / "watched")
+    instrumented = run("wandb", tmp_path / "instrumented", "instrumented")
+    theirs, both = wandb_file.history(tmp_path / "bare"), wandb_file.history(tmp_path / "instrumented")
 
-    assert watched == bare
+    assert instrumented == bare
     assert len(theirs) == 60
     assert [(row["_step"], row["loss"]) for row in both] == [(row["_step"], row["loss"]) for row in theirs]
     added = {key for row in both for key in row} - {key for row in theirs for key in row}
@@ -81,7 +81,7 @@ def test_a_run_of_our_own_in_wandb_is_asked_for_and_leaves_the_programs_alone(tm
     settings = {"mode": "offline", "dir": str(tmp_path / "ours"), "settings": {"silent": True}}
     (tmp_path / "ours").mkdir()
 
-    run("tensorboard", tmp_path / "run", "watched", wandb=settings, exit_timeout_s=30)
+    run("tensorboard", tmp_path / "run", "instrumented", wandb=settings, exit_timeout_s=30)
 
     rows = wandb_file.history(tmp_path / "ours")
     assert [row["otel_train/step"] for row in rows if TOTALS in row] == [10, 20, 30, 40, 50, 60]
@@ -94,10 +94,10 @@ def test_metrics_in_mlflow_go_to_the_run_of_the_training_thread(tmp_path: Path, 
     if store == "sqlite" and find_spec("sqlalchemy") is None:
         pytest.skip("sqlalchemy is not installed: make frameworks")
     bare = run(f"mlflow-{store}", tmp_path / "bare", "bare")
-    watched = run(f"mlflow-{store}", tmp_path / "watched", "watched")
+    instrumented = run(f"mlflow-{store}", tmp_path / "instrumented", "instrumented")
 
-    assert watched == bare
-    theirs, both = (READ[store](tmp_path / how) for how in ("bare", "watched"))
+    assert instrumented == bare
+    theirs, both = (READ[store](tmp_path / how) for how in ("bare", "instrumented"))
     assert list(theirs) == ["loss"]
     assert both["loss"] == theirs["loss"]
     assert [key for key in both if key != "loss" and not is_ours(key)] == []
@@ -161,11 +161,11 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
 def test_event_files_lie_in_the_run_directory_beside_the_programs_own(tmp_path: Path) -> None:
     """One ``tensorboard --logdir`` for both, and the program's file is untouched."""
     bare = run("tensorboard", tmp_path / "bare", "bare")
-    watched = run("tensorboard", tmp_path / "watched", "watched")
+    instrumented = run("tensorboard", tmp_path / "instrumented", "instrumented")
 
-    assert watched == bare
-    assert scalars(tmp_path / "watched/own") == scalars(tmp_path / "bare/own")
-    ours = scalars(tmp_path / "watched/runs/r/tensorboard")
+    assert instrumented == bare
+    assert scalars(tmp_path / "instrumented/own") == scalars(tmp_path / "bare/own")
+    ours = scalars(tmp_path / "instrumented/runs/r/tensorboard")
     assert ours[TOTALS] == [(step, float(step)) for step in (10, 20, 30, 40, 50, 60)]
     assert [step for step, _ in ours[RATES]] == [20, 40, 60]
     assert [key for key in ours if not is_ours(key)] == []

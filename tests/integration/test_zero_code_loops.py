@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Net, Nobody, Truth, dataset, loader, sgd
+from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Net, NoSession, Truth, dataset, loader, sgd
 from tests.integration.test_loops import expected, found
 from tests.support.zero_code import zero_code
 
@@ -39,7 +39,7 @@ def stripped(figures: dict[str, Any], truth: Truth) -> dict[str, Any]:
 def test_a_loop_is_counted_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
     """Who cannot touch the code must not get other figures."""
     with zero_code(tmp_path, **QUIET, **EAGER) as sessions:
-        truth = LOOPS[name](Nobody())  # type: ignore[arg-type]  # called like one
+        truth = LOOPS[name](NoSession())  # type: ignore[arg-type]  # called like one
     [session] = sessions
     summary = session.summary()
 

@@ -36,7 +36,7 @@ CAPTURED = {
 }  # fmt: skip
 
 
-class Watched:
+class AlertChain:
     """A webhook, Prometheus, the folder of runs with one trouble each, and their process ids."""
 
     def __init__(self, alerts: Alerts, made: LocalStack, runs: Path, pids: dict[str, int]) -> None:
@@ -47,7 +47,7 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AlertChain]:
     folder = tmp_path_factory.mktemp("alerts")
     captured = [f"--setting={name}={setting}" for name, setting in CAPTURED.items()]
     runs = {**RUNS, "captured": [*RUNS["input-bound"], *captured]}
@@ -67,73 +67,73 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 what=f"the run {name}",
             )
             os.kill(pids[name], signal.SIGKILL)
-        yield Watched(alerts, made, folder / "runs", pids)
+        yield AlertChain(alerts, made, folder / "runs", pids)
 
 
-def reached(watched: Watched, name: str, **labels: str) -> None:
+def reached(chain: AlertChain, name: str, **labels: str) -> None:
     """The alert came, says something, and its runbook is a page of ours."""
-    alert = wait_for(lambda: watched.alerts.find(name, **labels), timeout_s=240, what=f"{name} {labels}")
+    alert = wait_for(lambda: chain.alerts.find(name, **labels), timeout_s=240, what=f"{name} {labels}")
     assert alert["annotations"]["summary"]
     runbook = alert["annotations"]["runbook_url"]
     assert runbook.endswith(f"docs/runbooks/{Path(runbook).name}")
     assert (ROOT / "docs" / "runbooks" / Path(runbook).name).is_file()
 
 
-def test_that_the_chain_works_is_said_all_the_time(watched: Watched) -> None:
+def test_that_the_chain_works_is_said_all_the_time(chain: AlertChain) -> None:
     """Silence of the Watchdog is the alert about alerting."""
-    reached(watched, "Watchdog")
+    reached(chain, "Watchdog")
 
 
-def test_a_loss_that_is_not_a_number_pages(watched: Watched) -> None:
+def test_a_loss_that_is_not_a_number_pages(chain: AlertChain) -> None:
     """From here on the run trains on nothing."""
-    reached(watched, "TrainNonFinite", train_run_id="nan", severity="critical")
+    reached(chain, "TrainNonFinite", train_run_id="nan", severity="critical")
 
 
-def test_a_run_that_stands_still_pages(watched: Watched) -> None:
+def test_a_run_that_stands_still_pages(chain: AlertChain) -> None:
     """It holds its machines and nobody would look before morning."""
-    reached(watched, "TrainRunStalled", train_run_id="stalled", severity="critical")
+    reached(chain, "TrainRunStalled", train_run_id="stalled", severity="critical")
 
 
-def test_a_run_that_waits_for_data_is_reported(watched: Watched) -> None:
+def test_a_run_that_waits_for_data_is_reported(chain: AlertChain) -> None:
     """The commonest waste there is."""
-    reached(watched, "TrainInputBound", train_run_id="input-bound")
+    reached(chain, "TrainInputBound", train_run_id="input-bound")
 
 
-def test_a_run_that_was_killed_pages(watched: Watched) -> None:
+def test_a_run_that_was_killed_pages(chain: AlertChain) -> None:
     """SIGKILL leaves it no last word; its agent has one."""
-    reached(watched, "TrainRunFailed", train_run_id="killed", severity="critical")
+    reached(chain, "TrainRunFailed", train_run_id="killed", severity="critical")
 
 
-def test_a_run_whose_machine_is_gone_pages(watched: Watched) -> None:
+def test_a_run_whose_machine_is_gone_pages(chain: AlertChain) -> None:
     """Nobody is left who could say so, and a push has no target that is down."""
-    reached(watched, "TrainRunVanished", train_run_id="lost", severity="critical")
+    reached(chain, "TrainRunVanished", train_run_id="lost", severity="critical")
 
 
-def test_an_alert_carries_the_newest_trace_of_its_run_and_what_that_shows(watched: Watched) -> None:
+def test_an_alert_carries_the_newest_trace_of_its_run_and_what_that_shows(chain: AlertChain) -> None:
     """Who is called at night wants to know where to look, and what will be found there."""
     alert = wait_for(
-        lambda: watched.alerts.find("TrainInputBound", train_run_id="captured"),
+        lambda: chain.alerts.find("TrainInputBound", train_run_id="captured"),
         timeout_s=240,
         what="the alert",
     )
 
     said = alert["annotations"]["capture"]
     assert said == f"captures/epoch_1-step_{SCHEDULED_STEP}-rank0.json.gz: input_bound"
-    assert (watched.runs / "captured" / said.partition(":")[0]).is_file()
+    assert (chain.runs / "captured" / said.partition(":")[0]).is_file()
 
 
-def test_an_alert_about_a_run_without_captures_says_that_there_is_none(watched: Watched) -> None:
+def test_an_alert_about_a_run_without_captures_says_that_there_is_none(chain: AlertChain) -> None:
     """An empty line would read as a fault of the alert."""
     alert = wait_for(
-        lambda: watched.alerts.find("TrainInputBound", train_run_id="input-bound"), timeout_s=240, what="it"
+        lambda: chain.alerts.find("TrainInputBound", train_run_id="input-bound"), timeout_s=240, what="it"
     )
 
     assert alert["annotations"]["capture"] == "none in the last hour"
 
 
-def test_an_alert_that_fires_has_its_run_captured(watched: Watched) -> None:
+def test_an_alert_that_fires_has_its_run_captured(chain: AlertChain) -> None:
     """By the time somebody has read the page the trace of the trouble is there, and the alert names that one."""
-    captures = watched.runs / "captured" / "captures"
+    captures = chain.runs / "captured" / "captures"
 
     def asked_by_alert() -> dict[str, Any] | None:
         records = [json.loads(path.read_text()) for path in captures.glob("*.record.json")]
@@ -144,7 +144,7 @@ def test_an_alert_that_fires_has_its_run_captured(watched: Watched) -> None:
     assert record["problem"] == ""
 
     def told() -> bool:
-        asked = f"http://127.0.0.1:{watched.made.ports.alertmanager}/api/v2/alerts"
+        asked = f"http://127.0.0.1:{chain.made.ports.alertmanager}/api/v2/alerts"
         found = get(asked, filter='alertname="TrainInputBound"')
         return [
             alert["annotations"]["capture"]
@@ -155,18 +155,16 @@ def test_an_alert_that_fires_has_its_run_captured(watched: Watched) -> None:
     assert wait_for(told, timeout_s=60, what="the alert in Alertmanager to name it")
 
 
-def test_a_run_without_the_address_and_one_without_such_an_alert_are_not_captured(watched: Watched) -> None:
+def test_a_run_without_the_address_and_one_without_such_an_alert_are_not_captured(chain: AlertChain) -> None:
     """TrainNonFinite has no label that asks for a capture."""
     for name in ("input-bound", "nan"):
-        assert list((watched.runs / name).glob("captures/*")) == []
+        assert list((chain.runs / name).glob("captures/*")) == []
 
 
-def test_a_healthy_run_is_left_alone(watched: Watched) -> None:
+def test_a_healthy_run_is_left_alone(chain: AlertChain) -> None:
     """All this time it trained beside the others; an alert that cries wolf is switched off."""
-    os.kill(watched.pids["healthy"], 0)  # raises when it is gone
+    os.kill(chain.pids["healthy"], 0)  # raises when it is gone
     about = [
-        alert["labels"]
-        for alert in watched.alerts.received
-        if alert["labels"].get("train_run_id") == "healthy"
+        alert["labels"] for alert in chain.alerts.received if alert["labels"].get("train_run_id") == "healthy"
     ]
     assert about == []

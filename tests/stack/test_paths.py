@@ -132,7 +132,7 @@ def spans_of(made: LocalStack, trace_id: str) -> list[dict[str, Any]]:
     return spans
 
 
-def test_the_stack_is_watched_as_well(paths: Paths) -> None:
+def test_the_stack_is_monitored_as_well(paths: Paths) -> None:
     """A stack that nobody watches fails unseen: every part of it that runs is scraped."""
     states = wait_for(
         lambda: {

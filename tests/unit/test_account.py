@@ -310,7 +310,7 @@ def test_a_forward_inside_backward_stays_in_backward() -> None:
 
 
 def test_a_forward_inside_a_forward_is_one_call() -> None:
-    """A model that calls a part which is watched as well."""
+    """A model that calls a part which is instrumented as well."""
     tape = Tape().ask().begin(SourceKind.FORWARD, "model", flags=3).spend(5).forward(10, "encoder").spend(5)
     tape.end(SourceKind.FORWARD, "model").backward().update()
 

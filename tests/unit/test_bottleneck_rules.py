@@ -89,7 +89,7 @@ def test_loaders_are_judged_together_and_named_by_their_share() -> None:
 
 
 def test_without_a_loader_there_is_no_word_of_waiting_for_one() -> None:
-    """A data stage that belongs to no loader says that something must be watched, not that input is slow."""
+    """A data stage that belongs to no loader says that a loader must be instrumented, not that input is slow."""
     found = verdict(stage("data", 6.0, ""), stage("forward", 4.0, ""))
     computing = verdict(stage("forward", 10.0, ""))[0]
 

@@ -20,7 +20,7 @@ def fail_in(guard: Guard, fault: BaseException) -> None:
         raise fault
 
 
-def test_a_fault_of_ours_does_not_come_out() -> None:
+def test_an_internal_fault_is_not_raised_into_the_loop() -> None:
     """Telemetry that fails must not end a training run."""
     guard = Guard("export")
 

@@ -160,7 +160,7 @@ def test_a_wrong_number_is_one_line(words: list[str], capsys: pytest.CaptureFixt
 
 
 def test_ctrl_c_ends_the_run_in_order() -> None:
-    """Whoever watched long enough presses Ctrl-C; the run has not failed."""
+    """Ctrl-C is the usual end of a simulation; the run has not failed."""
     with http_receiver() as received:
         words = ["--ranks", "2", "--duration", "0", "--export-every", "1", "--endpoint", received.endpoint]
         with subprocess.Popen(

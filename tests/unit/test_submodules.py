@@ -1,4 +1,4 @@
-"""Which modules below a watched model are recorded where the program calls them by themselves."""
+"""Which modules below an instrumented model are recorded where the program calls them by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Trainer in several ways of use, each with the callbacks, or with nothing of ours. First argument: the package."""
+"""A Trainer in several ways of use, each with the callbacks, or without otel_train. First argument: the package."""
 
 from __future__ import annotations
 

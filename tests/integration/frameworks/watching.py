@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from types import FrameType
 
-HOW = "TEST_WATCHED_BY"
+HOW = "TEST_INSTRUMENTED_BY"
 """Environment: ``nothing`` (also under the launcher), ``profile`` or ``session``."""
 
 WHERE = "TEST_RESULT"

@@ -1,4 +1,4 @@
-"""A program with a session and without a step of ours: bare, with a loader, or with its loss alone."""
+"""A program with a session that does not use ``make_step``: bare, with a loader, or with its loss alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of JAX without a line of ours: prints the weights, and what JAX made of its step."""
+"""A JAX program that does not import otel_train: prints the weights, and what JAX made of its step."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
 
 @timed
 def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
-    """A thread iterates the loader: its waits are that thread's; the loop waits for the queue, which is watched."""
+    """A thread iterates the loader: its waits are that thread's; the loop waits for the queue, which is instrumented."""
     truth = watch.truth(threads=2, partial=None)
     model = Slow(truth, 0.005)
     optimizer = sgd(model)

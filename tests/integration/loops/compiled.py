@@ -129,7 +129,7 @@ def compiled_region_by_region(watch: Watch) -> Truth:
 
 @loop
 def compiled_loss(watch: Watch) -> Truth:
-    """A compiled function calls the model: its forward is a part of that function's graph, and nobody sees it."""
+    """A compiled function calls the model: its forward is a part of that function's graph and cannot be seen."""
     model, train, truth = Net(), loader(12), Truth(unseen=("forward",))
     optimizer = sgd(model)
     watch(model, {"train": train})

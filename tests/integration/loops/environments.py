@@ -6,7 +6,7 @@ import itertools
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tests.integration.loops.truth import (
     EVAL,

@@ -414,7 +414,7 @@ def a_curriculum_of_loaders(watch: Watch) -> Truth:
 
 
 @timed
-def folds_with_loaders_nobody_named(watch: Watch) -> Truth:
+def folds_with_unnamed_loaders(watch: Watch) -> Truth:
     """Cross-validation makes two loaders per fold: two places in the program, two names."""
     truth = watch.truth(names=2)
     model = Slow(truth)

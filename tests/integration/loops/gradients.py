@@ -6,7 +6,7 @@ import time
 
 import torch
 from torch.func import functional_call, grad
-from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
 
@@ -37,7 +37,7 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
 
 @loop
 def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
-    """Nobody calls ``backward``, so ``autograd.grad`` is the backward of this run."""
+    """``backward`` is never called, so ``autograd.grad`` is the backward of this run."""
     model, train, truth = Net(), loader(6), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -124,7 +124,7 @@ def manual_updates(watch: Watch) -> Truth:
 
 @loop
 def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
-    """After 64 backwards nobody waits for the end of the first pass any longer."""
+    """After 64 backwards the steps are decided without waiting for the end of the first pass."""
     model, train, truth = Net(), loader(75), Truth(source="backward", partial=None)
     watch(model, {"train": train})
     for batch in train:

@@ -1,6 +1,6 @@
 """Two processes train one shared model without locks. Run as a program; each child writes what it counted.
 
-With a second argument ``bare`` there is nothing of ours in it.
+With a second argument ``bare`` it runs without otel_train.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from tests.integration.loops.truth import Net, Nobody, Truth, Watch, learn, loader, sgd
+from tests.integration.loops.truth import Net, NoSession, Truth, Watch, learn, loader, sgd
 from tests.support.loop_table import counted
 
 UPDATES = 6
 
 
-def train(number: int, model: Net, folder: str, watch: Watch | Nobody) -> None:
+def train(number: int, model: Net, folder: str, watch: Watch | NoSession) -> None:
     """One of the processes, as in torch's own example."""
     torch.set_num_threads(1)
     torch.manual_seed(number)
@@ -46,7 +46,7 @@ def main() -> None:
     model.share_memory()
     before = model.first.weight.detach().clone()
     folder, bare = sys.argv[1], sys.argv[2:] == ["bare"]
-    watch = Nobody() if bare else Watch(Path(folder))
+    watch = NoSession() if bare else Watch(Path(folder))
     multiprocessing.spawn(train, args=(model, folder, watch), nprocs=2)
     assert not torch.equal(before, model.first.weight), "the children trained a copy"
 

@@ -1,4 +1,4 @@
-"""Loops whose update, precision or model is of the user's own making."""
+"""Loops with a user-defined update, precision or model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Lookahead:
 
 
 @loop
-def an_optimizer_of_nobodys(watch: Watch) -> Truth:
+def an_optimizer_outside_torch(watch: Watch) -> Truth:
     """No class of torch: its update is unseen, so backwards are the steps, and the run says so."""
     model, train = Net(), loader(6)
     truth = Truth(source="backward", partial=None, unseen=("optimizer",))
@@ -237,7 +237,7 @@ def training_in_evaluation_mode(watch: Watch) -> Truth:
 
 @loop
 def averaged_weights(watch: Watch) -> Truth:
-    """``swa_utils.AveragedModel`` runs in validation beside the model: it is a copy, and nobody gave it."""
+    """``swa_utils.AveragedModel`` runs in validation beside the model: it is a copy, which was not given to the session."""
     model, train, val, truth = Net(), loader(5), loader(2), Truth()
     optimizer = sgd(model)
     averaged = torch.optim.swa_utils.AveragedModel(model)

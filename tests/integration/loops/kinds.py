@@ -156,7 +156,7 @@ def a_plain_list(watch: Watch) -> Truth:
 
 
 @loop
-def a_watched_generator(watch: Watch) -> Truth:
+def an_instrumented_generator(watch: Watch) -> Truth:
     """``watch`` for what cannot be handed over at the start."""
     model, truth = Net(), Truth()
     optimizer = sgd(model)
@@ -179,7 +179,7 @@ def a_watched_generator(watch: Watch) -> Truth:
 
 
 @loop
-def a_loader_nobody_named(watch: Watch) -> Truth:
+def an_unnamed_loader(watch: Watch) -> Truth:
     """A DataLoader made in mid-run is found when it is iterated."""
     model, train, truth = Net(), loader(4), Truth()
     optimizer = sgd(model)

@@ -64,7 +64,7 @@ def reentrant_activation_checkpointing(watch: Watch) -> Truth:
 
 
 def recompute_whole(watch: Watch, *, reentrant: bool) -> Truth:
-    """The watched model itself is called again in backward; it is no further occurrence."""
+    """The instrumented model itself is called again in backward; it is no further occurrence."""
     model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -139,7 +139,7 @@ def siamese(watch: Watch) -> Truth:
 
 @loop
 def unrolled_cell(watch: Watch) -> Truth:
-    """A recurrent cell is the watched model, called once per time step."""
+    """A recurrent cell is the instrumented model, called once per time step."""
     cell, train, truth = nn.GRUCell(4, 3), loader(4), Truth()
     optimizer = sgd(cell)
     watch(cell, {"train": train})
@@ -160,7 +160,7 @@ def unrolled_cell(watch: Watch) -> Truth:
 
 @loop
 def loss_modules_are_not_models(watch: Watch) -> Truth:
-    """A loss with parameters of its own is called like a model; nobody said it is one."""
+    """A loss with parameters of its own is called like a model, but was not given as one."""
     model, train, truth = Net(), loader(5), Truth()
     criterion, metric = nn.CrossEntropyLoss(), nn.PairwiseDistance()
     optimizer = sgd(model)
@@ -203,7 +203,7 @@ def a_call_of_its_own(watch: Watch) -> Truth:
 
 @loop
 def a_wrapped_model(watch: Watch) -> Truth:
-    """The watched model is called by a wrapper that nobody named, as DDP does."""
+    """The instrumented model is called by a wrapper that was not given, as DDP does."""
     inner, train, truth = Net(), loader(5), Truth()
     outer = nn.DataParallel(inner) if torch.cuda.device_count() == 0 else nn.Sequential(inner)
     optimizer = sgd(outer)
@@ -251,7 +251,7 @@ def compiled_in_place(watch: Watch) -> Truth:
 
 @loop
 def compiled_as_another_object(watch: Watch) -> Truth:
-    """``torch.compile`` of a watched model gives a new callable, which the loop uses from then on."""
+    """``torch.compile`` of an instrumented model gives a new callable, which the loop uses from then on."""
     model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})

@@ -1,4 +1,4 @@
-"""Loops of several processes over gloo. Run as a program, once per rank: all of them, bare and watched."""
+"""Loops of several processes over gloo. Run as a program, once per rank: all of them, bare and instrumented."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from otel_train.artifacts.validate import laws_of
-from tests.integration.loops.truth import EVAL, Net, Nobody, Truth, Watch, dataset, learn, loader, sgd
+from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, learn, loader, sgd
 from tests.support.loop_table import counted, shape_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def data_parallel(watch: Watch) -> Truth:
 
 
 @parallel
-def data_parallel_around_a_watched_model(watch: Watch) -> Truth:
+def data_parallel_around_an_instrumented_model(watch: Watch) -> Truth:
     """The inner model is given, and wrapped afterwards; two backwards of three without synchronisation."""
     inner, train, truth = Net(), shared_loader(6), Truth()
     watch(inner, {"train": train})
@@ -180,7 +180,7 @@ def pipeline(watch: Watch) -> Truth:
 
 
 def row(name: str, folder: Path) -> dict[str, Any]:
-    """A program, bare and watched, on this rank."""
+    """A program, bare and instrumented, on this rank."""
     weights, truth, summary = [], Truth(), {}
     for disabled in (True, False):
         torch.manual_seed(0)
@@ -200,14 +200,14 @@ def row(name: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every program, one after the other, bare and watched; or those that are named, with nothing of ours in them."""
+    """Every program, one after the other, bare and instrumented; or those that are named, without otel_train."""
     dist.init_process_group("gloo")
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     rows: Any = {}
     for name in names or PROGRAMS:
         if names:
             torch.manual_seed(0)
-            rows[name] = PROGRAMS[name](Nobody()).counted()  # type: ignore[arg-type]  # called like one
+            rows[name] = PROGRAMS[name](NoSession()).counted()  # type: ignore[arg-type]  # called like one
         else:
             rows[name] = row(name, folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(rows), encoding="utf-8")

@@ -105,7 +105,7 @@ def validation_between_steps(watch: Watch) -> Truth:
 
 @loop
 def validation_in_training_mode(watch: Watch) -> Truth:
-    """Somebody forgot ``eval()``, and the loader's name says nothing: gradients are off."""
+    """The program forgot ``eval()``, and the loader's name says nothing: gradients are off."""
     model, left, right, truth = Net(), loader(5), loader(3), Truth()
     optimizer = sgd(model)
     watch(model, {"left": left, "right": right})
@@ -120,7 +120,7 @@ def validation_in_training_mode(watch: Watch) -> Truth:
 
 @loop
 def validation_with_gradients_on(watch: Watch) -> Truth:
-    """Somebody forgot ``no_grad()``, and the mode: the loader's name says it."""
+    """The program forgot ``no_grad()`` and ``eval()``: the loader's name says it."""
     model, train, val, truth = Net(), loader(5), loader(3), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import otel_train
@@ -140,7 +140,7 @@ class Truth:
         )
 
     def batch(self, loader: str, size: int | None = 4) -> None:
-        """A loader gave a batch; ``size`` None: of how many samples nobody can say."""
+        """A loader gave a batch; ``size`` None: the number of samples is unknown."""
         self.batches[loader] += 1
         if self.samples is not None and size is not None:
             self.samples[loader] += size
@@ -331,12 +331,12 @@ class Watch:
         self.closing = began, time.perf_counter()
 
 
-class Nobody:
+class NoSession:
     """What a program gets in place of a ``Watch`` when it has to be found: nothing happens."""
 
     loaders: dict[str, Any]
 
-    def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> Nobody:
+    def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> NoSession:
         """No session."""
         self.loaders = dict(loaders or {})
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import otel_train
 from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
@@ -94,7 +94,7 @@ def a_method_other_than_call(watch: Watch) -> Truth:
 
 @loop
 def a_method_other_than_call_marked_by_hand(watch: Watch) -> Truth:
-    """A stage of your own around the method: its forward is inside that stage."""
+    """A user-defined stage around the method: its forward is inside that stage."""
     model, train, truth = Generative(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})

@@ -1,4 +1,4 @@
-"""A compiled, AMP-scaled loop with workers and an evaluation. Arguments: ``bare`` or ``watched``, and a folder for runs.
+"""A compiled, AMP-scaled loop with workers and an evaluation. Arguments: ``bare`` or ``instrumented``, and a folder for runs.
 
 Prints, as JSON, torch's version, a digest of the weights it ends with, and what was counted.
 """
@@ -12,7 +12,7 @@ import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-WATCHED = sys.argv[1] == "watched"
+INSTRUMENTED = sys.argv[1] == "instrumented"
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     train = DataLoader(TensorDataset(rows, labels), batch_size=4, shuffle=True, num_workers=2)
     val = DataLoader(TensorDataset(rows[:12], labels[:12]), batch_size=4)
     session = None
-    if WATCHED:
+    if INSTRUMENTED:
         import otel_train
 
         session = otel_train.instrument(

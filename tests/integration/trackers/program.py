@@ -1,4 +1,4 @@
-"""A program that logs to one tracker, by itself or watched: ``program.py TRACKER FOLDER watched|bare [SETTINGS]``."""
+"""A program that logs to one tracker, bare or instrumented: ``program.py TRACKER FOLDER instrumented|bare [SETTINGS]``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wandb_log(folder: Path) -> Iterator[Log]:
 
 
 def mlflow_file_log(folder: Path) -> contextlib.AbstractContextManager[Log]:
-    """A folder of files, as earlier versions write when nobody says anything."""
+    """A folder of files, as earlier versions write by default."""
     return mlflow_log(f"file://{folder}/mlruns")
 
 
@@ -61,14 +61,14 @@ def tensorboard_log(folder: Path) -> Iterator[Log]:
         yield lambda number, loss: writer.add_scalar("loss", loss, number)
 
 
-def main(tracker: str, folder: Path, *, watched: bool, settings: dict[str, Any]) -> None:
+def main(tracker: str, folder: Path, *, instrumented: bool, settings: dict[str, Any]) -> None:
     """Train 3 epochs of 20 steps; print the digest of the weights."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     loader = DataLoader(TensorDataset(torch.randn(80, 4), torch.randn(80, 2)), batch_size=4, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with contextlib.ExitStack() as stack:
-        if watched:
+        if instrumented:
             stack.enter_context(
                 otel_train.instrument(
                     model,
@@ -92,7 +92,7 @@ def main(tracker: str, folder: Path, *, watched: bool, settings: dict[str, Any])
                 optimizer.zero_grad()
                 log(number, loss.item())
                 number += 1
-            if watched and epoch < 2:
+            if instrumented and epoch < 2:
                 otel_train.summary()  # accounts all events: these rows are written one by one, the rest at the end of the run
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     sys.stdout.write(json.dumps({"weights": hashlib.sha256(weights).hexdigest()}) + "\n")
@@ -105,6 +105,6 @@ LOGS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Log]]] = {
 
 if __name__ == "__main__":
     main(
-        sys.argv[1], Path(sys.argv[2]), watched=sys.argv[3] == "watched",
+        sys.argv[1], Path(sys.argv[2]), instrumented=sys.argv[3] == "instrumented",
         settings=json.loads(sys.argv[4]) if len(sys.argv) > 4 else {},
     )  # fmt: skip
