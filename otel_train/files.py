@@ -473,13 +473,13 @@ class Documents:
             self._kept[path] = (mark, value)
         return value
 
-    def get_or_empty(self, path: Path, notes: list[str]) -> dict[str, Any]:
-        """As ``get``; what cannot be read is empty, and a note says why unless it is not there."""
+    def get_or_empty(self, path: Path, warnings: list[str]) -> dict[str, Any]:
+        """As ``get``; what cannot be read is empty, with a warning unless it does not exist."""
         try:
             return self.get(path)
         except RunDirectoryError as error:
             if os.path.lexists(path):
-                notes.append(str(error))
+                warnings.append(str(error))
             return {}
 
 

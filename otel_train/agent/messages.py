@@ -166,7 +166,7 @@ class Report:
         outcomes: of updates under a gradient scaler.
         scale: the last loss scale; None if none was read.
         compiles: runs of compilers.
-        notes: values and events; values are numbers, or None where they are none.
+        logged_values: values and events that the program logged; a value that is no number is None.
         operations: int64[n, 3], see ``Timers.take``.
         builds: batches that workers have built, by loader.
         exits: of workers, by loader.
@@ -181,7 +181,7 @@ class Report:
     outcomes: Outcomes | None
     scale: float | None
     compiles: list[Compile]
-    notes: list[Value | UserEvent]
+    logged_values: list[Value | UserEvent]
     operations: np.ndarray | None
     builds: list[tuple[str, BatchBuildTimes]]
     exits: list[tuple[str, WorkerExit]]

@@ -257,16 +257,16 @@ _log = logging.getLogger("otel_train")
 
 
 class LoggedValueReader:
-    """Turns notes into metrics and events.
+    """Turns logged values into metrics and events.
 
     Args:
-        notes: what was handed over.
+        queue: what the program logged.
         signals: takes numbers.
         run: takes events.
     """
 
-    def __init__(self, notes: ValueQueue, signals: Signals, run: RunState) -> None:
-        self._notes = notes
+    def __init__(self, queue: ValueQueue, signals: Signals, run: RunState) -> None:
+        self._queue = queue
         self._signals = signals
         self._run = run
         self._pending: list[UserEvent] = []
@@ -274,11 +274,11 @@ class LoggedValueReader:
 
     def read(self) -> None:
         """Read everything that has been handed over since the last call."""
-        for note in self._notes.drain():
-            if isinstance(note, Value):
-                self._log(note)
+        for entry in self._queue.drain():
+            if isinstance(entry, Value):
+                self._log(entry)
             else:
-                self._pending.append(note)
+                self._pending.append(entry)
 
     def tell(self) -> None:
         """Tell what was read as events; by now it is known in which step it happened."""
@@ -288,19 +288,19 @@ class LoggedValueReader:
             number = self._run.recent.at(event.at_ns, self._run.step_number)
             self._run.spans.event(event.name, event.at_ns, {c.STEP_NUMBER.name: number, **plain})
 
-    def _log(self, note: Value) -> None:
-        value = as_number(note.value)
+    def _log(self, entry: Value) -> None:
+        value = as_number(entry.value)
         if value is None:
-            self._refuse(note.name)
+            self._refuse(entry.name)
             return
-        if not self._signals.take(note.name, value):
-            self._run.sampler.nonfinite(note.at_ns)
-            kind = "gradient" if "norm" in note.name else "loss"
-            attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": note.name}
-            self._pending.append(UserEvent(note.at_ns, c.NONFINITE_EVENT.name, attributes))
+        if not self._signals.take(entry.name, value):
+            self._run.sampler.nonfinite(entry.at_ns)
+            kind = "gradient" if "norm" in entry.name else "loss"
+            attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": entry.name}
+            self._pending.append(UserEvent(entry.at_ns, c.NONFINITE_EVENT.name, attributes))
 
     def _refuse(self, name: str) -> None:
-        self._notes.refused += 1
+        self._queue.refused += 1
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
             _log.warning("log(%s=...): expected a number or a tensor of one element; it is left out", name)

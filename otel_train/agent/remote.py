@@ -63,7 +63,7 @@ class RemoteRecording:
         self.devices = _Devices(self)
         self.transfers = SimpleNamespace(copied_to_host=lambda: dict(self.state.copied_to_host))
         self.scaled = _Scaled()
-        self.values = _Notes()
+        self.values = _LoggedValues()
         self.timers = _Timers()
         self.hooks = SimpleNamespace(faults=0)
         self.stages = SimpleNamespace(reports=0)
@@ -82,7 +82,7 @@ class RemoteRecording:
         if report.scale is not None:
             self.scaled.scale = report.scale
         self._compiles.extend(report.compiles)
-        self.values.held.extend(report.notes)
+        self.values.held.extend(report.logged_values)
         if report.operations is not None and len(report.operations):
             self.timers.ended.append(report.operations)
         for name, builds in report.builds:
@@ -165,7 +165,7 @@ class _Scaled:
         return Outcomes(*map(sum, zip(*parts, strict=True))) if parts else Outcomes(0, 0, 0)
 
 
-class _Notes:
+class _LoggedValues:
     dropped = 0
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ class Reports:
             outcomes=self._do("gradient scaler", scaled.take, None),
             scale=scaled.scale,
             compiles=self._do("compiler", recording.compiles, []),
-            notes=self._do("values by hand", self._notes, []),
+            logged_values=self._do("values by hand", self._logged_values, []),
             operations=self._do("values by hand", recording.timers.take, None),
             builds=self._do("build times", self._builds, []),
             exits=exits,
@@ -128,12 +128,12 @@ class Reports:
         self._due_s[what] = now_s + every_s
         return True
 
-    def _notes(self) -> list[Value | UserEvent]:
+    def _logged_values(self) -> list[Value | UserEvent]:
         return [
-            note._replace(value=as_number(note.value))
-            if isinstance(note, Value)
-            else with_plain_attributes(note)
-            for note in self._recording.values.drain()
+            entry._replace(value=as_number(entry.value))
+            if isinstance(entry, Value)
+            else with_plain_attributes(entry)
+            for entry in self._recording.values.drain()
         ]
 
     def _builds(self) -> list[tuple[str, BatchBuildTimes]]:

@@ -546,13 +546,13 @@ class AgentService:
         return float(self._recording.spent_ns / NS_PER_S)
 
     def _drops(self) -> dict[tuple[str, str], int]:
-        notes, devices, timers = self._recording.values, self._recording.devices, self._recording.timers
+        values, devices, timers = self._recording.values, self._recording.devices, self._recording.timers
         return {
             **self._exporters.drops(),
             ("spans", "sampled_out"): self.run.sampler.limited,
             ("records", "overrun"): self.loop.missed,
-            ("records", "queue_full"): notes.dropped + devices.dropped + timers.dropped,
-            ("records", "serialization"): notes.refused,
+            ("records", "queue_full"): values.dropped + devices.dropped + timers.dropped,
+            ("records", "serialization"): values.refused,
         }
 
     def _faults(self) -> dict[str, int]:

@@ -563,7 +563,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         "flight_recorder", True
     ):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
-    for said in left.notes:
+    for said in left.warnings:
         yield Fault(folder.name, said)
     for name in LINES:
         yield from _lines(folder / name)

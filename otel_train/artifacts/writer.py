@@ -297,12 +297,12 @@ class WrittenArtifacts:
     Attributes:
         folder: where.
         files: by name: how many bytes, or why it is absent.
-        notes: what could not be read, a sentence each.
+        warnings: what could not be read, a sentence each.
     """
 
     folder: Path
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def put(self, name: str) -> None:
         """A file is there."""
@@ -356,9 +356,9 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
     analysis = _operations(found, written)
     _trace(left, found, written)
     _captures(left, written)
-    written.notes = [*left.notes, *_doubts(left, source)]
+    written.warnings = [*left.warnings, *_doubts(left, source)]
     summary = _summary(left, rows, analysis, written)
-    replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "notes": written.notes})
+    replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "notes": written.warnings})
     written.put(SUMMARY)
     return written
 
@@ -426,7 +426,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenAr
         try:
             trace_json.unpack(found[0], written.folder / TRACE)
         except (RunDirectoryError, EOFError) as error:
-            left.notes.append(f"trace.json is not the capture {found[0].name}: {error}.")
+            left.warnings.append(f"trace.json is not the capture {found[0].name}: {error}.")
         else:
             written.put(TRACE)
             return

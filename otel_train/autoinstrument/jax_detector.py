@@ -37,7 +37,7 @@ _log = logging.getLogger("otel_train")
 class JaxEvidence(FirstSign):
     """Waits until JAX compiles in a program that has requested a gradient.
 
-    The gradient functions are wrapped: a wrapper notes the call and forwards it, so results and traces are JAX's own.
+    The gradient functions are wrapped: a wrapper records the call and forwards it, so results and traces are JAX's own.
     Compilations are reported by JAX's monitoring events.
 
     Args:

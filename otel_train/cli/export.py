@@ -63,14 +63,16 @@ def run(args: argparse.Namespace) -> int:
 def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     """Where things are, what is not there and why."""
     if as_json:
-        print(dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.notes}))
+        print(
+            dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.warnings})
+        )
         return
     page = TextLayout.of(sys.stdout)
     print(printable(written.folder))
     for name, entry in sorted(written.files.items()):
         print(f"  {name:<35}{page.safe(_entry_text(entry))}")
-    for note in written.notes:
-        print(f"  note: {page.safe(note)}")
+    for warning in written.warnings:
+        print(f"  note: {page.safe(warning)}")
 
 
 def _entry_text(entry: Mapping[str, object]) -> str:

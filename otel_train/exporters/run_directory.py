@@ -335,8 +335,8 @@ def folder_name(run_id: str) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:96]
     if name and name == run_id:
         return name
-    digest = hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{name or 'run'}-{digest}"
+    suffix = hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name or 'run'}-{suffix}"
 
 
 def find_run(run: str | Path | None, root: Path) -> Path:

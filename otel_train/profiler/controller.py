@@ -283,7 +283,7 @@ class CaptureController:
         options = recorded.plan.options
         written = CaptureJob(
             self._place, f"epoch_{epoch}-step_{max(first, 0)}", self._document(job), max(first, 0), time.monotonic(),
-            wants_device=any(activity != "cpu" for activity in options.activities) and not recorded.notes,
+            wants_device=any(activity != "cpu" for activity in options.activities) and not recorded.missing,
             output=recorded.plan.output_dir,
         )  # fmt: skip
         self._job = job._replace(writer=CaptureWriter(written, recorded.trace, self._profiler))
@@ -309,7 +309,7 @@ class CaptureController:
         # A missing activity is reported only if it was requested explicitly.
         by_name = recorded.plan.options.activities != Options().activities
         for problem in filter(
-            None, (capture.problem, *outcome.missing, *(recorded.notes if by_name else ()))
+            None, (capture.problem, *outcome.missing, *(recorded.missing if by_name else ()))
         ):
             _log.warning("Capture (%s): %s", capture.trigger, problem)
         self._done(capture)
@@ -326,7 +326,7 @@ class CaptureController:
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
             "seconds": (self._clock() - begun_ns) / NS_PER_S,
             "options": recorded.plan.options._asdict(), "problem": _problem(recorded),
-            "notes": list(recorded.notes),
+            "notes": list(recorded.missing),
             "pinned": recorded.plan.pinned, "finding": {},
         }  # fmt: skip
 

@@ -167,7 +167,7 @@ class CaptureEndpoint:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
     def signalled(self) -> None:
-        """Notes that SIGUSR2 was received."""
+        """Records that SIGUSR2 was received."""
         self._signalled = True
 
 

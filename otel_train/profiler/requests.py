@@ -79,7 +79,7 @@ class Recorded(NamedTuple):
         begun_ns: begin of recording, on the monotonic clock; 0 if it never began.
         ended_ns: end of recording.
         problem: why it differs from the request; "" if it does not.
-        notes: what is missing in it.
+        missing: what this machine could not record, a sentence each.
         within_ns: an instant in its first step; 0 if that step did no work.
     """
 
@@ -89,7 +89,7 @@ class Recorded(NamedTuple):
     begun_ns: int
     ended_ns: int
     problem: str = ""
-    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     within_ns: int = 0
 
 

@@ -165,7 +165,7 @@ class StepScheduler:
     def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: ProfiledThread) -> None:
         """Arms a capture. Called by the service thread when idle."""
         self._plan, self._boundary, self._thread = plan, boundary, thread
-        self._abort, self._notes = "", list[str]()
+        self._abort, self._missing = "", list[str]()
         self._over = self._between = False
         self._open: list[tuple[int, Range]] = []
         self._step: Range | None = None
@@ -227,7 +227,7 @@ class StepScheduler:
 
     def _before(self, code: int) -> None:
         if self._boundaries and self._boundary.inside(code):
-            self._note_instant()
+            self._record_instant()
         if self._boundary.before(code):
             self._end_of_step()
         if self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
@@ -250,8 +250,8 @@ class StepScheduler:
             if self.phase is not CapturePhase.DONE:
                 self._finish()
 
-    def _note_instant(self) -> None:
-        """Notes an instant inside the step, from which its number is found later."""
+    def _record_instant(self) -> None:
+        """Records an instant inside the step, from which its number is found later."""
         if self.begun_ns:
             self._within_ns = self._within_ns or self._clock()
         self.first_ns = self.first_ns or self._clock()
@@ -299,7 +299,7 @@ class StepScheduler:
             return
         self.phase = CapturePhase.WARMUP
         self._left = self._plan.warmup
-        self._notes = self._profiler.prepare(self._plan.options)
+        self._missing = self._profiler.prepare(self._plan.options)
 
     def _end_step(self) -> None:
         while self._open:
@@ -338,7 +338,7 @@ class StepScheduler:
             self.begun_ns,
             self._clock(),
             self._abort,
-            tuple(self._notes),
+            tuple(self._missing),
             self._within_ns,
         )
 

@@ -46,7 +46,7 @@ class Profiler(Protocol):
         """Returns whether a profiler runs in this process, on any thread."""
 
     def prepare(self, options: Options) -> list[str]:
-        """Starts the warm-up; returns notes on options that this machine does not support."""
+        """Starts the warm-up; returns a sentence for each activity that this machine does not have."""
 
     def start(self) -> None:
         """Starts recording."""
@@ -179,7 +179,7 @@ class _TorchRange:
 
 
 def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """The activities that torch supports here, and notes on the others."""
+    """The activities that torch supports here, and a sentence for each of the others."""
     from torch import profiler
 
     there = {activity.name.lower(): activity for activity in profiler.supported_activities()}

@@ -82,7 +82,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def notices(
-    state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], notes: Iterable[str]
+    state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], warnings: Iterable[str]
 ) -> list[Notice]:
     """Everything a reader must know, the gravest first.
 
@@ -90,11 +90,11 @@ def notices(
         state: whether the run goes on.
         summary: what the rank wrote last.
         events: of the rank.
-        notes: what could not be read.
+        warnings: what could not be read.
     """
     found = [*_end(state), *_findings(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
     found += _trainings(summary)
-    found += [Notice("info", "not shown", note[:_LONGEST]) for note in notes]
+    found += [Notice("info", "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
 

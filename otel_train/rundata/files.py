@@ -29,11 +29,11 @@ def is_run(path: Path) -> bool:
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 
-def summary_of(documents: Documents, folder: Path, notes: list[str]) -> Mapping[str, Any]:
-    """A rank's summary; empty, with a note, if it is not one of a version known here."""
-    summary = documents.get_or_empty(folder / SUMMARY, notes)
+def summary_of(documents: Documents, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
+    """A rank's summary; empty, with a warning, if it is not one of a version known here."""
+    summary = documents.get_or_empty(folder / SUMMARY, warnings)
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
-        notes.append(
+        warnings.append(
             f"{SUMMARY} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
         )
         return {}

@@ -99,7 +99,7 @@ def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
     main = max(histories, key=lambda history: (history.steps, len(history.thread.times)), default=None)
     naming = _Naming(flight, sources)
     identity = flight.identity
-    notes: list[str] = []
+    warnings: list[str] = []
     report = {
         "run_id": identity.get("run_id") or summary.get("run_id"),
         "rank": identity.get("rank", summary.get("rank")),
@@ -118,12 +118,12 @@ def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
         "recent_steps": [],
         "edges_in_file": sum(len(thread.times) for thread in flight.threads),
         "threads": [naming.thread(history) for history in histories],
-        "notes": notes,
+        "notes": warnings,
     }
     if main is None:
-        notes.append("No thread has written an edge yet.")
+        warnings.append("No thread has written an edge yet.")
         return report
-    _add_steps_to(report, main, naming, _closed_before(main, summary, notes))
+    _add_steps_to(report, main, naming, _closed_before(main, summary, warnings))
     return report
 
 
@@ -152,7 +152,7 @@ def _add_steps_to(report: dict[str, Any], main: ThreadHistory, naming: _Naming, 
         }  # fmt: skip
 
 
-def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], notes: list[str]) -> int:
+def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: list[str]) -> int:
     """Number of the first step on file."""
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
@@ -160,9 +160,11 @@ def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], notes: list[
     steps = summary.get("steps")
     counted = steps.get("train") if isinstance(steps, dict) else None
     if isinstance(counted, int) and counted >= main.steps:
-        notes.append("The file no longer holds the first steps: steps are numbered back from summary.json.")
+        warnings.append(
+            "The file no longer holds the first steps: steps are numbered back from summary.json."
+        )
         return counted - main.steps
-    notes.append("The file no longer holds the first steps: step 0 is the first that it holds.")
+    warnings.append("The file no longer holds the first steps: step 0 is the first that it holds.")
     return 0
 
 

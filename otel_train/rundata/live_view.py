@@ -264,9 +264,9 @@ class RankReader:
         folders = rank_folders(run)
         shown = rank if rank in folders else next(iter(folders), None)
         folder = folders[shown] if shown is not None else run / "rank0"
-        notes: list[str] = []
-        about = self._documents.get_or_empty(run / ABOUT, notes)
-        summary = summary_of(self._documents, folder, notes)
+        warnings: list[str] = []
+        about = self._documents.get_or_empty(run / ABOUT, warnings)
+        summary = summary_of(self._documents, folder, warnings)
         mark = mark_of(folder / SUMMARY)
         written_s = mark.changed_ns / 1e9 if mark else None
         state = liveness(
@@ -274,7 +274,7 @@ class RankReader:
         )
         progress = self._progress.get(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):
-            notes.append(progress.problem)
+            warnings.append(progress.problem)
         series, histograms = self._history(folder).turn()
         events = events_of(folder)
         return RankView(
@@ -289,7 +289,7 @@ class RankReader:
             series=series,
             histograms=histograms,
             events=events,
-            notices=notices(state, summary, events, notes),
+            notices=notices(state, summary, events, warnings),
             others={
                 number: found
                 for number, other in folders.items()

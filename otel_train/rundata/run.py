@@ -36,7 +36,7 @@ class RunReader:
         timeline: of the flight file; None if there is none.
         metrics: the last line of metrics; empty if there is none.
         captures: files of this rank's captures, the newest last.
-        notes: what could not be read, a sentence each.
+        warnings: what could not be read, a sentence each.
     """
 
     run: Path
@@ -46,7 +46,7 @@ class RunReader:
     timeline: Timeline | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     captures: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -54,18 +54,18 @@ class RunReader:
         return bool(self.summary) and self.summary.get("state") not in RUNNING
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
-        """The newest capture that can be read whole; None if there is none. Others are listed in ``notes``."""
+        """The newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
         from otel_train.trace_analysis.events import read
 
         for path in reversed(self.captures):
             try:
                 trace = read(path)
             except TraceError as error:
-                self.notes.append(f"The capture {path.name} is passed over: {error}")
+                self.warnings.append(f"The capture {path.name} is passed over: {error}")
                 continue
             torn = next((said for said in trace.missing if said.startswith("The file is cut off")), "")
             if torn or not trace.spans.name.size:
-                self.notes.append(
+                self.warnings.append(
                     f"The capture {path.name} is passed over: {torn or 'there is no event in it.'}"
                 )
                 continue
@@ -95,14 +95,14 @@ def _read(run: Path, rank: int) -> RunReader:
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     documents = Documents()
-    left.about = documents.get_or_empty(run / ABOUT, left.notes)
-    left.summary = dict(summary_of(documents, folder, left.notes))
+    left.about = documents.get_or_empty(run / ABOUT, left.warnings)
+    left.summary = dict(summary_of(documents, folder, left.warnings))
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
-        left.notes.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
+        left.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
         left.summary = {}
     left.timeline = _timeline(left, folder / FLIGHT)
     if not left.summary and left.timeline is None:
-        said = " ".join(left.notes) or f"there is neither {SUMMARY} nor {FLIGHT}."
+        said = " ".join(left.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
     left.metrics = _metrics(left, folder / METRICS)
     left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
@@ -163,7 +163,7 @@ def _timeline(left: RunReader, path: Path) -> Timeline | None:
     try:
         return timeline_of(path)
     except RunDirectoryError as error:
-        left.notes.append(f"{path.name} cannot be read: {error}")
+        left.warnings.append(f"{path.name} cannot be read: {error}")
         return None
 
 
@@ -173,7 +173,7 @@ def _metrics(left: RunReader, path: Path) -> dict[str, Any]:
     try:
         return last_metrics(path)
     except RunDirectoryError as error:
-        left.notes.append(str(error))
+        left.warnings.append(str(error))
         return {}
 
 
@@ -182,6 +182,6 @@ def _is_mine(left: RunReader, path: Path) -> bool:
     if match is None or int(match[1]) != left.rank:
         return False
     if problem := problem_of(path):
-        left.notes.append(f"The capture {path.name} is passed over: {problem}.")
+        left.warnings.append(f"The capture {path.name} is passed over: {problem}.")
         return False
     return True

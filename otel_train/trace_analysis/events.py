@@ -332,18 +332,18 @@ class Kind(IntEnum):
 
     ELSE = 0
     OP = 1
-    NOTE = 2
+    ANNOTATION = 2
     RUNTIME = 3
     KERNEL = 4
     COPY = 5
     PYTHON = 6
-    DEVICE_NOTE = 7
+    DEVICE_ANNOTATION = 7
 
 
 _KINDS = {
     "cpu_op": Kind.OP,
     "operator": Kind.OP,
-    "user_annotation": Kind.NOTE,
+    "user_annotation": Kind.ANNOTATION,
     "cuda_runtime": Kind.RUNTIME,
     "cuda_driver": Kind.RUNTIME,
     "runtime": Kind.RUNTIME,
@@ -355,7 +355,7 @@ _KINDS = {
     "memcpy": Kind.COPY,
     "memset": Kind.COPY,
     "python_function": Kind.PYTHON,
-    "gpu_user_annotation": Kind.DEVICE_NOTE,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
 }
 """By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
 

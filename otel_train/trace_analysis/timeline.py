@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 
-HOST_KINDS = (Kind.OP, Kind.NOTE, Kind.RUNTIME, Kind.PYTHON)
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
 
 
 class Calls(NamedTuple):
@@ -176,9 +176,9 @@ class Scene:
         if rows.size:
             return rows
         gloo = np.array([name.startswith(GLOO) for name in self.trace.names], np.bool_)
-        notes = self.trace.rows(Kind.NOTE)
-        notes = notes[gloo[self.trace.spans.name[notes]]]
-        return notes[np.argsort(self.trace.spans.start_ns[notes], kind="stable")]
+        annotations = self.trace.rows(Kind.ANNOTATION)
+        annotations = annotations[gloo[self.trace.spans.name[annotations]]]
+        return annotations[np.argsort(self.trace.spans.start_ns[annotations], kind="stable")]
 
     @cached_property
     def copies(self) -> NDArray[np.bool_]:
@@ -249,8 +249,8 @@ STAGE = "otel_train:"
 
 _STEP = re.compile(r"ProfilerStep#(\d+)\Z")
 _GUESSED: tuple[tuple[str, Kind, re.Pattern[str]], ...] = (
-    ("data", Kind.NOTE, re.compile(r"enumerate\(DataLoader\)#")),
-    ("optimizer", Kind.NOTE, re.compile(r"Optimizer\.step#")),
+    ("data", Kind.ANNOTATION, re.compile(r"enumerate\(DataLoader\)#")),
+    ("optimizer", Kind.ANNOTATION, re.compile(r"Optimizer\.step#")),
     ("backward", Kind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
 )
 """What PyTorch itself says about stages, by the names of its ranges. Forward has none."""
@@ -297,7 +297,7 @@ def steps(trace: Trace) -> Steps:
     """The steps of a trace; the whole of it where it has none."""
     spans = trace.spans
     numbers = {code: int(found[1]) for code, name in enumerate(trace.names) if (found := _STEP.match(name))}
-    rows = _named(trace, Kind.NOTE, numbers.__contains__)
+    rows = _named(trace, Kind.ANNOTATION, numbers.__contains__)
     if not rows.size:
         start, end = trace.span_ns
         return Steps(np.zeros(1, np.int64), np.array([start]), np.array([end]), counted=False)
@@ -311,7 +311,7 @@ def stages(trace: Trace) -> Stages:
     spans = trace.spans
     ours = {code: name.removeprefix(STAGE) for code, name in enumerate(trace.names) if name.startswith(STAGE)}
     fetches = _ranges(trace, _guessed_rows(trace, *_GUESSED[0][1:]))
-    rows = _named(trace, Kind.NOTE, ours.__contains__)
+    rows = _named(trace, Kind.ANNOTATION, ours.__contains__)
     rows = rows[spans.dur_ns[rows] > 0]
     if rows.size:
         lanes, often = np.unique(spans.lane[rows], return_counts=True)

@@ -208,10 +208,10 @@ def _capture_row(
 ) -> list[str]:
     short = escape(name.removeprefix("captures/"))
     target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
-    said, steps, notes = record.get("finding"), record.get("steps"), record.get("notes")
+    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("notes")
     asked = (text(record.get(key)) for key in ("trigger", "reason"))
     found = [text(said.get("claim")) if isinstance(said, dict) else "", text(record.get("problem"))]
-    found += [text(note) for note in notes] if isinstance(notes, list) else []
+    found += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
     return [
         f'<a href="{target}" data-go>{short}</a>'
         if link and file is not None

@@ -169,7 +169,7 @@ def test_a_torn_capture_gives_way_to_the_one_before_it(run: Path) -> None:
     written = write(run, 0)
 
     assert read(written.folder, "trace.json")["otel_train"]["capture"] == good.name
-    assert any(torn.name in note for note in written.notes)
+    assert any(torn.name in warning for warning in written.warnings)
 
 
 def test_captures_of_other_ranks_and_links_are_left_alone(run: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_captures_of_other_ranks_and_links_are_left_alone(run: Path, tmp_path: P
     written = write(run, 0)
 
     assert "absent" in written.files["torch_profiler"]
-    assert any("a link" in note for note in written.notes)
+    assert any("a link" in warning for warning in written.warnings)
     assert not list(written.folder.glob("torch_profiler/*"))
 
 
@@ -309,7 +309,7 @@ def test_a_summary_that_cannot_be_read_is_said_and_done_without(run: Path, text:
 
     written = write(run, 0)
 
-    assert any("summary.json" in note for note in written.notes)
+    assert any("summary.json" in warning for warning in written.warnings)
     assert len(read(written.folder, "stage_times.json")["per_step"]) == 5
     assert main(["validate", str(written.folder)]) == 0
     assert main(["validate", str(run)]) == 1
