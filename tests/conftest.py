@@ -46,12 +46,14 @@ def free_the_lock_of_coverage() -> None:
             running.data_lock._at_fork_reinit()
 
 
-os.register_at_fork(after_in_child=free_the_lock_of_coverage)  # before any of ours, whose lines are counted
+os.register_at_fork(
+    after_in_child=free_the_lock_of_coverage
+)  # before otel_train's handlers, whose lines are counted
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests say what is set: nobody's own settings, collectors or ranks reach them.
+    """Only a test sets variables: settings, collectors and ranks of the environment do not reach it.
 
     Programs that ``make test-stack`` has built into a cache are found by the tests of the stack alone, so that every
     other test passes on a machine that has none.

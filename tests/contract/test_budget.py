@@ -73,7 +73,7 @@ def test_a_lean_rank_sends_twenty_four_series_at_most() -> None:
 def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the budget is held by a rank that nobody has."""
+    """Otherwise the budget is measured on a rank that does not exist in practice."""
     with http_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
         with Session(Config(run_dir=str(tmp_path), prometheus_address="127.0.0.1:0", console=False)):

@@ -19,7 +19,7 @@ done
 
 
 def test_nothing_that_is_left_on_a_machine_reaches_the_tests_of_the_readme(tmp_path: Path) -> None:
-    """A test that passed only where `make test-stack` had run before it failed for everybody who was new."""
+    """A test that passed only where `make test-stack` had run before it failed in a fresh checkout."""
     for name in ("bin", "home", "cache", "components"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "left").touch()

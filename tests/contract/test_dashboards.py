@@ -145,7 +145,7 @@ def test_every_run_of_the_fleet_leads_to_its_overview() -> None:
 
 
 def test_what_is_published_or_recorded_is_shown_or_said_not_to_be() -> None:
-    """What nobody looks at is paid for all the same."""
+    """A metric that is on no dashboard costs as much as the others."""
     shown: set[str] = set()
     ask = {selector.metric for expr in EXPRESSIONS.values() for selector in asked(filled_in(expr, "r"))}
     while ask:

@@ -142,7 +142,7 @@ def test_every_command_on_a_page_exists_with_its_options(page: Path) -> None:
 
 
 def test_every_command_has_its_options_in_the_reference() -> None:
-    """What the command line takes and the page leaves out is found by nobody."""
+    """An option that the page leaves out is not found."""
     page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
     needed = {
         option
@@ -193,7 +193,7 @@ def test_a_generated_page_is_fresh(script: str) -> None:
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:
-    """What is public and not described is found by nobody."""
+    """A public name that is not described is not found."""
     page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
 
     assert [name for name in otel_train.__all__ if f"`{name}" not in page] == []
@@ -201,12 +201,12 @@ def test_every_public_name_is_in_the_api_reference() -> None:
 
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_every_python_block_compiles(code: str) -> None:
-    """Nobody reviews the code on a page as carefully as the code in a module."""
+    """Code on a page is reviewed less carefully than code in a module."""
     compile(code, "page", "exec")
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
-def test_every_name_of_ours_in_a_python_block_exists(code: str) -> None:
+def test_every_name_of_otel_train_in_a_python_block_exists(code: str) -> None:
     """A block that compiles may still call what is not there."""
     used = {
         node.attr
@@ -242,7 +242,7 @@ def run_in(folder: Path, code: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_ten_line_start_runs_and_is_observed(tmp_path: Path) -> None:
-    """It is the first thing anybody tries."""
+    """It is the first code that a new user runs."""
     start = blocks(ROOT / "README.md", "python")[0]
 
     figures = run_in(tmp_path, start)

@@ -63,7 +63,7 @@ def text_of(folder: Path, loop: str, file: str) -> str:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_a_loop_says_is_what_was_approved(written: Path, loop: str, file: str) -> None:
-    """Whatever is rebuilt inside, nobody's figures change by accident; the times are exact, so every change shows."""
+    """A refactoring changes no output by accident; the times are exact, so every change shows."""
     approved, found = text_of(GOLDEN, loop, file), text_of(written, loop, file)
     if approved == found:
         return

@@ -1,4 +1,4 @@
-"""Files below a run directory are opened by ``otel_train.files`` alone: whatever lies there, nobody else meets it."""
+"""Files below a run directory are opened by ``otel_train.files`` alone: no other module meets a hostile file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def opened_in_text(text: str) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES, ids=name_of)
 def test_a_module_opens_files_of_a_run_directory_by_the_module_for_them(module: Path) -> None:
-    """A link, a pipe or a device waits for the one ``path.open()`` that nobody thought of."""
+    """A single ``path.open()`` follows a link, blocks on a pipe or reads a device."""
     if not name_of(module).startswith(tuple(ELSEWHERE)):
         assert opened_in(module) == []
 

@@ -44,7 +44,7 @@ def test_a_rule_asks_for_what_is_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_rule_groups_by_labels_that_exist(name: str) -> None:
-    """Grouping by a label nobody has throws different things together, silently."""
+    """Grouping by a label that no series has merges different series, silently."""
     known: set[str] = set()
     for selector in asked(EXPRESSIONS[name]):
         known |= carried(selector.metric)

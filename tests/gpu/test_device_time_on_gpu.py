@@ -183,7 +183,7 @@ def test_when_all_events_are_in_use_edges_are_written_all_the_same() -> None:
     assert len(bench.edges()) == 2 * MOST_EVENTS
 
 
-def test_a_graph_can_be_captured_while_events_are_read_and_nothing_of_ours_is_in_it() -> None:
+def test_a_graph_can_be_captured_while_events_are_read_and_holds_none_of_them() -> None:
     """In the default capture mode one careless look from another thread breaks the capture."""
     bench = Bench()
     matrix = bench.held[0]

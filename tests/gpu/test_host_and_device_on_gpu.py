@@ -1,4 +1,4 @@
-"""Transfers, skipped updates, who waits for whom, hardware: what unit tests promise on made-up devices."""
+"""Transfers, skipped updates, host and device waits, hardware: what unit tests promise on made-up devices."""
 
 from __future__ import annotations
 
@@ -222,7 +222,9 @@ class Computes(torch.nn.Module):  # type: ignore[name-defined]
         (Computes, lambda _: None, "compute_bound"),
     ],
 )
-def test_who_waits_for_whom_is_the_verdict(kind: Any, after: Any, verdict: str, tmp_path: Path) -> None:
+def test_the_finding_says_whether_host_or_device_waits(
+    kind: Any, after: Any, verdict: str, tmp_path: Path
+) -> None:
     """Three loops of which the cause is known."""
     model = kind().cuda()
     session = watch(model, [torch.randn(*kind.shape, device="cuda")] * 400, tmp_path)

@@ -160,7 +160,7 @@ def test_sigkill_loses_no_step(begin: Callable[..., subprocess.Popen[str]], tmp_
 def test_a_crash_in_c_is_an_end_like_any_other(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """No handler of ours runs in a process that has a segmentation fault."""
+    """otel_train's handlers do not run in a process that has a segmentation fault."""
     process = begin("start(); train(); ctypes.string_at(0)")
     process.communicate(timeout=60)
 
@@ -207,7 +207,7 @@ def test_sigterm_ends_a_rank_that_hangs_in_c(
 def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """It checkpoints, or counts; nothing of ours sends its signal again, or ends the program."""
+    """It checkpoints, or counts; otel_train neither sends its signal again nor ends the program."""
     process = begin("""
         def mine(number, frame):
             say("mine")
@@ -502,8 +502,8 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
         assert len(urls) == 1
         assert len(agents(tmp_path)) == 1
         [url] = urls
-        everybody = dict.fromkeys("012", 100.0)
-        until(lambda: page(url) == everybody, "all ranks are on the page")
+        expected = dict.fromkeys("012", 100.0)
+        until(lambda: page(url) == expected, "all ranks are on the page")
         until(lambda: len(ranks_of(receiver)) == 3, "all ranks have sent")
         assert receiver.open_connections <= 2  # a second one while two requests are under way
 
@@ -590,7 +590,7 @@ def test_a_rank_that_meets_an_agent_which_is_leaving_finds_another(
 def test_another_users_socket_is_not_trusted_with_our_memory(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """Names of the abstract namespace have no owner: somebody else may have taken ours."""
+    """Names of the abstract namespace have no owner: another user may have taken ours."""
     if os.geteuid():
         pytest.skip("becoming another user needs root")
     process = begin(

@@ -343,7 +343,7 @@ while time.monotonic() < until:
 
 
 def test_the_command_captures_a_live_run_and_says_where_it_is(tmp_path: Path) -> None:
-    """What somebody does who sees a slow run in a dashboard."""
+    """The usual reaction to a slow run in a dashboard."""
     program = subprocess.Popen(
         [sys.executable, "-c", SCRIPT % str(tmp_path)],
         env={**os.environ, "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0"},

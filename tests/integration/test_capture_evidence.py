@@ -72,7 +72,7 @@ def newest(folder: Path) -> dict[str, Any]:
 
 
 def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever looks, wherever they look, finds the path and what it shows; three steps pass between two looks of ours."""
+    """Every output has the path and the finding; three steps pass between two polls."""
     train(tmp_path)
     console = capsys.readouterr().err
     (path,) = (tmp_path / "seen" / "captures").glob("*.record.json")

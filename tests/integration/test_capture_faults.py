@@ -115,7 +115,7 @@ def test_workers_that_are_forked_during_a_capture_train_on(tmp_path: Path) -> No
 def test_where_nothing_can_be_written_the_event_still_says_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody put a file where the folder belongs; others have no permission."""
+    """A file lies where the folder belongs; elsewhere the permission is missing."""
     with otel_train.instrument(run_dir=str(tmp_path), **FAST) as session:
         assert session.run_directory is not None
         (session.run_directory / "captures").write_text("in the way")

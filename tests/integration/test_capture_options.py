@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_shapes_stacks_and_memory_are_recorded_and_a_device_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """A setting that is passed on to nobody is worse than none."""
+    """A setting that does not reach the profiler is worse than none."""
     session = otel_train.instrument(
         run_dir=tmp_path, **QUIET, tuning={"poll_interval_s": 0.02}, profiler_activities="cpu,cuda",
         profiler_options=["record_shapes", "with_stack", "profile_memory"],

@@ -276,7 +276,7 @@ def numbered(events: list[dict[str, Any]], prefix: str) -> dict[int, tuple[float
 @pytest.mark.parametrize("at", ["a step", "the next step"])
 @pytest.mark.parametrize("loop", PROGRAMS, ids=lambda one: one.__name__)
 def test_the_steps_of_a_capture_are_those_that_the_loop_counts(run: Run, loop: Program, at: str) -> None:
-    """A trace whose step 40 is the run's step 39 sends everybody to the wrong place."""
+    """A trace whose step 40 is the run's step 39 points to the wrong place."""
     wanted = {"at_step": AT} if at == "a step" else {}
     assert otel_train.capture(steps=4, **wanted) == ""
     loop(run)

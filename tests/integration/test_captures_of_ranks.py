@@ -1,4 +1,4 @@
-"""Captures of two ranks hold the same steps, and say together who waits for whom."""
+"""Captures of two ranks hold the same steps, and show together which rank waits for which."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_after_a_kill_the_flight_file_tells_where_it_was(killed: Path) -> None:
-    """The OOM killer asks nobody: which step, which stage, which loader."""
+    """SIGKILL runs no handler: which step, which stage, which loader."""
     command = [sys.executable, "-m", "otel_train", "postmortem", str(killed)]
     shown, told = (
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)

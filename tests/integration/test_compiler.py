@@ -43,7 +43,7 @@ def test_a_compiled_model_shows_what_compiling_took(tmp_path: Path, *, late: boo
 def test_a_compiled_model_trains_where_callbacks_take_no_argument(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is in torch 2.4 to 2.7, where the first forward ended with a TypeError of ours."""
+    """So it is in torch 2.4 to 2.7, where the first forward ended with a TypeError in otel_train."""
     handler = type(torch._dynamo.callback.callback_handler)
     monkeypatch.setattr(
         handler, "run_start_callbacks", lambda self, _: [tell() for tell in self.start_callbacks]
@@ -60,8 +60,8 @@ def test_a_compiled_model_trains_where_callbacks_take_no_argument(
     assert events.count('"train.recompile"') == 1
 
 
-def test_nothing_of_ours_stays_in_the_compiler(tmp_path: Path) -> None:
-    """After close the compiler calls nobody."""
+def test_no_callback_stays_in_the_compiler(tmp_path: Path) -> None:
+    """After close the compiler calls no callback."""
     handler = torch._dynamo.callback.callback_handler
     with otel_train.instrument(torch.nn.Linear(4, 4), run_dir=str(tmp_path), console=False, prometheus=False):
         assert len(handler.start_callbacks) == 1

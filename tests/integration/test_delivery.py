@@ -76,7 +76,7 @@ def steps_of(line: Any) -> int:
 def test_after_any_trouble_every_snapshot_arrives_once_and_in_order(
     trouble: str, protocol: str, tmp_path: Path
 ) -> None:
-    """Nobody replays by hand, and no graph has a hole."""
+    """No manual replay is needed, and no graph has a gap."""
     with http_receiver(trouble) as received:
         received.retry_after = "1" if trouble in {"429", "503"} else ""
         otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
@@ -155,7 +155,7 @@ def test_a_collector_that_answers_500_to_everything_has_nothing_moved_aside(tmp_
 
 
 @pytest.mark.parametrize("trouble", ["endless", "trickle"])
-def test_an_answer_without_end_holds_up_nobody(trouble: str, tmp_path: Path) -> None:
+def test_an_answer_without_end_does_not_block(trouble: str, tmp_path: Path) -> None:
     """The request waits on disk, memory stays flat, and the close is on time."""
     with http_receiver(trouble) as received:
         otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_TIMEOUT="0.5")
@@ -176,7 +176,7 @@ def test_an_answer_without_end_holds_up_nobody(trouble: str, tmp_path: Path) -> 
 
 
 def test_the_next_start_of_the_run_sends_what_is_left(tmp_path: Path) -> None:
-    """An outage at the end of an attempt needs nobody."""
+    """An outage at the end of an attempt needs no manual replay."""
     with http_receiver("503") as received:
         otlp = exporter(received.endpoint, tmp_path)
         otlp.export(ExportBatch(snapshot=snapshot(1)))
@@ -422,7 +422,7 @@ def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> N
             port = int(first.endpoint.rpartition(":")[2])
             process = stack.enter_context(training(tmp_path, first.endpoint))
             until(lambda: len(first.metrics) >= 2, 60)
-        time.sleep(1.5)  # nobody listens there
+        time.sleep(1.5)  # no server listens there
         with http_receiver(port=port) as second:
             until(lambda: len(second.metrics) >= 8, 60)
             process.send_signal(signal.SIGTERM)

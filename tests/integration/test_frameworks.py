@@ -31,7 +31,7 @@ class Example(NamedTuple):
         library: the module to import.
         shape: as the table has it.
         unseen: figures that a session has not, or not as the program has them.
-        why: why; or why the figures without a line of ours are not those with one.
+        why: why; or why the figures of an unchanged program differ from those of an instrumented one.
         differs: whether they are not.
     """
 

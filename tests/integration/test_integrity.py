@@ -368,7 +368,7 @@ def test_close_leaves_nothing_behind(
     assert session.summary()["batches"] == batches == {"train": 1}
 
 
-def test_what_somebody_put_over_ours_stays_theirs(watch: Callable[..., Any]) -> None:
+def test_a_patch_put_over_ours_stays(watch: Callable[..., Any]) -> None:
     """Two tools that each restore what they found would tear each other out."""
     model, train, truth = Net(), loader(4), Truth()
     optimizer, seen = sgd(model), []
@@ -477,7 +477,7 @@ def test_switched_off_means_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_a_session_the_hand_tools_do_nothing() -> None:
-    """Library code may carry our stages without anybody watching."""
+    """Library code may contain stages where no session is open."""
     hooks = interception()
 
     @otel_train.stage("augment")
@@ -496,7 +496,7 @@ def test_without_a_session_the_hand_tools_do_nothing() -> None:
 
 
 def test_a_session_warns_of_nothing(watch: Callable[..., Any]) -> None:
-    """Under ``-W error``, as careful people test, a warning of ours ends the training."""
+    """Under ``-W error``, as careful people test, a warning ends the training."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model, train, truth = Net(), loader(3), Truth()

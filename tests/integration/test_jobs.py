@@ -37,7 +37,7 @@ def verdict(runs: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("world_size", "stage"), [(2, "data"), (4, "other")])
 def test_a_slowed_rank_is_named_with_its_stage(tmp_path: Path, world_size: int, stage: str) -> None:
-    """Every rank takes equally long for a step: only the others' records tell rank 0 whom it waits for."""
+    """Every rank takes equally long for a step: only the others' records tell rank 0 which rank it waits for."""
     whole(tmp_path, world_size, steps=260, slow_s={stage: 0.05})
     found, ranks = verdict(tmp_path), summary(tmp_path)["ranks"]
 
@@ -70,7 +70,7 @@ def test_a_rank_that_evaluates_is_not_called_slow(tmp_path: Path) -> None:
 def test_a_hung_rank_is_named_with_its_stage(
     tmp_path: Path, world_size: int, options: dict[str, Any], place: tuple[str, str]
 ) -> None:
-    """While it hangs, within the stall threshold: later the job is killed, and nobody is left to ask."""
+    """While it hangs, within the stall threshold: later the job is killed, and no process can answer."""
     settings = {"stall_after_s": 4.0}
     culprit = options.get("rank", 1)
     with job(tmp_path, world_size, steps=3000, hang_at=50, settings=settings, **options) as started:
@@ -113,7 +113,7 @@ def test_a_rank_that_falls_silent_is_named_and_leaves_its_last_steps(tmp_path: P
 
 
 def test_the_ranks_end_and_train_as_without_us(tmp_path: Path) -> None:
-    """Same weights to the bit, same exit; and nothing of ours is left in the job's store."""
+    """Same weights to the bit, same exit; and no key of otel_train is left in the job's store."""
     bare = whole(tmp_path / "bare", 2, steps=3000, bare=True)
     instrumented = whole(tmp_path / "instrumented", 2, steps=3000)
     late = whole(tmp_path / "late", 2, steps=3000, group_first=False)

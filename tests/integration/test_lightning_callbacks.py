@@ -1,4 +1,4 @@
-"""The Lightning callbacks in a real Trainer: counted as without a line of ours, and the earlier callbacks' files."""
+"""The Lightning callbacks in a real Trainer: counted as without them, and the earlier callbacks' files."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_the_older_package_is_served_as_well(tmp_path: Path) -> None:
 
 
 def test_two_processes_are_two_ranks_of_one_run(tmp_path: Path) -> None:
-    """Lightning starts the second process itself, from the first: nobody has given them a run id in common."""
+    """Lightning starts the second process itself, from the first: no launcher has given them a run id in common."""
     done = run(tmp_path, "ddp")
     [directory] = (tmp_path / "ddp" / "runs").glob("*/run.json")
     summaries = summaries_below(tmp_path / "ddp" / "runs")

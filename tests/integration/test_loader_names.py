@@ -1,4 +1,4 @@
-"""A loader that nobody named has the name of the place that iterates it, also when it is made anew each time."""
+"""A loader that was not named has the name of the place that iterates it, also when it is made anew each time."""
 
 from __future__ import annotations
 

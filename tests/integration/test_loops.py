@@ -182,7 +182,7 @@ def test_an_agent_in_a_process_counts_what_one_in_a_thread_counts(
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> None:
-    """A figure that depends on how the loop is written is a figure nobody can trust."""
+    """A figure that depends on how the loop is written cannot be trusted."""
     truth, watch = run(name, tmp_path, **({} if name in SEEN_WHOLE else EAGER))
     summary = watch.sessions[-1].summary()
 

@@ -1,4 +1,4 @@
-"""A loop with nothing of ours in it is counted as with a line of ours, whatever its shape."""
+"""A loop that does not import otel_train is counted like an instrumented one, whatever its shape."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DIFFERS: dict[str, str] = {
 
 
 def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
-    """Run a program that names nobody; what it counted, and the summary of the session that found it."""
+    """Run a program that opens no session; what it counted, and the summary of the session that found it."""
     torch.manual_seed(0)
     with zero_code(folder, **QUIET, **EAGER) as sessions:
         truth = LOOPS[name](NoSession())  # type: ignore[arg-type]  # called like one
@@ -56,7 +56,7 @@ def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_loop_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
+def test_an_unchanged_loop_is_counted_the_same(name: str, tmp_path: Path) -> None:
     """Who cannot touch the code must not get other figures."""
     _, summary = found(name, tmp_path)
     seen = counted(summary)

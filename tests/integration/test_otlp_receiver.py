@@ -241,7 +241,7 @@ def run_script(directory: Path, *words: str) -> tuple[float, str]:
 def test_a_black_hole_does_not_delay_the_end_of_the_process(
     protocol: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads of ours, and of the SDK, must not be waited for."""
+    """The end does not join threads of otel_train or of the SDK."""
     with black_hole() as place:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)

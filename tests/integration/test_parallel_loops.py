@@ -42,11 +42,11 @@ WAYS = {
     "pipeline": "torchrun",
     "tensor_parallel": "a launcher per rank",
 }
-"""How a program is started without a line of ours: every way with more than one program."""
+"""How an unchanged program is started: every way with more than one program."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -81,7 +81,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_program_ran(ranks: list[dict[str, Any]]) -> None:
-    """A program that nobody compares proves nothing."""
+    """A program that is not compared proves nothing."""
     assert [sorted(rank) for rank in ranks] == [sorted(NAMES)] * 2
 
 
@@ -110,7 +110,7 @@ def start(way: str, words: list[str], runs: Path) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
+def test_a_rank_of_an_unchanged_program_is_counted_the_same(name: str, tmp_path: Path) -> None:
     """Who starts a job by `torchrun` must not need a line in the code to get its figures."""
     done = start(WAYS[name], [str(LOOPS / "parallel.py"), str(tmp_path), name], tmp_path / "runs")
     assert done.returncode == 0, done.stderr[-3000:]

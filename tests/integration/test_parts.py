@@ -265,7 +265,7 @@ def test_a_head_that_is_replaced_is_seen_from_the_next_pass_on(
 
 
 def test_close_takes_every_wrapper_out(watch: Callable[..., Any]) -> None:
-    """The loop runs on as if nobody had been there; what a part had in the slot is there again."""
+    """The loop runs on without wrappers; what a part had in the slot is there again."""
     model = Model()
     model.head.compile(backend="eager")
     compiled = model.head.__dict__[SLOT]

@@ -24,7 +24,7 @@ TOKEN = "open-sesame-4711"
 
 @pytest.fixture(autouse=True)
 def no_umask() -> Iterator[None]:
-    """A job whose shell lets everybody write."""
+    """A job whose umask lets every user write."""
     before = os.umask(0)
     yield
     os.umask(before)

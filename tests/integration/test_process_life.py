@@ -257,7 +257,7 @@ def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path
 
 
 def test_a_fork_in_the_middle_of_our_work_does_not_hang(tmp_path: Path) -> None:
-    """A lock that another thread holds at that moment is held in the child for ever: nobody is there to release it."""
+    """A lock that another thread holds at that moment is held in the child for ever: the child has no thread that releases it."""
     done = run(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""A program below ``otel-train run`` cannot tell that somebody stands between."""
+"""A program below ``otel-train run`` cannot tell that a launcher started it."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_signal_reaches_the_program_and_its_effect_whoever_waits(
 
 
 def test_a_launcher_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
-    """A process that nobody waits for holds a GPU until somebody finds it."""
+    """A process without a parent that waits for it holds a GPU until it is killed manually."""
     process = started([*OURS, "script.py", "SIGTERM"], tmp_path)
     [child] = psutil.Process(process.pid).children()
 

@@ -212,7 +212,7 @@ def test_a_name_can_be_used_again_for_the_next_fold(watch: Watch) -> None:
 
 
 def test_a_session_is_a_context_manager(watch: Watch) -> None:
-    """With a block nobody forgets to close."""
+    """The end of the block closes the session."""
     before = torch.autograd._engine_run_backward
     with watch(Net(), {"train": loader(2)}) as session:
         assert otel_train.current() is session

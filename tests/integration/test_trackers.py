@@ -54,12 +54,12 @@ def run(tracker: str, folder: Path, how: str, **settings: Any) -> dict[str, Any]
 
 
 def is_ours(key: str) -> bool:
-    """Whether a key is one of ours."""
+    """Whether otel_train writes the key."""
     return key.startswith(("otel_train", "profil", "batch", "samples", "throughput", "memory"))
 
 
 def test_rows_in_wandb_are_as_many_and_numbered_as_without_us(tmp_path: Path) -> None:
-    """A ``log`` of ours would add rows, and ``step=`` would shift theirs: charts would change under their feet."""
+    """A second ``log`` would add rows, and ``step=`` would shift theirs: charts would change under their feet."""
     bare = run("wandb", tmp_path / "bare", "bare")
     instrumented = run("wandb", tmp_path / "instrumented", "instrumented")
     theirs, both = wandb_file.history(tmp_path / "bare"), wandb_file.history(tmp_path / "instrumented")
@@ -74,7 +74,7 @@ def test_rows_in_wandb_are_as_many_and_numbered_as_without_us(tmp_path: Path) ->
 
 
 def test_a_run_of_our_own_in_wandb_is_asked_for_and_leaves_the_programs_alone(tmp_path: Path) -> None:
-    """``wandb={"mode": "offline"}``: rows of ours only, each committed."""
+    """``wandb={"mode": "offline"}``: only otel_train's rows, each committed."""
     if find_spec("tensorboard") is None:
         pytest.skip("tensorboard is not installed: pip install 'otel-train[tensorboard]'")
     run("wandb", tmp_path / "theirs", "bare")  # skips where there is no W&B

@@ -191,7 +191,7 @@ def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp
 
 
 def test_every_reader_shows_the_newest_and_says_where_the_others_are(tmp_path: Path) -> None:
-    """A figure that nobody can find is lost as well as one that was overwritten."""
+    """A summary that cannot be found is lost like one that was overwritten."""
     script = program(tmp_path, TRAINING, IN_CODE, "observed(3); observed(5)")
     runs = tmp_path / "runs"
     assert run(script, runs).returncode == 0

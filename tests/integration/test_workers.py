@@ -42,7 +42,7 @@ def told(how: str, folder: Path, receiver: Received) -> dict[str, Any]:
 
 
 def senders(received: Received) -> set[tuple[str, int]]:
-    """Identity and process of everybody who sent anything."""
+    """Identity and process of every sender."""
     resources = [group.resource for request in received.metrics for group in request.resource_metrics]
     resources += [group.resource for request in received.traces for group in request.resource_spans]
     found = set()

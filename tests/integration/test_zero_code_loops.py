@@ -1,4 +1,4 @@
-"""Loops with nothing of ours in them are counted like the same loops with a line of ours."""
+"""Loops that do not import otel_train are counted like the same loops when instrumented."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stripped(figures: dict[str, Any], truth: Truth) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_loop_is_counted_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
+def test_an_unchanged_loop_is_counted_the_same(name: str, tmp_path: Path) -> None:
     """Who cannot touch the code must not get other figures."""
     with zero_code(tmp_path, **QUIET, **EAGER) as sessions:
         truth = LOOPS[name](NoSession())  # type: ignore[arg-type]  # called like one
@@ -62,7 +62,7 @@ def learn(model: Any, optimizer: Any, batches: Any, criterion: Any = None) -> No
 
 
 def evaluate(model: Any, loader: Any) -> None:
-    """As everybody writes it: the parameter's name says nothing."""
+    """As it is usually written: the parameter's name says nothing."""
     model.eval()
     with torch.no_grad():
         for x, _ in loader:
@@ -71,7 +71,7 @@ def evaluate(model: Any, loader: Any) -> None:
 
 
 def test_loaders_are_named_by_the_variable_that_holds_them(tmp_path: Path) -> None:
-    """`TensorDataset` and `TensorDataset_2` tell nobody which one is slow."""
+    """`TensorDataset` and `TensorDataset_2` do not tell which one is slow."""
     model, train_loader, val_loader = Net(), loader(4), loader(2)
     dataloaders = {"few": loader(1), "many": loader(3)}
     with zero_code(tmp_path, **QUIET) as sessions:
@@ -259,7 +259,7 @@ def test_weights_and_random_numbers_are_those_of_a_bare_run(tmp_path: Path) -> N
 
 
 def test_nothing_stays_when_the_session_closes(tmp_path: Path) -> None:
-    """The program goes on as if nobody had looked."""
+    """The program goes on without hooks."""
     from torch.utils.data import dataloader
 
     def hooks() -> list[Any]:
@@ -279,7 +279,7 @@ def test_nothing_stays_when_the_session_closes(tmp_path: Path) -> None:
 
 
 def test_a_loader_inside_a_loader_has_the_name_of_the_one_that_the_program_knows(tmp_path: Path) -> None:
-    """Libraries put a DataLoader of their own in place of the user's, under a name that tells nobody anything."""
+    """Libraries put a DataLoader of their own in place of the user's, under a name that means nothing to the user."""
 
     class Prepared:
         def __init__(self, base: DataLoader[Any]) -> None:

@@ -149,10 +149,10 @@ fractions = st.lists(st.floats(0, 1), max_size=6)
 
 @settings(deadline=None, max_examples=300)
 @given(garbage, fractions, st.integers(0, 5))
-def test_every_instant_belongs_to_somebody_whatever_was_written(
+def test_every_instant_has_one_owner_whatever_was_written(
     pairs: list[tuple[int, int]], at: list[float], tail: int
 ) -> None:
-    """Hooks get lost, raise and nest in ways nobody thought of; the parts must still add up."""
+    """Hooks get lost, raise and nest in unforeseen ways; the parts must still add up."""
     tape = raw(pairs)
 
     book = account_for(tape, cuts_of(tape, at), ended_ns=tape.now_ns + tail)
@@ -236,7 +236,7 @@ def closings(tape: Tape) -> int:
 
 @settings(deadline=None, max_examples=200)
 @given(actions, st.sampled_from(["epoch", "report"]), actions)
-def test_a_word_of_the_program_takes_no_time_from_anybody(
+def test_a_word_of_the_program_takes_no_time_from_any_stage(
     before: list[str], said: str, after: list[str]
 ) -> None:
     """It says where one is, and is no stage."""

@@ -122,7 +122,7 @@ def read_everywhere(folder: Path) -> None:
 def test_a_flight_file_with_anything_in_it_is_read_or_refused(
     whole: Content, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]]
 ) -> None:
-    """A torn page, a disk that forgets, a file that somebody made: one line says so, never a traceback."""
+    """A torn page, a disk that forgets, a forged file: one line says so, never a traceback."""
     folder = Path(tmp_path_factory.getbasetemp())
     (folder / "flight.bin").write_bytes(changed(whole, changes))
 

@@ -68,7 +68,7 @@ CASES = (
         ),
     ),
     Case(
-        "a part of ours fails, and a stage is never seen",
+        "a component of otel_train fails, and a stage is never seen",
         60,
         {
             f'train_telemetry_faults_total{{{R},train_telemetry_component="/metrics"}}': "0x30 1x30",

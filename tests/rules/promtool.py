@@ -115,7 +115,7 @@ def quiet(alert: str, at_min: float) -> Expectation:
 
 
 class Case(NamedTuple):
-    """A small story. When its series have ended, every alert must resolve: a finished run pages nobody.
+    """A small story. When its series have ended, every alert must resolve: a finished run does not page.
 
     Attributes:
         name: a sentence.

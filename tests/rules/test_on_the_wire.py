@@ -167,7 +167,7 @@ def test_a_young_run_and_one_that_has_ended_read_right(profile: str, tmp_path: P
     check(tmp_path, "native", [story(run, "native", expected)])
 
 
-def everybody(act: Any) -> list[Loop]:
+def every_rank(act: Any) -> list[Loop]:
     return [Loop(rank, ((4.0, act),)) for rank in range(RANKS)]
 
 
@@ -264,10 +264,10 @@ def without_device(labels: str) -> str:
 
 
 NORMAL = {
-    "all ranks evaluate for six minutes, and nothing is heard meanwhile": lambda: everybody(
+    "all ranks evaluate for six minutes, and nothing is heard meanwhile": lambda: every_rank(
         lambda loop: loop.evaluate(360, 1)
     ),
-    "all ranks save for seven minutes": lambda: everybody(lambda loop: loop.save(420)),
+    "all ranks save for seven minutes": lambda: every_rank(lambda loop: loop.save(420)),
     "rank 0 saves for seven minutes and the others wait for it": lambda: one(
         0, lambda loop: loop.save(420), 421
     ),
@@ -277,7 +277,7 @@ NORMAL = {
     "rank 0 evaluates for six minutes in one call and the others wait for it": lambda: one(
         0, lambda loop: loop.evaluate(360, 1), 361
     ),
-    "code that is not seen runs for six minutes between two passes": lambda: everybody(
+    "code that is not seen runs for six minutes between two passes": lambda: every_rank(
         lambda loop: loop.pause(360)
     ),
     "the first step compiles for ten minutes": lambda: [
@@ -289,7 +289,7 @@ PAGES = '18 count by (alertname) (count_over_time(ALERTS{alertstate="firing",sev
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("name", NORMAL)
-def test_nobody_is_paged_when(name: str, profile: str, tmp_path: Path) -> None:
+def test_no_alert_pages_when(name: str, profile: str, tmp_path: Path) -> None:
     """Who was woken by an evaluation turns the alert off, and then the hang is not seen."""
     run = Run(profile, NORMAL[name]()).until(18)
 
@@ -313,7 +313,7 @@ def test_the_threshold_in_force_is_that_of_the_open_activity(profile: str, tmp_p
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_nobody_is_paged_by_what_the_program_handles_itself(profile: str, tmp_path: Path) -> None:
+def test_no_alert_pages_for_what_the_program_handles_itself(profile: str, tmp_path: Path) -> None:
     """A gradient scaler makes gradients overflow on purpose, and a program may catch its own exceptions."""
     run = Run(profile, [Loop(rank, [(m, Loop.fail) for m in range(2, 16)]) for rank in range(RANKS)])
 
@@ -327,7 +327,7 @@ def test_nobody_is_paged_by_what_the_program_handles_itself(profile: str, tmp_pa
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_hang_pages_and_names_the_rank_in_every_profile(profile: str, tmp_path: Path) -> None:
-    """Of thousands of ranks one holds up the others, and somebody has to know which."""
+    """Of thousands of ranks one holds up the others, and the alert has to name it."""
     loops = [
         Loop(rank, ((4.0, partial(Loop.hang, source=TRAIN if rank == 3 else BACKWARD)),))
         for rank in range(RANKS)

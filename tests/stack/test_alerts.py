@@ -71,7 +71,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AlertChain]:
 
 
 def reached(chain: AlertChain, name: str, **labels: str) -> None:
-    """The alert came, says something, and its runbook is a page of ours."""
+    """The alert came, says something, and its runbook is a page of this documentation."""
     alert = wait_for(lambda: chain.alerts.find(name, **labels), timeout_s=240, what=f"{name} {labels}")
     assert alert["annotations"]["summary"]
     runbook = alert["annotations"]["runbook_url"]
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_a_number_pages(chain: AlertChain) -> None:
 
 
 def test_a_run_that_stands_still_pages(chain: AlertChain) -> None:
-    """It holds its machines and nobody would look before morning."""
+    """It holds its machines without making progress."""
     reached(chain, "TrainRunStalled", train_run_id="stalled", severity="critical")
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_pages(chain: AlertChain) -> None:
 
 
 def test_a_run_whose_machine_is_gone_pages(chain: AlertChain) -> None:
-    """Nobody is left who could say so, and a push has no target that is down."""
+    """No process is left to report it, and a push has no target that is down."""
     reached(chain, "TrainRunVanished", train_run_id="lost", severity="critical")
 
 
@@ -132,7 +132,7 @@ def test_an_alert_about_a_run_without_captures_says_that_there_is_none(chain: Al
 
 
 def test_an_alert_that_fires_has_its_run_captured(chain: AlertChain) -> None:
-    """By the time somebody has read the page the trace of the trouble is there, and the alert names that one."""
+    """By the time the page has been read the trace of the trouble is there, and the alert names that one."""
     captures = chain.runs / "captured" / "captures"
 
     def asked_by_alert() -> dict[str, Any] | None:

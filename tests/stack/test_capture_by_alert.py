@@ -129,7 +129,7 @@ def test_an_alert_that_goes_on_arms_once_and_one_that_comes_back_again(url: str)
 
 
 def test_a_silenced_alert_captures_nothing(url: str) -> None:
-    """Somebody looks after it already."""
+    """A silence says that the alert is being handled."""
     now = datetime.now(timezone.utc)
     silence = {
         "matchers": [{"name": "train_run_id", "value": "silent", "isRegex": False, "isEqual": True}],

@@ -77,7 +77,7 @@ def test_what_is_generated_is_fresh() -> None:
 
 
 def test_every_object_fits_its_schema() -> None:
-    """Strictly: a field that nobody knows is a typo."""
+    """Strictly: a field that is in no schema is a typo."""
     kinds = {item["kind"] for item in built()}
     assert (
         kinds >= {"DaemonSet", "StatefulSet", "Service", "ConfigMap", "NetworkPolicy", "Namespace"} | OUTSIDE

@@ -96,7 +96,7 @@ def test_a_pushed_run_is_found_by_its_labels(paths: Paths) -> None:
 
 
 def test_what_is_pushed_carries_no_command_line(paths: Paths) -> None:
-    """Command lines carry secrets, and target_info is shown to everybody."""
+    """Command lines carry secrets, and target_info is shown to every user."""
     [info] = ask(paths.pushed, "query", query='target_info{train_run_id="demo"}')["result"]
 
     assert [name for name in info["metric"] if name.startswith("process_command")] == []
@@ -133,7 +133,7 @@ def spans_of(made: LocalStack, trace_id: str) -> list[dict[str, Any]]:
 
 
 def test_the_stack_is_monitored_as_well(paths: Paths) -> None:
-    """A stack that nobody watches fails unseen: every part of it that runs is scraped."""
+    """A stack that is not scraped fails unseen: every part of it that runs is scraped."""
     states = wait_for(
         lambda: {
             target["labels"]["job"]: target["health"]
@@ -146,7 +146,7 @@ def test_the_stack_is_monitored_as_well(paths: Paths) -> None:
 
 
 def test_every_rule_is_evaluated_without_an_error(paths: Paths) -> None:
-    """A rule that fails at run time alerts nobody."""
+    """A rule that fails at run time never fires."""
     groups = ask(paths.pushed, "rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
 

@@ -123,7 +123,7 @@ def test_the_wrong_one_is_one_clear_line_and_costs_nothing(
 ) -> None:
     """A rotated secret must not cost a run its figures, and least of all the run."""
     run = f"wrong-{wrong}-{protocol[:4]}"
-    tls.make(tmp_path, endpoint_port=1)  # somebody else's authority
+    tls.make(tmp_path, endpoint_port=1)  # another authority
     right = {**told(secure, protocol), "OTEL_TRAIN_RUN_ID": run}
     bad = {
         "token": {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20stolen"},

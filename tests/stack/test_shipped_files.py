@@ -131,7 +131,7 @@ def test_the_collector_reads_its_keys_from_files_it_cannot_write(tmp_path: Path)
 
 
 def test_grafana_has_no_anonymous_admin_and_no_default_password() -> None:
-    """What reaches its port may look at most, and that only when somebody says so."""
+    """What reaches its port may look at most, and that only when it is enabled."""
     environ = composed()["grafana"]["environment"]
 
     assert environ["GF_AUTH_ANONYMOUS_ENABLED"] == "false"

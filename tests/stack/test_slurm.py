@@ -79,7 +79,7 @@ def node(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[str, str]) -> None:
-    """With a Collector from the prolog, or on a node that reaches nobody: the spool on the shared file system."""
+    """With a Collector from the prolog, or on a node without a network: the spool on the shared file system."""
     runs = tmp_path / "runs"
     with stack(tmp_path / "state", "prometheus", "collector") as made:
         gateway = f"http://127.0.0.1:{made.ports.otlp_http}"

@@ -76,7 +76,7 @@ def training(runs: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_run_is_followed_while_it_trains(
     address: str, browser: Chromium, training: subprocess.Popen[bytes]
 ) -> None:
-    """Steps rise by themselves, and an end is an end: nobody presses reload."""
+    """Steps rise by themselves, and an end is an end, without a reload."""
     browser.open(address)
     browser.wait("document.querySelector('a[href=\"/run/live\"]') !== null")
     assert "running" in browser.wait(
@@ -213,7 +213,7 @@ def test_a_capture_is_looked_into(address: str, browser: Chromium) -> None:
     assert browser.faults == []
 
 
-def test_the_page_says_when_nobody_answers(address: str, browser: Chromium, runs: Path) -> None:
+def test_the_page_says_when_the_server_is_gone(address: str, browser: Chromium, runs: Path) -> None:
     """Figures that stand still because the server is gone must not look live."""
     browser.open(f"{address}/run/20260131-x7")
     browser.ask(

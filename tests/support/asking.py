@@ -49,7 +49,7 @@ def ask(
 
     async def receive() -> dict[str, Any]:
         if asked:
-            await asyncio.Event().wait()  # nobody disconnects
+            await asyncio.Event().wait()  # no disconnect
         asked.append(True)
         return {"type": "http.request", "body": b"", "more_body": False}
 

@@ -18,7 +18,7 @@ class FakeProfiler:
 
     Attributes:
         log: everything that was called, in order; ranges as ``+name`` and ``-name``.
-        taken: somebody else's profiler runs.
+        taken: a profiler of the program runs.
         without: why nothing can be recorded.
         broken: names of methods that raise.
     """

@@ -14,7 +14,7 @@ IDENTITY = {
     *("train_run_id", "train_rank", "host_name", "service_name", "service_namespace"),
     *("deployment_environment_name", "train_collector", "job", "instance"),
 }
-"""Labels of every series of ours: the resource attributes that become labels, and Prometheus' own."""
+"""Labels of every series of otel_train: the resource attributes that become labels, and Prometheus' own."""
 
 FOREIGN = {
     "up": {"job", "instance", "train_collector"},
@@ -87,7 +87,7 @@ def grouped_by(expr: str) -> set[str]:
 
 
 def published(metric: str) -> set[str] | None:
-    """Labels of a metric as Prometheus knows it; None for one that nobody publishes."""
+    """Labels of a metric as Prometheus knows it; None for one that is not published."""
     ours = labels_of(metric)
     if ours is not None:
         le = {"le"} if metric.endswith("_bucket") else set()
@@ -100,7 +100,7 @@ def published(metric: str) -> set[str] | None:
 
 
 def labels_of(metric: str) -> tuple[Label, ...] | None:
-    """Labels that the catalogue gives a metric of ours."""
+    """Labels that the catalogue gives a metric of otel_train."""
     for candidate in by_name.values():
         names = {candidate.prometheus}
         if candidate.kind is Kind.HISTOGRAM:

@@ -287,7 +287,7 @@ def grpc_receiver() -> Iterator[Received]:
 
 @contextmanager
 def refusing_address() -> Iterator[str]:
-    """An address where nobody listens, kept so for the while."""
+    """An address that refuses connections, kept so for the while."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"

@@ -251,7 +251,7 @@ class Exposition:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Discards the access log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.target = f"127.0.0.1:{self._server.server_address[1]}"

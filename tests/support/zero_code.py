@@ -1,4 +1,4 @@
-"""Programs run without a line of ours in them: in a process of their own, or right here."""
+"""Runs programs that do not import otel_train: in a process of their own, or right here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {"prometheus": "false", "console": "false", "otlp": "off", "flight_recor
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a program: ours without anybody's settings, and this checkout to import."""
+    """The environment of a program: ours without settings of otel_train, and this checkout to import."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     return {**ours, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
