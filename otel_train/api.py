@@ -332,9 +332,9 @@ def checkpoint() -> Checkpoint:
 
 
 def step(*, start: int | None = None) -> None:
-    """Mark the end of a step by hand; with ``start`` only say which number the next step has.
+    """Mark the end of a step; with ``start``, only set the number of the next step.
 
-    Where steps are marked by hand they are counted by the marks and by nothing else.
+    In a run with marked steps, only the marks count as steps.
 
     Raises:
         ConfigError: ``start`` is no whole number from 0 on.

@@ -73,7 +73,7 @@ MODULES = {
     "gradients": "How gradients are asked for",
     "updates": "How the loop updates",
     "homemade": "User-defined components",
-    "by_hand": "Marked manually",
+    "manual": "Marked manually",
     "faults": "What goes wrong on the way",
     "unseen": "Called past the place where calls are seen",
 }

@@ -96,7 +96,7 @@ class ThreadAccount(Nesting):
 
     @property
     def number(self) -> int:
-        """Number of the open step, where it was set by hand; else -1."""
+        """Number of the open step, where it was set manually; else -1."""
         return self._book.open.number
 
     @property
@@ -195,7 +195,7 @@ class ThreadAccount(Nesting):
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
                 self._book.backward_seen = True
-        elif kind == STAGE and not self._saving and self._decision.by_hand and phases.batch is None:
+        elif kind == STAGE and not self._saving and self._decision.manual and phases.batch is None:
             phases.compute()
 
     # -- a stage ends ------------------------------------------------------------------------------

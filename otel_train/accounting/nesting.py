@@ -100,7 +100,7 @@ class Nesting:
         elif op <= SUSPEND:
             self._end(ns, op, source, code >> PAYLOAD_SHIFT)
         else:
-            # A mark by hand inside an optimizer: it has raised. An iterator may be disposed of anywhere.
+            # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
             if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
                 self._close_down_to(len(self.stages) - 1, ns)
             self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
@@ -183,7 +183,7 @@ class Nesting:
         """Whether a call is an occurrence of its own.
 
         Forward, backward and transfers inside backward stay in backward, transfers inside data in data, a call inside
-        a call of the same kind (a stage by hand: of the same name) in that; ``autograd.grad`` counts in a run
+        a call of the same kind (a user stage: of the same name) in that; ``autograd.grad`` counts in a run
         without a backward.
         """
         if kind == GRAD and self.met >> BACKWARD & 1:

@@ -1,7 +1,7 @@
 """Batches and their boundaries, and what each batch is for, decided from evidence.
 
-Time waits in the open batch until the next boundary: an ask that begins a batch, the end of a pass, a checkpoint, a mark
-by hand, the close; and, where no ask comes, an update by the optimizer that updated first or last in the open step. What
+Time waits in the open batch until the next boundary: an ask that begins a batch, the end of a pass, a checkpoint, a manual
+mark, the close; and, where no ask comes, an update by the optimizer that updated first or last in the open step. What
 is up to the last backward or update before a boundary is training. What comes after it is judged by its forwards, and
 a batch whose forwards say nothing yet waits until a later one does. docs/explanation/how-time-is-accounted.md has the rules.
 """
@@ -24,7 +24,7 @@ MOST_ITEMS: Final = 32768
 
 
 class Boundary(IntEnum):
-    """What ends a batch, or a step inside it. ``SAID``: an epoch or a report, by hand; ``MARK``: a step, by hand."""
+    """What ends a batch, or a step inside it. ``SAID``: a manual epoch or report; ``MARK``: a manual step."""
 
     ASK, PASS_END, CHECKPOINT, SAID, MARK, CLOSE = range(6)
 
@@ -120,7 +120,7 @@ class BatchPhases:
         batch: the open one; None where no batch is open.
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
-        began: there was an ask, a computation or a mark by hand; what came before was preparation.
+        began: there was an ask, a computation or a manual mark; what came before was preparation.
         stopped: the loader that had no further batch, right after an end inside a row of asks; else -1.
     """
 
@@ -273,7 +273,7 @@ class BatchPhases:
         if self.batch is not None:
             self._judge(self.batch, why, asked)
             self.batch.fetched = False  # the batch goes on, if its pass does
-        if self._decision.by_hand:
+        if self._decision.manual:
             over = why is Boundary.MARK
         elif self._decision.source is StepSource.BATCH:
             over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
@@ -350,7 +350,7 @@ class BatchPhases:
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
         else:  # no model ran
-            known = self.phase_of(batch.passes[0]) if self._decision.by_hand else batch.shown
+            known = self.phase_of(batch.passes[0]) if self._decision.manual else batch.shown
             if known >= 0:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
@@ -438,9 +438,9 @@ class BatchPhases:
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if not self._book.open.updated:  # in a loop counted by hand what no loader gave is the step's
-            by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
-            return by_hand or self._book.open.trained or self._book.open.fetched
+        if not self._book.open.updated:  # with manual steps, time without a loader belongs to the step
+            manual = self._decision.manual and not batch.passes and why is not Boundary.CLOSE
+            return manual or self._book.open.trained or self._book.open.fetched
         if asked is not None:
             return asked.phase == TRAIN
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))

@@ -47,7 +47,7 @@ class Shows:
 SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
 SURE_AFTER_NS: Final = 5 * 10**9
 """Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
-loader is a pass without an update, and the first mark by hand comes after the first update.)"""
+loader is a pass without an update, and the first manual mark comes after the first update.)"""
 
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
@@ -131,9 +131,9 @@ class StepBook:
     Attributes:
         open: the training step that has not closed.
         gathered: what was booked since the last ``take``.
-        backward_seen: a backward has run: losses are derived from it, not from stages by hand.
+        backward_seen: a backward has run: losses are derived from it, not from user stages.
         train_loader: loader of the last training batch; -1 for none.
-        now_ns: when a step was marked by hand last.
+        now_ns: time of the last manual mark of a step.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -169,7 +169,7 @@ class StepBook:
 
     def close_step(self, *, counted: bool = True) -> None:
         """The open training step ends with what has been booked."""
-        if self.open.started_ns < 0:  # marks by hand with nothing between
+        if self.open.started_ns < 0:  # two manual marks with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
         self.gathered.rows["steps"].extend(_ROW(self.open))
@@ -269,15 +269,15 @@ class StepBook:
 
 
 class StepSourceDecision:
-    """Finds what steps are counted by: marks by hand, else updates, else backwards, else batches.
+    """Finds what steps are counted by: manual marks, else updates, else backwards, else batches.
 
-    It needs to see more than the first update, because the first mark by hand comes after it: edges are held back
+    It needs to see more than the first update, because the first manual mark comes after it: edges are held back
     until ``decided``.
 
     Attributes:
         source: what steps are counted by, as far as it is known.
         decided: enough was seen to go by it. Stronger signs still overrule it.
-        final: only a mark by hand overrules it.
+        final: only a manual mark overrules it.
     """
 
     def __init__(self) -> None:
@@ -307,7 +307,7 @@ class StepSourceDecision:
             self._weigh(ns)
 
     def mark(self) -> None:
-        """A step was marked by hand."""
+        """A step was marked manually."""
         self.source, self.decided, self.final = StepSource.MANUAL, True, True
 
     def decide(self) -> None:
@@ -318,8 +318,8 @@ class StepSourceDecision:
             self.final = self.source is StepSource.UPDATE
 
     @property
-    def by_hand(self) -> bool:
-        """Steps are marked by hand."""
+    def manual(self) -> bool:
+        """Steps are marked manually."""
         return self.source is StepSource.MANUAL
 
     @property

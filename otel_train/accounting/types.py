@@ -60,7 +60,7 @@ class SourceTable:
         kinds: ``SourceKind``.
         declared: phase that the program declared; -1 for none.
         named: phase that the loader's name says; -1 for none.
-        losses: whether it is a stage by hand named ``loss``.
+        losses: whether it is a user stage named ``loss``.
     """
 
     kinds: list[int] = field(default_factory=list)
@@ -97,11 +97,11 @@ class StepRows(NamedTuple):
         samples: samples in its batches, where known.
         wait_ns: its time in stage ``data``.
         loss_ns: from a first forward through the loss function to the end of its backward, all of them, less
-            waits for data; where there is no backward, the stages by hand named ``loss``.
+            waits for data; where there is no backward, the user stages named ``loss``.
         losses: how many those were.
         training_ns: from the first forward (or loss) of the step to its last update or backward, with all that is
             of the step between them; 0 where none was seen.
-        number: step number set by hand; -1 for the next one.
+        number: step number set manually; -1 for the next one.
     """
 
     phase: np.ndarray
@@ -176,7 +176,7 @@ class ClosedSteps(NamedTuple):
         failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
-        said: int64[n, 3]: epochs marked by hand, and reports asked for: when, ``Op``, payload.
+        said: int64[n, 3]: manual epochs, and requested reports: when, ``Op``, payload.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
     """
 

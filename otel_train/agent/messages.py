@@ -10,7 +10,7 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import free_in_forks
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.recording.events import StepRule
     from otel_train.resource import RunInfo
+
+LOGGED_VALUES: Final = "values by hand"
+"""Component of faults in logged values, timers and callbacks, in the rank and in the agent."""
 
 
 @fast_dataclass(frozen=True, kw_only=True)

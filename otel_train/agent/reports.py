@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LoaderReport, Report, State
+from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
 from otel_train.distributed.store import find_job
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
@@ -57,7 +57,7 @@ class Reports:
             part: Guard(part)
             for part in (
                 "device time", "gradient scaler", "compiler", "build times", "devices", "transfers",
-                "compiled models", "loader workers", "values by hand", "ranks",
+                "compiled models", "loader workers", LOGGED_VALUES, "ranks",
             )
         }  # fmt: skip
         self._last_instrumented: tuple[Any, ...] = ()
@@ -98,8 +98,8 @@ class Reports:
             outcomes=self._do("gradient scaler", scaled.take, None),
             scale=scaled.scale,
             compiles=self._do("compiler", recording.compiles, []),
-            logged_values=self._do("values by hand", self._logged_values, []),
-            operations=self._do("values by hand", recording.timers.take, None),
+            logged_values=self._do(LOGGED_VALUES, self._logged_values, []),
+            operations=self._do(LOGGED_VALUES, recording.timers.take, None),
             builds=self._do("build times", self._builds, []),
             exits=exits,
             reports=recording.stages.reports,
@@ -214,9 +214,9 @@ class Reports:
     def _faults(self) -> dict[str, int]:
         by_part = {part: guard.faults for part, guard in self._guards.items()}
         given = (self._caches, self._recording.timers, self._recording.hooks)
-        by_hand = sum(each.faults for each in given)
-        if by_hand:
-            by_part["values by hand"] = by_part.get("values by hand", 0) + by_hand
+        reported = sum(each.faults for each in given)
+        if reported:
+            by_part[LOGGED_VALUES] = by_part.get(LOGGED_VALUES, 0) + reported
         if self.trackers is not None:
             by_part["trackers"] = self.trackers.faults()
         return by_part

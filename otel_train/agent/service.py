@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
+from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
 from otel_train.agent.summary import Documents, Window
 from otel_train.aggregation.metrics import Signals
@@ -318,8 +319,6 @@ def metric_sources(  # noqa: PLR0913 - half of them by keyword
 
 
 _LOOK_EVERY_S = 2.0
-LOGGED_VALUES = "values by hand"
-"""The part that reads what the program says, and calls what it has us call."""
 
 
 class AgentService:

@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         train(model, loaders, options)
     except KeyboardInterrupt:
-        print("Stopped by hand.")
+        print("Stopped by Ctrl-C.")
 
 
 if __name__ == "__main__":

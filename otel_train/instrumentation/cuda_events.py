@@ -59,7 +59,7 @@ class Does(IntEnum):
     """It closes a backward or an update."""
     OPENS = 4
     STAGES = 5
-    """It opens a stage by hand."""
+    """It opens a user stage."""
     RUNS = 6
     """A forward."""
     ASKS = 7

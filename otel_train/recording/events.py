@@ -1,7 +1,7 @@
 """The words that the training thread writes.
 
 An edge is two 64-bit integers: a code, and the instant on the monotonic clock. The code says what
-happened (``Op``), to which source ( a loader, a model, a stage by hand, ...), and carries a few bits
+happened (``Op``), to which source (a loader, a model, a user stage, ...), and carries a few bits
 known on the spot. Everything else (pairing, nesting, names, steps) is worked out later by the agent.
 
 Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 43 bits payload.
@@ -44,11 +44,11 @@ class Op(IntEnum):
     SUSPEND = 6
     """Not finished, but not running either; payload: its token."""
     MARK = 7
-    """A step boundary set by hand; payload: the new step number plus one, or 0 to go on counting."""
+    """A manual step boundary; payload: the new step number plus one, or 0 to go on counting."""
     EPOCH = 8
-    """An epoch begins, by hand; payload: its number."""
+    """A manual epoch begins; payload: its number."""
     EPOCH_END = 9
-    """The epoch that was begun by hand is over; payload: 1 where an exception ended it, else 0."""
+    """The manual epoch ends; payload: 1 where an exception ended it, else 0."""
     REPORT = 10
     """What is logged every so often is to be logged now; payload: how many times that has been said."""
     PASS_END = 11

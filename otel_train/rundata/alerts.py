@@ -31,7 +31,7 @@ _ALERTS = {
 _MEANINGS = {each.name: each.meaning for each in (*catalog.SPANS, *catalog.EVENTS)}
 _ENDS = {
     "failed": "An exception ended it.",
-    "killed": "It was killed by a signal that cannot be caught: out of memory, or by hand.",
+    "killed": "It was killed by a signal that cannot be caught: out of memory, or sent manually.",
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
     "gone": "Its process is no more, and no end is recorded: 'otel-train postmortem' says what it was doing.",

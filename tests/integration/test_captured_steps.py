@@ -135,7 +135,7 @@ def two_optimizers_without_a_loader(run: Run) -> None:
 
 
 @program
-def steps_marked_by_hand(run: Run) -> None:
+def manual_steps(run: Run) -> None:
     """The program says where a step ends."""
     run.session.add(run.model)
     while not run.over:

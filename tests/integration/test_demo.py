@@ -120,7 +120,7 @@ def test_ctrl_c_ends_the_demo_with_the_card(tmp_path: Path) -> None:
     shown, complaints = process.communicate(timeout=30)
 
     assert process.returncode == 0, complaints
-    assert "Stopped by hand." in shown
+    assert "Stopped by Ctrl-C." in shown
     assert "otel_train ━━" in complaints
     assert "Traceback" not in complaints
     assert summary_below(tmp_path)["steps"]["train"] > 0

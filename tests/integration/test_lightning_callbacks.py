@@ -98,7 +98,7 @@ def test_the_weights_are_those_without_us(trained: Done, bare: Done) -> None:
 def test_a_way_of_use_is_counted_right(
     trained: Done, way: str, steps: dict[str, int], batches: dict[str, int]
 ) -> None:
-    """Accumulation, several loaders, the check of sanity, validation, manual optimization: by hand, and named."""
+    """Accumulation, several loaders, the check of sanity, validation, manual optimization: called manually, and by name."""
     summary = trained.summary(way)
 
     assert summary["steps"] == steps

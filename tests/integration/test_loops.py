@@ -16,7 +16,6 @@ from otel_train.console.summary import render_run_summary
 from tests.contract.goldens import files
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
     ahead,
-    by_hand,
     compiled,
     environments,
     epochs,
@@ -26,6 +25,7 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     gradients,
     homemade,
     kinds,
+    manual,
     models,
     phases,
     shapes,

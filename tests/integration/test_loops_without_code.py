@@ -9,7 +9,7 @@ import torch
 
 from otel_train.artifacts.validate import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
-from tests.integration.loops import by_hand, compiled
+from tests.integration.loops import compiled, manual
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, NoSession, Truth
 from tests.support.loop_table import check_row, counted, rows
 from tests.support.zero_code import zero_code
@@ -31,7 +31,7 @@ NAMES_US = {
 PROGRAMS = [
     name
     for name, program in LOOPS.items()
-    if program.__module__ != by_hand.__name__ and name not in NAMES_US
+    if program.__module__ != manual.__name__ and name not in NAMES_US
 ]  # fmt: skip
 NO_LOADER = "an iterable that is no DataLoader shows only to `watch`"
 BEFORE = "what runs before the session is told of anything counts too"

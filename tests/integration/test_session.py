@@ -267,7 +267,7 @@ def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
     assert json.loads((rank_folder(session) / "summary.json").read_text())["steps"] == {"train": 48}
 
 
-# --- by hand --------------------------------------------------------------------------------------
+# --- manually -------------------------------------------------------------------------------------
 
 
 def test_any_iterable_can_be_passed_to_watch(watch: Watch) -> None:
@@ -279,7 +279,7 @@ def test_any_iterable_can_be_passed_to_watch(watch: Watch) -> None:
     assert session.summary()["batches"] == {"stream": 12}
 
 
-def test_steps_marked_by_hand_go_on_from_where_the_user_says(watch: Watch) -> None:
+def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
     """After a resume the step number is the user's."""
     model, rows = Net(), list(loader(3))
     session = watch(model, **FAST)

@@ -128,12 +128,12 @@ class Tape:
         return self.stop(loader)
 
     def mark(self, start: int = -1) -> Tape:
-        """A step boundary set by hand."""
+        """A manual step boundary."""
         self.edge(Op.MARK, self.source(SourceKind.MARK, "step"), payload=start + 1)
         return self
 
     def epoch(self, number: int) -> Tape:
-        """An epoch begins, by hand."""
+        """A manual epoch begins."""
         self.edge(Op.EPOCH, self.source(SourceKind.MARK, "epoch"), payload=number)
         return self
 

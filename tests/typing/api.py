@@ -83,7 +83,7 @@ def decorators_keep_signatures() -> None:
     number: float = augmented(3, by=0.1)
     lines: list[str] = list(read(Path("x")))
     del number, lines
-    with otel_train.stage("by hand"):
+    with otel_train.stage("manual"):
         pass
 
 

@@ -390,7 +390,7 @@ def test_batches_are_the_steps_where_there_is_no_backward() -> None:
     assert book.durations() == [25] * 3
 
 
-def test_marks_by_hand_are_the_steps() -> None:
+def test_manual_marks_are_the_steps() -> None:
     """``step()`` overrules everything else."""
     tape = Tape()
     for _ in range(2):
@@ -402,7 +402,7 @@ def test_marks_by_hand_are_the_steps() -> None:
     assert book.durations() == [2 * STEP + 1] * 2
 
 
-def test_a_number_set_by_hand_is_that_of_the_open_step() -> None:
+def test_a_number_set_manually_is_that_of_the_open_step() -> None:
     """``step(start=100)`` after a resume."""
     tape = Tape().mark(100).step().step().stop()
 

@@ -1,4 +1,4 @@
-"""A trace small enough to be worked out by hand, and what each analysis must say about it."""
+"""A trace small enough to be verified mentally, and the expected result of each analysis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ US = 1e-6
 GEMM, ADD, NCCL = "sm90_xmma_gemm_bf16", "void at::native::add_kernel(int)", "ncclDevKernel_AllReduce_Sum_f32"
 
 
-def by_hand(*, first_us: float = 0.0) -> MadeTrace:
+def small_trace(*, first_us: float = 0.0) -> MadeTrace:
     """One step of 100 us.
 
     us       0        20        30        40        50   55   60   65        80 82  84    92 94 96   100
@@ -57,7 +57,7 @@ def by_hand(*, first_us: float = 0.0) -> MadeTrace:
 
 @pytest.fixture(params=[0.0, 4431026791522.0], ids=["from 0", "since boot"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
-    return Scene(read(by_hand(first_us=request.param).write(tmp_path / "trace.json")))
+    return Scene(read(small_trace(first_us=request.param).write(tmp_path / "trace.json")))
 
 
 def test_idle_time_has_one_cause_each(scene: Scene) -> None:
@@ -235,7 +235,7 @@ def test_a_trace_without_a_rank_is_not_put_beside_others(tmp_path: Path) -> None
 
 def test_the_summary_has_the_keys_that_were_promised(tmp_path: Path) -> None:
     """Scripts written for ``analyze_trace`` go on working."""
-    found = trace_summary(by_hand().write(tmp_path / "trace.json.gz"))
+    found = trace_summary(small_trace().write(tmp_path / "trace.json.gz"))
 
     assert found["top_cpu_ops"][0]["name"] == "aten::addmm"
     assert found["top_cuda_ops"][0]["name"] == GEMM

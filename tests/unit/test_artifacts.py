@@ -64,7 +64,7 @@ def test_every_document_is_as_its_schema_says(run: Path) -> None:
 
 
 def test_steps_epochs_and_totals_are_those_of_the_flight_file(run: Path) -> None:
-    """Figures that one can work out by hand: 10 ms per step, of which 2 in no stage."""
+    """Values that can be verified mentally: 10 ms per step, of which 2 in no stage."""
     times = read(write(run, 0).folder, "stage_times.json")
 
     assert [row["step"] for row in times["per_step"]] == list(range(5))

@@ -176,7 +176,7 @@ def test_a_new_page_has_the_table_the_machine_and_room_for_the_reasons() -> None
 
 
 def test_what_people_wrote_stays() -> None:
-    """The reasons are written by hand and must survive the next run."""
+    """The reasons are written manually and must survive the next run."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="") + "Because of the moon.\n"
 
     again = page_with([row(2.0)], MACHINE, device="cpu", page=page)

@@ -128,14 +128,14 @@ def loops() -> dict[str, Callable[[Tape, int], object]]:
         if number % PERIOD == PERIOD - 1:
             tape.start("val").validate()
 
-    def by_hand(tape: Tape, number: int) -> None:
+    def manual(tape: Tape, number: int) -> None:
         tape.forward().backward().update()
         if number % PERIOD == PERIOD - 1:
             tape.forward(11, flags=0)
         tape.edge(Op.MARK, tape.source(SourceKind.MARK, "step"))
 
     return {each.__name__: each for each in (
-        plain, evaluates, saves, samples, new_iterator_each_step, two_in_turn, by_hand,
+        plain, evaluates, saves, samples, new_iterator_each_step, two_in_turn, manual,
     )}  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def test_built_in_stages_have_a_span_each_and_other_has_none() -> None:
 
 
 def test_the_reference_pages_say_what_the_catalogue_says() -> None:
-    """A page that is edited by hand, or forgotten, misleads whoever writes a query."""
+    """A page that is edited manually, or forgotten, misleads the author of a query."""
     assert pages.stale_pages(ROOT / pages.REFERENCE) == []
 
 
@@ -148,7 +148,7 @@ def test_a_stale_page_is_named_and_fails_the_check(
     """The check must be able to fail, and say which file and what to do."""
     assert pages.main(["--write", "--folder", str(tmp_path)]) == 0
     assert pages.main(["--check", "--folder", str(tmp_path)]) == 0
-    (tmp_path / "spans.md").write_text("edited by hand")
+    (tmp_path / "spans.md").write_text("edited manually")
 
     assert pages.main(["--check", "--folder", str(tmp_path)]) == 1
 

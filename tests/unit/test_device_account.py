@@ -100,7 +100,7 @@ def test_an_occurrence_without_a_reading_is_not_counted() -> None:
 
 
 def test_a_reading_of_another_stage_at_the_same_time_does_not_count() -> None:
-    """A forward inside a stage by hand lies within both."""
+    """A forward inside a user stage lies within both."""
     account = Account()
     account.add()
 

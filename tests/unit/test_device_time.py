@@ -223,7 +223,7 @@ def test_an_end_without_a_begin_is_nothing() -> None:
 
 
 def test_stages_inside_stages_have_their_own_time() -> None:
-    """The update inside a scaler's step; a forward inside a stage by hand."""
+    """The update inside a scaler's step; a forward inside a user stage."""
     bench = Bench(0)
 
     bench.begin(SourceKind.STAGE)
@@ -629,7 +629,7 @@ def test_a_loop_without_a_loader_has_steps_too() -> None:
     assert bench.seen == 20
 
 
-def test_stages_by_hand_alone_are_sampled_too() -> None:
+def test_user_stages_alone_are_sampled_too() -> None:
     """Nothing tells where their steps begin, and they must not all be timed for that."""
     bench = Bench(0, one_in=10)
 

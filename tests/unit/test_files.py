@@ -373,7 +373,7 @@ KEYS = (
 def test_no_command_ends_in_a_traceback_whatever_a_summary_says(
     figures: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An older version wrote it, or somebody by hand."""
+    """An older version wrote it, or a user edited it."""
     run = tmp_path_factory.getbasetemp() / "any" / "r1"
     if not run.exists():
         leave_run(run.parent, [3])

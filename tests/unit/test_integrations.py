@@ -75,8 +75,8 @@ def test_the_last_who_leaves_closes_what_the_first_opened(quiet: dict[str, Any])
     assert session.summary()["state"] == "finished"
 
 
-def test_a_session_by_hand_is_joined_and_left_open(quiet: dict[str, Any]) -> None:
-    """Who opens it by hand has more to observe than one fit."""
+def test_a_session_that_is_already_open_is_joined_and_left_open(quiet: dict[str, Any]) -> None:
+    """A session that the program opens observes more than one fit."""
     shared, holder = SharedSession(), Holder()
     session = otel_train.instrument(**quiet)
 

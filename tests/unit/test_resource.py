@@ -421,7 +421,7 @@ def test_the_place_of_a_process_is_what_its_launcher_says(
 
 
 def test_an_initialised_process_group_knows_better_than_the_environment() -> None:
-    """Ranks may be given to ``init_process_group`` by hand."""
+    """The program may pass ranks to ``init_process_group``."""
     info = found({"RANK": "0", "WORLD_SIZE": "1"}, process=replace(ALONE, live_ranks=lambda: (1, 2)))
 
     assert (info.rank, info.world_size) == (1, 2)

@@ -1,4 +1,4 @@
-"""Stages by hand: blocks, functions, generators, coroutines."""
+"""User stages: blocks, functions, generators, coroutines."""
 
 from __future__ import annotations
 

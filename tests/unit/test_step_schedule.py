@@ -365,7 +365,7 @@ def test_without_a_loader_a_round_of_updates_is_a_step() -> None:
     assert ends(StepRule(SourceKind.OPTIMIZER, asks=False), *round_of_two * 4) == [16, 24]
 
 
-def test_marks_set_by_hand_end_steps_and_nothing_else_does() -> None:
+def test_manual_marks_end_steps_and_nothing_else_does() -> None:
     """Who marks steps has said what a step is."""
     edges = [*calls(DATA, FIRST, DATA), *calls(MARK), *calls(FIRST), *calls(MARK)]
 

@@ -118,7 +118,7 @@ def test_a_window_with_an_evaluation_or_a_checkpoint_says_nothing() -> None:
     assert job.stragglers.spread == {}
 
 
-def test_waiting_in_a_reduction_by_hand_is_not_work() -> None:
+def test_waiting_in_a_manual_reduction_is_not_work() -> None:
     """A loop that calls all_reduce itself waits in ``other``: without DDP that stage proves nothing."""
     job = Job(2, barrier="")
 

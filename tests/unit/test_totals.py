@@ -47,7 +47,7 @@ def epoch(tape: Tape, steps: int = 3, loader: str = "code") -> Tape:
 
 
 def test_a_row_of_the_table_is_what_was_spent() -> None:
-    """Three steps of 5 + 20 + 30 + 7: the figures one would get by hand."""
+    """Three steps of 5 + 20 + 30 + 7: the values of a manual calculation."""
     totals = Counted(epoch(Tape())).close()
     forward = row(totals, "forward")
 

@@ -179,7 +179,7 @@ def test_every_micro_batch_has_a_loss_computation_and_their_step_is_one() -> Non
 
 
 def test_a_step_of_which_no_call_was_seen_has_no_training_step() -> None:
-    """Steps marked by hand have a duration; nothing in them was timed, so there is no zero to average."""
+    """Manual steps have a duration; nothing in them was timed, so there is no zero to average."""
     tape = Tape()
     for _ in range(4):
         tape.ask(ns=5 * MS).spend(20 * MS).mark()
@@ -470,7 +470,7 @@ def rounds(tape: Tape, count: int) -> Tape:
 
 
 def marked() -> Tape:
-    """Two epochs by hand, of 5 and 3 steps, with work in between that belongs to none."""
+    """Two manual epochs, of 5 and 3 steps, with work in between that belongs to none."""
     tape = rounds(Tape().epoch(1), 5).epoch_over()
     rounds(tape.spend(900 * MS), 2).validate()
     return rounds(tape.epoch(2), 3).epoch_over().spend(MS)

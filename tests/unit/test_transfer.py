@@ -346,7 +346,7 @@ STAND_IN = SimpleNamespace(
 )
 
 
-def test_a_stage_by_hand_of_that_name_is_the_same_stage() -> None:
+def test_a_user_stage_of_that_name_is_the_same_stage() -> None:
     """``stage("h2d")`` around a library's batch object: what is moved inside it is not counted again."""
     bench = Bench()
     hand = StageRecorder(bench.recorder)

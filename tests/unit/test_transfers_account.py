@@ -70,7 +70,7 @@ def test_inside_forward_it_is_cut_out_of_forward() -> None:
 
 
 def test_a_transfer_inside_a_transfer_is_one() -> None:
-    """A batch object of a library moves its tensors inside a stage ``h2d`` made by hand."""
+    """A batch object of a library moves its tensors inside a user stage ``h2d``."""
     tape = Tape()
     for _ in range(2):
         tape.ask().begin(H2D, "h2d").spend(1)

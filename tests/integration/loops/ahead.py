@@ -178,7 +178,7 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
 
 
 @timed
-def an_evaluation_that_fetches_ahead_by_hand(watch: Watch) -> Truth:
+def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> Truth:
     """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
     truth = watch.truth(owners=False)
     model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)

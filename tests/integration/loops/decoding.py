@@ -11,7 +11,7 @@ import otel_train
 
 
 class Decoded(Dataset[tuple[torch.Tensor, int, int]]):
-    """Rows that take a stage by hand, a loader and a backward to make; the third figure is the process.
+    """Rows that take a user stage, a loader and a backward to make; the third value is the process.
 
     Args:
         rows: how many.

@@ -95,7 +95,7 @@ class Torn(Dataset[tuple[torch.Tensor, int]]):
 
 
 def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception]) -> Truth:
-    """Asks by hand; an ask that raises is no batch."""
+    """Calls ``next`` itself; a call that raises is no batch."""
     model, truth = Net(), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -185,7 +185,7 @@ def closure_raises(watch: Watch) -> Truth:
 
 
 @loop
-def a_stage_by_hand_raises(watch: Watch) -> Truth:
+def a_user_stage_raises(watch: Watch) -> Truth:
     """What an exception leaves open is closed, and the next step is whole again."""
     model, train, truth = Net(), loader(6), Truth()
     optimizer = sgd(model)

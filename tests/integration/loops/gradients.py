@@ -104,7 +104,7 @@ def functional_gradients(watch: Watch) -> Truth:
 
 @loop
 def manual_updates(watch: Watch) -> Truth:
-    """No optimizer: parameters are changed by hand, and backwards are the steps."""
+    """No optimizer: the loop updates the parameters itself, and backwards are the steps."""
     model, train, truth = Net(), loader(6), Truth(source="backward", partial=None)
     watch(model, {"train": train})
     for _ in range(3):

@@ -207,7 +207,7 @@ def endless_generator(watch: Watch) -> Truth:
 
 
 @loop
-def next_by_hand(watch: Watch) -> Truth:
+def manual_next(watch: Watch) -> Truth:
     """The iterator is made anew when it has run out."""
     model, train, truth = Net(), loader(3), Truth()
     optimizer = sgd(model)

@@ -71,7 +71,7 @@ class Truth:
         optimizer: occurrences of the optimizer stage.
         updates: outermost calls of an optimizer's ``step`` that returned.
         skipped: updates that a gradient scaler skipped.
-        stages: occurrences of stages by hand.
+        stages: occurrences of user stages.
         failed: by stage, occurrences that raised.
         checkpoints: blocks.
         source: what steps are counted by; None: this program does not say.

@@ -93,7 +93,7 @@ def a_method_other_than_call(watch: Watch) -> Truth:
 
 
 @loop
-def a_method_other_than_call_marked_by_hand(watch: Watch) -> Truth:
+def a_method_other_than_call_with_a_user_stage(watch: Watch) -> Truth:
     """A user-defined stage around the method: its forward is inside that stage."""
     model, train, truth = Generative(), loader(5), Truth()
     optimizer = sgd(model)

@@ -50,7 +50,7 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
 
 @loop
 def a_stage_around_forward(watch: Watch) -> Truth:
-    """What runs inside a stage by hand keeps its own time and its own count."""
+    """What runs inside a user stage keeps its own time and its own count."""
     model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -128,7 +128,7 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
 
 
 @loop
-def steps_by_hand(watch: Watch) -> Truth:
+def manual_steps(watch: Watch) -> Truth:
     """The loop says where its steps end; nothing else does."""
     model, train, truth = Net(), loader(8), Truth(source="manual")
     optimizer = sgd(model)
@@ -144,7 +144,7 @@ def steps_by_hand(watch: Watch) -> Truth:
 
 
 @loop
-def steps_by_hand_after_a_resume(watch: Watch) -> Truth:
+def manual_steps_after_a_resume(watch: Watch) -> Truth:
     """``step(start=...)`` gives the next step its number, and is no step itself."""
     model, train, truth = Net(), loader(6), Truth(source="manual")
     optimizer = sgd(model)
@@ -160,7 +160,7 @@ def steps_by_hand_after_a_resume(watch: Watch) -> Truth:
 
 
 @loop
-def figures_and_events(watch: Watch) -> Truth:
+def values_and_events(watch: Watch) -> Truth:
     """``log`` and ``event`` are no stages, and change no count."""
     model, train, truth = Net(), loader(6), Truth()
     optimizer = sgd(model)

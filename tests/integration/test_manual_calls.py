@@ -1,4 +1,4 @@
-"""What a program says by hand, through a whole session."""
+"""What a program marks and logs manually, through a whole session."""
 
 from __future__ import annotations
 
