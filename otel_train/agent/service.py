@@ -148,6 +148,8 @@ class ExportLoop:
         full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
         if full or self._is_due(_READ, READ_INTERVAL_S):
             self.read_rings()
+        if self._gives_up():
+            return
         for number, task in enumerate(self.tasks):
             if (final or self._is_due(_READ - 1 - number, task.every_s)) and not task.guard.closed:
                 with task.guard:
@@ -192,6 +194,8 @@ class ExportLoop:
                 self._read_engine(thread)
         for thread, pending in waiting:
             for first in range(0, pending, SLICE_EDGES):
+                if self._gives_up():
+                    return
                 self._read(thread, min(SLICE_EDGES, pending - first))
         for thread in ended:
             self._recorder.release(thread)
@@ -199,6 +203,10 @@ class ExportLoop:
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.look(now_ns, behind)
+
+    def _gives_up(self) -> bool:
+        """Whether this is the thread of the loop, which has been stopped. The last turn, on another thread, goes on from here."""
+        return self._stop.is_set() and threading.current_thread() is self._thread
 
     def _read(self, thread: ThreadRing, most: int) -> None:
         piece = thread.ring.read(most)

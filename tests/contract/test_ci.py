@@ -42,6 +42,5 @@ def test_nothing_that_is_left_on_a_machine_reaches_the_tests_of_the_readme(tmp_p
     assert {(line[2], line[3]) for line in fresh} == {("empty", "unset")}
     assert not any(Path(line[1]).exists() for line in fresh), "the folders are removed afterwards"
     kept = {(line[0], line[1]) for line in said if line[0] != "test"}
-    assert kept == {
-        (target, folder) for target in ("check", "test-stack", "test-matrix") for folder in (home, cache)
-    }
+    targets = ("components", "static", "test-stack", "test-matrix")
+    assert kept == {(target, folder) for target in targets for folder in (home, cache)}

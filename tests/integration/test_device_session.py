@@ -196,7 +196,9 @@ def test_kept_steps_carry_it(instrumented: InstrumentedTraining) -> None:
     stages = [span for span in instrumented.kept.spans if span.name in ("train.forward", "train.backward")]
     known = [span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in stages]
 
-    assert len(stages) == 10
+    assert (
+        len(stages) >= 10
+    )  # of the first five steps; a step that another program slowed down is kept as well
     assert all(seconds is not None and 0 < float(str(seconds)) < 5 for seconds in known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -120,6 +121,24 @@ def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
 
     assert rig.loop.edges == 2 * SLICE_EDGES
     assert rig.loop.missed == 0
+
+
+def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn() -> None:
+    """The end waits for the loop only so long: then both would account the same edges at once."""
+    rig = Rig()
+    steps, edges = 7 * SLICE_EDGES // 8, 7 * SLICE_EDGES
+    rig.steps(steps)
+    rig.loop.start()
+    while not rig.loop.edges:
+        time.sleep(0.0005)
+    rig.loop.stop(5.0)
+    left = edges - rig.loop.edges
+    rig.loop.read_rings()
+
+    assert left > 0
+    assert (rig.loop.edges, rig.loop.missed) == (edges, 0)
+    assert rig.counted() == steps - 1
+    rig.memory.close()
 
 
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
