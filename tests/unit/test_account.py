@@ -13,7 +13,7 @@ STEP = 62
 
 
 def test_a_plain_loop_has_one_step_per_update() -> None:
-    """The case everybody has."""
+    """The usual loop."""
     tape = Tape()
     for _ in range(3):
         tape.step()
@@ -450,7 +450,7 @@ def test_sampling_after_the_last_pass_is_evaluation() -> None:
 
 
 def test_a_stage_around_the_whole_loop_leaves_the_steps_alone() -> None:
-    """``with stage("fit")`` owns what nobody else claims."""
+    """``with stage("fit")`` owns the time that is in no other stage."""
     tape = Tape().begin(SourceKind.STAGE, "fit").spend(3)
     for _ in range(2):
         tape.step().spend(3)

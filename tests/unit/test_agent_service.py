@@ -216,7 +216,7 @@ def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
 
 
 def test_a_fault_of_chores_that_share_a_guard_is_one_fault(rig: Rig) -> None:
-    """Two figures of one fault send somebody looking for the other."""
+    """One fault counted twice looks like two."""
 
     def fails() -> None:
         raise OSError

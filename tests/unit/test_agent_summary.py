@@ -129,7 +129,7 @@ def test_own_stages_are_bounded_and_the_built_in_ones_are_not_counted() -> None:
 
 
 def test_what_was_folded_is_counted() -> None:
-    """Somebody must be told that a label now says ``_OTHER``."""
+    """The summary has to say that a label was folded into ``_OTHER``."""
     figures_ = RunMetrics(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
     figures_.write(MetricBuilder())
 
@@ -181,7 +181,7 @@ def test_time_that_is_not_final_yet_is_in_the_ledger() -> None:
 
 
 def test_other_has_no_occurrences() -> None:
-    """Nobody called it, so it has no count and no average; it has time."""
+    """It is never called, so it has no count and no average; it has time."""
     tape = run_of().spend(50)
     other = [row for row in document(tape)["stages"] if row["stage"] == "other"]
 
@@ -235,7 +235,7 @@ def test_a_pass_that_ended_for_an_unknown_reason_is_a_pass_that_ended() -> None:
 
 
 def test_a_stage_of_the_program_that_is_called_other_adds_nothing_to_what_is_in_no_stage() -> None:
-    """Time that nobody claimed has no calls, and so no quantiles."""
+    """Time in no stage has no calls, and so no quantiles."""
     tape = Tape()
     for _ in range(3):
         tape.ask().forward().run(SourceKind.STAGE, "other", 9).backward().update()

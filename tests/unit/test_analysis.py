@@ -99,7 +99,7 @@ def test_communication_is_hidden_while_a_kernel_computes(scene: Scene) -> None:
 
 
 def test_stages_add_up_to_the_step(scene: Scene) -> None:
-    """20 data, 10 forward, 10 backward, 8 optimizer; nobody claims the other 52."""
+    """20 data, 10 forward, 10 backward, 8 optimizer; the other 52 are in no stage."""
     found = breakdown(scene)
 
     host = {row["stage"]: row["seconds"] for row in found["stages"]}
@@ -225,7 +225,7 @@ def test_traces_of_one_rank_are_not_put_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_a_rank_is_not_put_beside_others(tmp_path: Path) -> None:
-    """Nobody could say whom it waited for."""
+    """The rank that it waited for is unknown."""
     made = MadeTrace(rank=None)
     made.step(1, 0, 10)
 
@@ -294,7 +294,7 @@ def test_waiting_for_any_loader_is_waiting_for_data(tmp_path: Path) -> None:
     assert [row["stage"] for row in found["stages"]] == ["data:train", "data:extra", "other"]
 
 
-def test_ranges_of_pytorch_stand_in_for_stages_of_ours(tmp_path: Path) -> None:
+def test_ranges_of_pytorch_replace_stages_that_are_not_recorded(tmp_path: Path) -> None:
     """A trace recorded without us still says when data, backward and optimizer ran; forward it does not."""
     made = MadeTrace()
     made.step(1, 0, 100)

@@ -146,7 +146,7 @@ def test_shapes_of_an_operator_are_told_on_demand(tmp_path: Path, capsys: pytest
 
 
 def test_every_public_name_of_the_package_is_a_function() -> None:
-    """A module of the same name would take its place as soon as somebody imports it."""
+    """A module of the same name would take its place as soon as it is imported."""
     from otel_train.trace_analysis import __all__ as names
 
     assert all(inspect.isfunction(getattr(otel_train.trace_analysis, name)) for name in names)

@@ -196,7 +196,7 @@ def test_what_opens_doors_is_not_passed_on(run: Path) -> None:
     ]
 
 
-def test_folders_of_ours_ignore_themselves_in_git(run: Path, tmp_path: Path) -> None:
+def test_folders_that_we_create_ignore_themselves_in_git(run: Path, tmp_path: Path) -> None:
     """A trace of 20 MB is easily committed, and hard to take back."""
     made = write(run, 0, tmp_path / "made").folder
     (tmp_path / "theirs").mkdir()
@@ -206,7 +206,7 @@ def test_folders_of_ours_ignore_themselves_in_git(run: Path, tmp_path: Path) -> 
     assert not (theirs / ".gitignore").exists()
 
 
-def test_files_of_somebody_else_are_not_overwritten(run: Path, tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
     """config.json is a name that every project has."""
     (tmp_path / "config.json").write_text("{}")
 
@@ -217,7 +217,7 @@ def test_files_of_somebody_else_are_not_overwritten(run: Path, tmp_path: Path) -
 
 
 def test_a_link_in_the_run_directory_is_not_written_through(run: Path, tmp_path: Path) -> None:
-    """A run directory from elsewhere could point at anybody's home."""
+    """A run directory from elsewhere could point at the home of any user."""
     (tmp_path / "home").mkdir()
     (run / "artifacts").symlink_to(tmp_path / "home")
 
@@ -271,7 +271,7 @@ def _only_a_huge_summary(run: Path) -> None:
 
 def _only_a_foreign_summary(run: Path) -> None:
     (run / "rank0" / "flight.bin").unlink()
-    say_summary(run, schema="somebody.else/7")
+    say_summary(run, schema="another.tool/7")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_run_that_nothing_can_be_made_of_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "text", ['{"schema": "otel_tr', "[1]", "[" * 100_000, '{"schema": "somebody.else/7"}', "\x00"]
+    "text", ['{"schema": "otel_tr', "[1]", "[" * 100_000, '{"schema": "another.tool/7"}', "\x00"]
 )
 def test_a_summary_that_cannot_be_read_is_said_and_done_without(run: Path, text: str) -> None:
     """The flight file has the steps all the same."""
@@ -328,7 +328,7 @@ def test_a_summary_of_an_earlier_start_is_not_taken_for_this_one(run: Path) -> N
 @pytest.mark.parametrize("figure", ["x", None, [], {}, float("nan"), -1, 10**400])
 @pytest.mark.parametrize("key", ["stages", "steps", "loaders", "activities", "run_id"])
 def test_a_figure_of_the_wrong_shape_does_no_harm(run: Path, key: str, figure: Any) -> None:
-    """Somebody edited it, or it comes from a version to come."""
+    """It was edited, or a later version wrote it."""
     say_summary(run, **{key: figure})
 
     folder = write(run, 0).folder
@@ -483,7 +483,7 @@ def test_artifacts_and_check_need_no_torch(run: Path) -> None:
 def test_a_rank_that_is_not_there_is_named_with_those_that_are(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody should have to list the folder to find out."""
+    """The message saves listing the folder."""
     assert main(["export", str(run), "--rank", "3"]) == 2
     assert "rank 3 is not there. Ranks: 0" in capsys.readouterr().err
 

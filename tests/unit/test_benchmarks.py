@@ -205,7 +205,7 @@ def test_a_second_device_gets_a_table_of_its_own() -> None:
 
 
 def test_a_busy_machine_is_said_on_the_page() -> None:
-    """On a shared machine the other programs are measured: nobody should quote that."""
+    """On a shared machine the other programs are measured: such results must not be quoted."""
     busy = replace(MACHINE, load_1min=3.0)
 
     assert "too busy to quote" in busy.sentence()

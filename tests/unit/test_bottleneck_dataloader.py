@@ -144,7 +144,7 @@ def test_more_workers_than_processors_are_no_advice() -> None:
 
 
 def test_workers_that_keep_up_but_are_uneven_need_a_longer_queue() -> None:
-    """One batch in a hundred that takes a second is waited for by everybody behind it."""
+    """One batch in a hundred that takes a second delays all batches behind it."""
     first = judged(FOUR._replace(build_s=0.020, build_p99_s=0.5))[0]
 
     assert "prefetch_factor=4" in first.advice

@@ -149,7 +149,7 @@ def test_an_initialiser_that_cannot_be_pickled_fails_as_it_did() -> None:
         pickle.dumps(WorkerTimer(lambda _: None, None, 1))
 
 
-def test_a_worker_imports_nothing_heavy_of_ours() -> None:
+def test_a_worker_imports_no_heavy_module() -> None:
     """A spawned worker pays for every import before its first batch."""
     code = (
         "import sys, otel_train.instrumentation.worker_timer\n"

@@ -111,7 +111,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
-    """Months later somebody must still know what it is."""
+    """The record says what it is, months later."""
     assert run.controller.ask(PLAN._replace(reason="why not")) == ""
     capture = run.finish()
 
@@ -125,7 +125,7 @@ def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
 
 
 def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
-    """A trace whose step 3 is the run's step 23 sends everybody to the wrong place."""
+    """A trace whose step 3 is the run's step 23 points to the wrong place."""
     run.controller.ask(PLAN._replace(at_step=40))
     capture = run.finish()
 
@@ -147,7 +147,7 @@ def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
     assert run.profiler.log.count("start") == run.profiler.log.count("stop") == 2
 
 
-def test_what_nobody_asked_for_keeps_a_pause(run: Run) -> None:
+def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
     """A run whose steps are slow for an hour needs one capture, not sixty."""
     run.controller.ask(PLAN)
     run.finish()
@@ -299,7 +299,7 @@ def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
 
 
 def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
-    """The last capture of a run is the one of its end: nobody waits for it, and it must not be lost."""
+    """The last capture of a run is the one of its end: the loop does not wait for it, and it must not be lost."""
     run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
     run.controller.ask(PLAN)
     run.endpoint.turn()
@@ -369,7 +369,7 @@ def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
 
 
 def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise somebody looks for a file that was never to come."""
+    """Otherwise the user waits for a file that is never written."""
     run.endpoint.schedule = Schedule(chosen(1, skip_first=1000), PLAN._replace(trigger="schedule"), run.clock)
     run.endpoint.turn()
     run.epoch = 2
@@ -474,7 +474,7 @@ def test_http_without_the_token_is_refused_with_the_place_where_it_is(run: Run, 
 
 def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Importing torch in the middle of a JAX program's loop would cost seconds, or fail."""
-    assert run.controller.ask(PLAN) == ""  # before anybody knows
+    assert run.controller.ask(PLAN) == ""  # before that is known
     run.profiler.without = "no torch"
     refused = run.controller.ask(PLAN)
     with caplog.at_level(logging.WARNING):
@@ -502,7 +502,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_a_reason(run: Run, docume
 
 
 def test_other_ranks_are_asked_for_the_same_steps(run: Run) -> None:
-    """Who waits for whom is only seen in traces of one and the same step."""
+    """Which rank waits for which is only seen in traces of one and the same step."""
     (run.folder / "rank3").mkdir()
     status, answer = post(run, {"steps": 1, "ranks": [0, 3]})
     request = json.loads((run.folder / "rank3" / "capture-request.json").read_text())
@@ -522,7 +522,7 @@ def test_a_request_in_a_file_can_name_other_ranks(run: Run) -> None:
 
 
 def test_several_ranks_are_asked_once_the_pace_is_known(run: Run) -> None:
-    """Without it nobody can say which step all of them still have before them."""
+    """Without it the next step of all ranks is unknown."""
     (run.folder / "rank3").mkdir()
     run.step_ns = 0
     assert post(run, {"steps": 1, "ranks": [0, 3]})[0] == 409
@@ -543,7 +543,7 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
 
 
 def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
-    """By the time somebody has read the page, the trace is there."""
+    """By the time the page has been read, the trace is there."""
     assert run.endpoint.ask_by_alert("TrainInputBound") == ""
     capture = run.finish()
 
@@ -552,7 +552,7 @@ def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
 
 
 def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:
-    """Another alert, or a capture that somebody asked for, is no reason to leave this one without a trace."""
+    """Another alert, or a requested capture, is no reason to leave this one without a trace."""
     run.controller.ask(PLAN)
     run.finish()
     assert run.endpoint.ask_by_alert("TrainInputBound") == ""
@@ -574,7 +574,7 @@ def test_a_notification_of_an_alertmanager_is_no_request(run: Run) -> None:
 
 
 def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
-    """Who may read our files may ask; nobody else."""
+    """Only users who may read our files may request captures."""
     run.requests.publish()
     path = run.folder / "rank0" / KEY_FILE
     assert path.read_text() == "secret\n"

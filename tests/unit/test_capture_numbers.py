@@ -153,7 +153,7 @@ def within_steps(log: list[str]) -> set[str]:
 @pytest.mark.parametrize("at_step", [NEXT, 20])
 @pytest.mark.parametrize("name", loops())
 def test_the_numbers_are_right_wherever_it_is_asked_for(name: str, at_step: int, tmp_path: Path) -> None:
-    """A trace whose step 40 is the run's step 39 sends everybody to the wrong place."""
+    """A trace whose step 40 is the run's step 39 points to the wrong place."""
     tape = Tape()
     for number in range(STEPS):
         loops()[name](tape, number)

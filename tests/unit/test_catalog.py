@@ -133,7 +133,7 @@ def test_a_span_points_to_a_parent_that_exists() -> None:
 
 
 def test_built_in_stages_have_a_span_each_and_other_has_none() -> None:
-    """``other`` is time nobody claimed: it is the gap between the spans."""
+    """``other`` is time in no stage: it is the gap between the spans."""
     assert set(catalog.STAGE_SPANS) == set(catalog.STAGES) - {"other"}
 
 

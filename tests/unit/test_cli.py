@@ -64,7 +64,7 @@ def command(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_every_command_and_imports_none() -> None:
-    """Help that waits three seconds for torch is help nobody asks for twice."""
+    """Help must not wait three seconds for the import of torch."""
     code = (
         "import sys; from otel_train.cli.main import main\n"
         "try: main(['--help'])\n"
@@ -110,7 +110,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert re.match(r"otel-train (\d+\.\d+|\(run from its sources)", capsys.readouterr().out)
 
 
-def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """A traceback says 'we broke'; a wrong path is not that."""
     ended = command("summary", "no\nsuch", "--run-dir", str(tmp_path))
 
@@ -385,7 +385,7 @@ def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
     assert io.StringIO(ended.stdout).readline().startswith("== otel_train ==")
 
 
-def test_an_error_that_nobody_expected_is_one_line_with_its_place(
+def test_an_unexpected_error_is_one_line_with_its_place(
     run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback tells a user nothing, and a script needs the exit code."""

@@ -1,4 +1,4 @@
-"""What NVML says is published where nobody else publishes it, and its absence is silent."""
+"""What NVML says is published unless another exporter publishes it, and its absence is silent."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_every_device_in_use_has_what_it_tells() -> None:
 
 @pytest.mark.parametrize("told", ["MIG-part1", "GPU-part1"])
 def test_a_part_of_a_device_is_read_under_its_own_name(told: str) -> None:
-    """CUDA has its UUID with the first word of a whole one. How busy it is, and how hot, nobody tells: absent, not 0."""
+    """CUDA has its UUID with the first word of a whole one. Its utilisation and temperature are unknown: absent, not 0."""
     nvml = SlicedNvml(2)
     hardware = HardwareReader(
         lambda: {"cuda:0": told}, mode="on", exporter_answers=bool, load=lambda: nvml
@@ -193,7 +193,7 @@ def test_without_the_package_there_is_no_row_and_no_fault() -> None:
     assert hardware.guard.faults == 0
 
 
-def test_an_nvml_that_does_not_start_is_no_fault_of_ours() -> None:
+def test_an_nvml_that_does_not_start_is_no_fault() -> None:
     """A container without the driver's library has the package all the same."""
     nvml = Nvml(broken=True)
     hardware = reader(nvml)
@@ -204,7 +204,7 @@ def test_an_nvml_that_does_not_start_is_no_fault_of_ours() -> None:
     assert hardware.guard.faults == 0
 
 
-def test_without_a_device_in_use_nobody_is_asked() -> None:
+def test_without_a_device_in_use_nvml_is_not_loaded() -> None:
     """A run on the processor imports nothing and knocks nowhere."""
     nvml = Nvml()
 

@@ -60,7 +60,7 @@ def test_every_reading_is_in_the_peak_of_the_epoch_it_was_taken_in(
 
 
 def test_an_epoch_without_a_reading_has_the_level_that_was_there() -> None:
-    """Epochs of some milliseconds: between two looks memory stays what it was, as far as anybody knows."""
+    """Epochs of some milliseconds: between two looks memory counts as unchanged."""
     peak = Peak()
     assert peak.take(10) is None
     peak.add(Reading(20, 5, 9))

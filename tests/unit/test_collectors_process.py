@@ -26,7 +26,7 @@ def cgroup(root: Path, *, limit: str, used: int, inactive: int = 0) -> Path:
 
 
 def test_readings_are_those_of_this_process(tmp_path: Path) -> None:
-    """In base units, and close to what anybody else reads."""
+    """In base units, and close to what other tools read."""
     builder = MetricBuilder()
     ProcessReader(tmp_path).write(builder)
     found = {family.metric.name: family for family in builder.families()}

@@ -69,7 +69,7 @@ def test_compiling_inside_a_forward_is_no_productive_time() -> None:
     assert compiles.again == 1
 
 
-def test_where_nobody_can_say_whether_it_was_compiled_before_nothing_is_said() -> None:
+def test_where_it_is_unknown_whether_it_was_compiled_before_nothing_is_said() -> None:
     """JAX compiles a hundred small things before the first step: zero recompilations would be a guess."""
     compiles = Compiles(Reclaimed(), Totals(SeriesNames()))
     compiles.add([Compile(0, 5, again=None, compiler="jax")])

@@ -93,7 +93,7 @@ def listening(clock: FakeClock, handler: Handler) -> CompilerProbe:
 
 
 def test_a_compile_is_timed_whatever_torch_calls_back_with(handler: Any, clock: FakeClock) -> None:
-    """The first call of a compiled model ended with a TypeError of ours on torch 2.4 to 2.7."""
+    """The first call of a compiled model ended with a TypeError in otel_train on torch 2.4 to 2.7."""
     probe = listening(clock, handler)
     with handler.compiling():
         clock.tick(ms=5)
@@ -169,7 +169,7 @@ def test_a_second_compile_of_a_frame_is_told_apart(
     assert probe.take() == [Compile(1000 * MS, 1000 * MS, again)]
 
 
-def test_a_fault_of_ours_does_not_reach_the_programs_compile(
+def test_an_internal_fault_does_not_reach_the_programs_compile(
     handler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The callbacks run inside the program's own call of its model."""
@@ -186,7 +186,7 @@ def test_a_fault_of_ours_does_not_reach_the_programs_compile(
     assert "torch compiler failed; training goes on without it" in caplog.text
 
 
-def test_after_removal_nothing_of_ours_is_called(handler: Any, clock: FakeClock) -> None:
+def test_after_removal_no_callback_is_called(handler: Any, clock: FakeClock) -> None:
     """A session that has been closed leaves the compiler as it was."""
     probe = listening(clock, handler)
     probe.remove()

@@ -248,7 +248,7 @@ HOSTILE = [
 
 
 def hostile() -> dict[str, Any]:
-    """Names that nobody should give, each of which somebody will."""
+    """Names that are legal and break layouts."""
     rows = [stage("data", name, "train", count=2, each=0.1) for name in HOSTILE]
     return full(
         run_name=HOSTILE[0],

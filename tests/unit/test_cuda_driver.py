@@ -136,7 +136,7 @@ def test_a_torch_that_is_not_there_yet_is_no_fault(half_imported: object) -> Non
     ],
 )
 def test_what_the_driver_asks_of_torch_is_there(name: str) -> None:
-    """They are not public: a torch without them must be noticed here and not on somebody's cluster."""
+    """They are not public: a torch without them must be noticed here and not on a user's cluster."""
     found: Any = torch._C
     for part in name.split("."):
         found = getattr(found, part)

@@ -422,7 +422,7 @@ def test_a_stage_that_failed_is_measured_like_any_other() -> None:
 
 
 def test_checkpoints_and_marks_cost_no_event() -> None:
-    """Nobody asks how long the device took for them."""
+    """Their device time is not published."""
     bench = Bench(0)
 
     bench.stage(SourceKind.CHECKPOINT, host_ms=1)

@@ -64,7 +64,7 @@ def test_whatever_a_for_loop_takes_is_a_loader() -> None:
     ],
 )
 def test_what_is_no_loader_is_refused_with_a_remedy(given: Any, words: tuple[str, ...]) -> None:
-    """Value, rule, remedy: nobody should have to read our source."""
+    """Value, rule, remedy: the message is enough to correct the call."""
     with pytest.raises(ConfigError) as refused:
         named_loaders(given)
 

@@ -67,7 +67,7 @@ def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
 
 
 def test_a_check_that_raises_is_a_finding() -> None:
-    """A doctor who faints helps nobody; the other checks are still made."""
+    """A check that raises does not end the command; the other checks are still made."""
 
     def faints() -> Iterator[CheckResult]:
         yield CheckResult(area="a", state=OK, what="before")
@@ -125,7 +125,7 @@ def test_an_old_torch_or_python_is_a_problem() -> None:
 
 
 def test_a_package_out_of_its_bounds_is_named_with_them() -> None:
-    """Somebody else's requirement moved it."""
+    """The requirement of another package moved it."""
     finding = only(installation(psutil="5.0"), PROBLEM)
 
     assert finding.what == "psutil 5.0: expected >=5.9"
@@ -146,7 +146,7 @@ def test_the_extra_for_a_device_that_is_there_is_missed() -> None:
 
 
 def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
-    """They run in every training of this environment, and nobody sees them in a script."""
+    """They run in every training of this environment, and no script names them."""
     points = [
         EntryPoint(name, value, "otel_train.exporters")
         for name, value in (("good", "otel_train.testing:Kept"), ("bad", "otel_train.nowhere:X"))
@@ -232,7 +232,7 @@ def test_a_full_disk_is_a_warning_and_a_network_file_system_is_not(tmp_path: Pat
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
-    """Root may write anywhere, so the folder is one where nobody can."""
+    """Root may write anywhere, so the folder is one where no user can."""
     finding = only(runs(Path("/proc/otel-train")), PROBLEM)
 
     assert "/proc/otel-train cannot be written" in finding.what
@@ -301,7 +301,7 @@ def test_an_endpoint_that_answers_has_nothing_wrong() -> None:
     assert any("takes connections" in finding.what for finding in found)
 
 
-def test_an_address_where_nobody_listens_is_a_problem() -> None:
+def test_an_address_that_refuses_connections_is_a_problem() -> None:
     """The commonest of all."""
     with refusing_address() as address:
         finding = only(looked_at(address), PROBLEM)
@@ -326,7 +326,7 @@ def test_tls_to_a_plain_port_says_so() -> None:
 
 
 def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> None:
-    """Whoever reads the network reads the token. On loopback nobody does."""
+    """Whoever reads the network reads the token. Loopback is not on the network."""
     with http_receiver() as receiver:
         near = looked_at(receiver.endpoint, OTEL_EXPORTER_OTLP_HEADERS="authorization=x")
         settings = endpoint.settings_of({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
@@ -465,8 +465,8 @@ def test_a_refusal_is_told_with_its_remedy_and_nothing_is_waited_for() -> None:
     assert all("OTEL_EXPORTER_OTLP_HEADERS" in finding.remedy for finding in found)
 
 
-def test_a_place_that_is_silent_is_a_problem_only_if_somebody_named_it() -> None:
-    """Not everybody runs Grafana on this machine."""
+def test_a_place_that_is_silent_is_a_problem_only_if_it_was_named() -> None:
+    """Grafana is optional on this machine."""
     with http_receiver() as receiver, refusing_address() as address:
         away = Backend()
         away.url = address
@@ -478,7 +478,7 @@ def test_a_place_that_is_silent_is_a_problem_only_if_somebody_named_it() -> None
 
 
 def test_without_an_endpoint_nothing_is_sent_and_only_what_was_named_is_looked_at() -> None:
-    """Somebody who scrapes need not hear of a stack that is not there."""
+    """A run that is scraped needs no message about a stack that is not there."""
     with backend() as made:
         assert sent_to("", made, named=False) == []
         assert any("Prometheus is well" in finding.what for finding in sent_to("", made))

@@ -49,21 +49,21 @@ def test_a_missing_package_names_the_command_that_installs_it(module: str) -> No
 
 def test_a_failure_inside_a_package_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken build is not a missing package; installing it again would not help."""
-    (tmp_path / "broken_build_of_ours.py").write_text("import a_library_it_needs\n")
+    (tmp_path / "our_broken_build.py").write_text("import a_library_it_needs\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     with pytest.raises(ModuleNotFoundError, match="a_library_it_needs") as caught:
-        require("broken_build_of_ours", extra="demo")
+        require("our_broken_build", extra="demo")
 
     assert not isinstance(caught.value, MissingExtraError)
-    assert "broken_build_of_ours" not in sys.modules
+    assert "our_broken_build" not in sys.modules
 
 
 def test_a_module_whose_import_is_not_over_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that begins with JAX imports torch later, for seconds, while our thread looks for devices."""
-    name = "slow_import_of_ours"
+    name = "our_slow_import"
     (tmp_path / f"{name}.py").write_text(
         f"from otel_train.errors import imported\nduring = imported({name!r})\n"
     )

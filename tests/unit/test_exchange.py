@@ -1,4 +1,4 @@
-"""The thread between this rank and the store: it may be late, it may fail, it never holds anybody up."""
+"""The thread between this rank and the store: it may be late, it may fail, it never blocks another thread."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_record_is_overwritten_and_taken_away_at_the_end(
     assert store.held == {"theirs": "kept"}
 
 
-def test_a_store_that_blocks_holds_up_nobody_but_its_own_thread(
+def test_a_store_that_blocks_holds_up_only_its_own_thread(
     store: FakeStore, made: Callable[..., Exchange]
 ) -> None:
     """The host of the store hangs: the heartbeat of this rank must go on to say so."""

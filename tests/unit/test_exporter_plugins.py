@@ -30,7 +30,7 @@ FINAL = ExportBatch(final=True)
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A package of somebody else's, which is installed."""
+    """A third-party package, which is installed."""
     module = ModuleType("theirs")
     monkeypatch.setitem(sys.modules, "theirs", module)
     return module
@@ -77,7 +77,7 @@ def test_an_exporter_may_decline(package: ModuleType) -> None:
 
 
 def test_off_and_names_choose_among_what_is_installed(package: ModuleType) -> None:
-    """A package that came as somebody's dependency must not send by itself where its user says no."""
+    """A package that came as a dependency must not send by itself where its user says no."""
     package.__dict__.update(a=lambda _: Kept(), b=lambda _: Kept())
     found = [point("a"), point("b")]
 
@@ -111,7 +111,7 @@ def test_an_exporter_that_raises_is_said_once_counted_and_off_after_three(
     assert theirs.closed
 
 
-def test_an_exporter_that_hangs_holds_up_nobody(package: ModuleType) -> None:
+def test_an_exporter_that_hangs_does_not_block(package: ModuleType) -> None:
     """What it does not take in time is dropped and counted, and the end does not wait for it."""
     freed, began = threading.Event(), threading.Event()
 
@@ -137,7 +137,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(package: ModuleType) -> None:
 def test_one_that_was_found_and_fails_to_load_is_left_out(
     package: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody asked for it: the run starts without it, and says so."""
+    """No setting names it: the run starts without it, and says so."""
     package.__dict__["good"] = lambda _: Kept()
     found = [point("bad"), point("good")]
 

@@ -103,7 +103,7 @@ HOSTILE: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "said"), HOSTILE)
-def test_what_is_no_regular_file_of_ours_is_not_read_and_its_kind_is_said(
+def test_what_is_not_our_regular_file_is_not_read_and_its_kind_is_said(
     make: Callable[[Path], object], said: str, run: Path
 ) -> None:
     """A link leads out of the folder, a pipe blocks for ever, a device never ends."""
@@ -133,7 +133,7 @@ def test_a_folder_below_a_run_directory_that_is_a_link_is_not_entered(run: Path,
     assert list(outside.iterdir()) == [outside / "summary.json"]
 
 
-def test_a_folder_of_somebody_else_is_not_entered(run: Path) -> None:
+def test_a_folder_of_another_user_is_not_entered(run: Path) -> None:
     """Its owner may exchange what is in it at any time."""
     if os.geteuid():
         pytest.skip("giving a folder away needs root")
@@ -195,7 +195,7 @@ def test_links_up_to_the_run_directory_are_followed(run: Path, tmp_path: Path) -
     ],
 )
 def test_a_path_is_divided_where_folders_of_our_own_layout_begin(path: str, root: str, below: str) -> None:
-    """Above it lies what a user has named, below it what anybody may have put there."""
+    """Above it lies what a user has named, below it what any user may have put there."""
     assert divided(Path(path)) == (Path(root), Path(below).parts)
 
 
@@ -297,7 +297,7 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     )
 )
 def test_what_we_write_is_what_we_read(value: Any) -> None:
-    """Bounds take nothing from documents of ours."""
+    """Bounds take nothing from documents that otel_train writes."""
     assert parse_json(json.dumps(value)) == value
 
 

@@ -125,7 +125,7 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-def test_a_handler_that_somebody_set_over_ours_stays(sigterm: None) -> None:
+def test_a_handler_that_was_set_over_ours_stays(sigterm: None) -> None:
     """What someone patched over ours stays theirs."""
     hook = ExitHook(lambda _: None)
     hook.install()
@@ -218,7 +218,7 @@ def test_what_was_not_given_is_said() -> None:
 
 
 def test_updates_without_a_backward_are_said() -> None:
-    """A step that is compiled as a whole shows no backward: nobody should read that as a backward of no cost."""
+    """A step that is compiled as a whole shows no backward: that must not read as a backward of no cost."""
     assert things(models=[], sources=DATA, loader_threads=[], stages=("forward",)) == [("stage", "backward")]
 
 

@@ -43,7 +43,7 @@ def test_time_between_two_stages_has_a_place_in_the_step() -> None:
     assert named(waiting, stuck) == [(1, "other", "")]
 
 
-def test_a_stage_of_your_own_is_compared_with_what_most_do() -> None:
+def test_a_user_defined_stage_is_compared_with_what_most_do() -> None:
     """It has no place in a step, but a rank alone in it stands out."""
     waiting = {"stage": "backward", **STILL}
     stuck = {"stage": "augment", "after": "", **STILL}
@@ -52,19 +52,19 @@ def test_a_stage_of_your_own_is_compared_with_what_most_do() -> None:
     assert named(waiting, stuck) == []
 
 
-def test_where_nothing_tells_the_ranks_apart_nobody_is_named() -> None:
+def test_where_nothing_tells_the_ranks_apart_none_is_named() -> None:
     """All in backward: it may be the network. A wrong name costs a night."""
     assert named(*[{"stage": "backward", **STILL}] * 4) == []
 
 
 def test_a_rank_that_makes_progress_is_late_and_not_stuck() -> None:
-    """Rank 0 evaluates for ten minutes, the others wait in backward: nobody hangs."""
+    """Rank 0 evaluates for ten minutes, the others wait in backward: none hangs."""
     waiting = {"stage": "backward", **STILL}
 
     assert named({"stage": "forward", "step": 99, "doing": "evaluating"}, waiting, waiting) == []
 
 
-def test_as_long_as_nobody_stands_still_nobody_is_suspected() -> None:
+def test_as_long_as_no_rank_stands_still_none_is_suspected() -> None:
     """Ranks are never at the same place at the same time."""
     assert named({"stage": "data"}, {"stage": "backward"}) == []
 
@@ -87,7 +87,7 @@ def test_a_rank_whose_loops_are_over_is_not_waited_for() -> None:
 
 
 def test_when_a_whole_node_is_gone_its_first_ranks_are_named() -> None:
-    """A list of a thousand names helps nobody."""
+    """A list of a thousand names is too long to act on."""
     ranks = {rank: report(rank) for rank in range(64)}
 
     assert [s.rank for s in suspects(ranks, dict.fromkeys(ranks, 400.0))] == list(range(MOST_NAMED))

@@ -28,7 +28,7 @@ def one(*values_ns: int) -> Histograms:
 
 
 def test_an_empty_series_has_no_minimum_and_no_buckets() -> None:
-    """Missing is not zero: a minimum of 0 s would claim something that nobody saw."""
+    """Missing is not zero: a minimum of 0 s would be a value that was not measured."""
     point = Histograms(size=1).point(0)
 
     assert point.count == 0

@@ -86,7 +86,7 @@ def test_a_session_that_is_already_open_is_joined_and_left_open(quiet: dict[str,
 
 
 def test_a_run_that_failed_is_closed_as_failed(quiet: dict[str, Any]) -> None:
-    """The callback is told of the exception before anybody else."""
+    """The callback gets the exception before the exit hook."""
     shared, holder = SharedSession(), Holder()
     session = shared.join(holder, quiet)
     shared.leave(holder, ArithmeticError("a loss that is none"))
@@ -133,7 +133,7 @@ def test_disabled_is_disabled(quiet: dict[str, Any]) -> None:
     assert session.epoch_captures().begin(1, {}) == "otel_train is disabled"
 
 
-def test_a_model_that_nobody_named_is_found(quiet: dict[str, Any]) -> None:
+def test_a_model_that_was_not_named_is_found(quiet: dict[str, Any]) -> None:
     """A library calls parts of the model that it is given: what is called is what counts."""
     shared, holder = SharedSession(), Holder()
     session = shared.join(holder, quiet)
@@ -223,7 +223,7 @@ def test_activities_come_as_words_or_as_torch_has_them(given: Any, names: Sequen
 
 @pytest.mark.parametrize("given", ["gpu", ["cpu", "disk"], [], 3])
 def test_an_unknown_activity_is_refused(given: Any) -> None:
-    """Else nothing would be recorded, and nobody would know why."""
+    """Else nothing would be recorded, without a reason."""
     with pytest.raises(ConfigError, match="expected some of cpu, cuda, xpu, mtia"):
         activities_of(given)
 
@@ -287,8 +287,8 @@ def test_a_loader_that_the_trainer_does_not_know_is_that_of_the_stage_that_runs(
     assert role_of(trainer, [DataLoader([1])], alone=True) == "val"
 
 
-def test_a_trainer_saves_as_before_once_nobody_looks() -> None:
-    """What is put in front of its method is taken out again, unless somebody else has put another there."""
+def test_a_trainer_saves_as_before_once_the_patch_is_removed() -> None:
+    """What is put in front of its method is taken out again, unless other code has put another there."""
 
     class Trainer:
         def save_checkpoint(self, path: str) -> str:
@@ -337,7 +337,7 @@ def test_all_ranks_of_a_job_get_the_id_of_its_first() -> None:
 
 
 def test_who_cannot_meet_has_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """A rank that never comes keeps nobody from training."""
+    """A rank that never comes does not keep the others from training."""
     assert meet(1, Store()) == ""
     assert meet(1, None) == ""
     assert "rank 0 named no run within 0.1 s" in caplog.text

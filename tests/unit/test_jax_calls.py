@@ -131,7 +131,7 @@ def test_who_does_not_want_to_wait_does_not(jax: FakeJax, writer: Writer) -> Non
 
 
 def test_a_call_that_is_traced_writes_nothing(jax: FakeJax, writer: Writer) -> None:
-    """It makes a program, once; waiting for a tracer would be an error of ours in the user's program."""
+    """It makes a program, once; waiting for a tracer would raise in the user's program."""
     jax.tracing = True
 
     assert jax.timed(add)(1) == 2
@@ -157,7 +157,7 @@ def test_an_exception_is_the_programs_and_the_stage_is_marked(jax: FakeJax, writ
 
 
 def test_what_cannot_be_computed_raises_where_the_program_uses_it(jax: FakeJax, writer: Writer) -> None:
-    """As without us: a result that nobody looks at stops no program."""
+    """As without us: a result that is not used stops no program."""
     broken = RuntimeError("out of memory")
 
     assert jax.timed(lambda: broken)() is broken

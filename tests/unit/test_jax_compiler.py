@@ -74,7 +74,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler() -> Iterator[Compiler]:
-    """One that is listened to; nobody's call runs."""
+    """One with a listener; no call runs."""
     made = Compiler()
     made.probe.listen()
     yield made
@@ -175,8 +175,8 @@ def test_other_events_are_none_of_its_business(compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize("kind", [Monitoring, OlderMonitoring])
-def test_nothing_of_ours_stays_in_jax(kind: type[Monitoring]) -> None:
-    """After close JAX calls nobody; in versions without an official way, too."""
+def test_no_listener_stays_in_jax(kind: type[Monitoring]) -> None:
+    """After close JAX calls no listener; in versions without an official way, too."""
     compiler = Compiler()
     compiler.jax = kind()
     compiler.probe.listen()
@@ -208,7 +208,7 @@ def test_a_program_without_jax_is_left_alone() -> None:
     assert probe.take() == []
 
 
-def test_a_fault_of_ours_does_not_reach_the_compiler(
+def test_an_internal_fault_does_not_reach_the_compiler(
     compiler: Compiler, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It runs inside the user's call of their own function."""

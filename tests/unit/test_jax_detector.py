@@ -71,7 +71,7 @@ def program() -> Iterator[Program]:
     made.evidence.stop()
 
 
-def test_a_compile_after_a_gradient_is_the_sign_and_then_nothing_of_ours_stays(program: Program) -> None:
+def test_a_compile_after_a_gradient_is_the_sign_and_then_no_listener_stays(program: Program) -> None:
     """The parameters are made before: a session that started there would come before the program's own."""
     program.monitoring.compile("init")
     program.jax.grad(abs)
@@ -84,7 +84,7 @@ def test_a_compile_after_a_gradient_is_the_sign_and_then_nothing_of_ours_stays(p
 
 
 def test_what_gives_gradients_is_the_programs_own_function_in_all_but_identity(program: Program) -> None:
-    """JAX differentiates what it was given, with the arguments it was given, and nothing of ours is traced."""
+    """JAX differentiates what it was given, with the arguments it was given, and no wrapper is traced."""
     held = program.jax.grad
 
     assert held(abs, argnums=2) == ("gradient of", abs, 2)
@@ -106,7 +106,7 @@ def test_a_function_that_gives_gradients_can_be_pickled(
 
 
 def test_the_programs_own_listeners_hear_every_event() -> None:
-    """JAX goes through its list while the session starts: nobody may be left out because of us."""
+    """JAX goes through its list while the session starts: no listener may be left out because of us."""
     heard: list[str] = []
     probes: list[JaxCompilerProbe] = []
 
@@ -134,7 +134,7 @@ def at_exit(program: Program) -> list[str]:
 
 
 def test_a_program_that_compiles_and_takes_no_gradient_is_told_what_to_add(program: Program) -> None:
-    """Evolution, a solver of its own: it may well train. Silence would read as a fault of ours."""
+    """Evolution, a solver of its own: it may well train. Silence would read as a defect of otel_train."""
     program.monitoring.compile("generation")
     program.clock.tick(ms=2000)
 
@@ -180,7 +180,7 @@ def test_a_session_that_cannot_start_does_not_fail_the_program(caplog: pytest.Lo
 
 
 def test_nothing_is_called_at_exit_after_the_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is done with us keeps nothing of ours, for as long as it lives."""
+    """A process that is done with us keeps no exit handler, for as long as it lives."""
     left: list[Any] = []
     monkeypatch.setattr(atexit, "register", left.append)
     monkeypatch.setattr(atexit, "unregister", left.remove)

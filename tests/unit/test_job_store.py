@@ -87,7 +87,7 @@ def test_a_store_that_does_not_answer_leaves_a_rank_without_a_start_and_says_so(
 
 
 def test_a_removed_record_is_gone(of_job: Any) -> None:
-    """Nothing of ours stays in the job's store."""
+    """No key of otel_train stays in the job's store."""
     before = of_job.num_keys()
     ours = JobStore(of_job)
     ours.put("ours/0", "x")
@@ -163,7 +163,7 @@ def test_where_there_is_no_tcp_store_there_is_no_connection(found: dict[str, Any
 
 
 def test_a_job_is_there_once_the_user_has_made_it_and_it_has_several_ranks() -> None:
-    """We initialise nothing, and a rank alone has nobody to talk to."""
+    """We initialise nothing, and a single rank has no others to exchange records with."""
     assert find_job({}) is None
     assert find_job(modules(None, initialized=False)) is None
     assert find_job(modules(None, ranks=(0, 1))) is None

@@ -53,7 +53,7 @@ def test_the_interpreter_keeps_its_flags(words: Sequence[str], flags: Sequence[s
     ],
 )
 def test_what_comes_after_the_program_is_the_programs_own(words: Sequence[str]) -> None:
-    """An option of ours that swallows one of theirs changes the training."""
+    """If otel-train takes an option of the program, the training changes."""
     args = parsed("--run-name", "mine", *words)
     assert args.run_name == "mine"
     assert args.run_id is None

@@ -138,7 +138,7 @@ WRONG = {
         9.0,
         "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s",
     ),
-    "verdicts.0.loader": ("nobody's", "input_bound is about loader nobody's: no value is of it"),
+    "verdicts.0.loader": ("unknown", "input_bound is about loader unknown: no value is of it"),
     "verdicts.0.evidence.data_wait_seconds": (
         0.7,
         "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0",

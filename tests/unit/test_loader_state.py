@@ -76,7 +76,7 @@ def test_workers_that_ended_are_told_by_how_they_ended() -> None:
     assert state == LoaderState(4, 1, 2, pids, 4, 0, 16)
     assert exits == [WorkerExit(2, pids[2], "exit_3"), WorkerExit(3, pids[3], "SIGKILL")]
     assert again == []
-    assert codes == [-9, 0, 3, -9]  # looking has taken nobody's child away
+    assert codes == [-9, 0, 3, -9]  # looking has reaped no child
     assert pool.exits() == [WorkerExit(0, pids[0], "SIGKILL")]
 
 
@@ -94,7 +94,7 @@ def test_a_death_is_known_after_torch_has_reaped_it_and_dropped_the_iterator() -
 
 
 def test_a_worker_of_a_fork_server_is_seen_to_run_and_to_end() -> None:
-    """It is nobody's child here: only its owner learns how it ended."""
+    """It is not a child of this process: only the fork server learns how it ended."""
     process = child("sleep", "forkserver")
     mine = iterator([process])
     pool = WorkerPool(mine)
@@ -128,7 +128,7 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     assert how_it_ended(process, 7) == "signal_40"
 
 
-def test_a_crew_is_done_when_it_is_over_and_everybody_has_ended() -> None:
+def test_a_crew_is_done_when_it_is_over_and_every_worker_has_ended() -> None:
     """It is remembered until then, and no longer."""
     mine = iterator([idle()])
     pool = WorkerPool(mine)
@@ -140,7 +140,7 @@ def test_a_crew_is_done_when_it_is_over_and_everybody_has_ended() -> None:
 
 
 def test_a_process_of_another_kind_is_left_alone() -> None:
-    """Somebody else's idea of a process."""
+    """Another library's process type."""
     state = seen(iterator([SimpleNamespace(pid=1)]))
 
     assert state is not None

@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_a_number_is_detected() -> None:
 
     assert not signals.take("loss", math.nan)
     assert not signals.take("total_norm", math.inf)
-    assert signals.take("accuracy", math.nan)  # a metric of the user's own may be undefined
+    assert signals.take("accuracy", math.nan)  # a user-defined metric may be undefined
     assert signals.nonfinite == {**dict.fromkeys(c.NONFINITE_KIND.values, 0), "loss": 1, "gradient": 1}
 
 
@@ -175,7 +175,7 @@ def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
 
 
 def test_a_value_that_cannot_be_copied_does_not_reach_the_loop() -> None:
-    """Nothing of ours raises into training."""
+    """otel_train raises no exception into training."""
     notes = ValueQueue(FakeClock())
     notes.log({"loss": Hostile(), "lr": 0.1})
 
@@ -237,7 +237,7 @@ def test_an_event_is_told_at_the_step_in_which_it_happened() -> None:
 
 
 def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its figure would be missing, and nobody would know why."""
+    """Its figure would be missing without a reason."""
     reading = Reading()
     for _ in range(3):
         reading.notes.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
@@ -261,7 +261,7 @@ def test_attributes_of_any_kind_become_text() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_an_event() -> None:
-    """Somebody must be told when, at which step, and which value."""
+    """The event says when, at which step, and which value."""
     reading = Reading()
     reading.clock.tick(s=1)
     reading.notes.log({"loss": math.nan, "accuracy": math.nan})

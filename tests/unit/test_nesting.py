@@ -54,7 +54,7 @@ def nest(tape: Tape) -> tuple[Nesting, list[Event]]:
 
 
 def owners(events: list[Event]) -> list[int]:
-    """Who owned the time before each event; -1 for nobody."""
+    """Who owned the time before each event; -1 for none."""
     return [event.stack[-1] if event.stack else -1 for event in events]
 
 

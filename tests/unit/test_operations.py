@@ -127,7 +127,7 @@ def test_a_token_begun_before_the_session_is_nobodys_fault() -> None:
 
 
 def test_after_the_session_tokens_are_empty() -> None:
-    """And in a forked child: nobody would ever take them out."""
+    """And in a forked child: it has no reader that takes them out."""
     bench = Bench()
     before = bench.timers.begin("work")
     bench.recorder.silence()

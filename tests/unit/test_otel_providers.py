@@ -161,7 +161,7 @@ def test_a_session_exports_by_way_of_the_programs_providers(tmp_path: Path) -> N
     tracers.shutdown()
 
 
-def test_a_provider_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_provider_that_hangs_does_not_block(tmp_path: Path) -> None:
     """Its collector is down: training ends in time all the same."""
     released = threading.Event()
     sent = Sent(hangs=released)

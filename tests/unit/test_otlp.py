@@ -119,7 +119,7 @@ def test_any_figures_survive_the_way_through_a_file(value: float, loader: str, o
     assert protobuf_of(line.encode(), "metrics") == metrics_request(figures).SerializeToString()
 
 
-def test_a_histogram_nobody_observed_has_no_minimum() -> None:
+def test_an_empty_histogram_has_no_minimum() -> None:
     """Zero is not the same as not measured."""
     [metric, *_] = metrics_request(snapshot()).resource_metrics[0].scope_metrics[0].metrics
     full, empty = metric.exponential_histogram.data_points

@@ -197,7 +197,7 @@ def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., 
 
 
 def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., Sender]) -> None:
-    """A mistake of ours must not silence a run for good, nor lose what it was made on."""
+    """A defect in a transport neither stops the sender for good nor loses the request."""
     collector, clock = Collector(), Time()
     usual = collector.send
     collector.send = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # breaks
@@ -242,7 +242,7 @@ def test_pauses_grow_are_bounded_and_differ() -> None:
 
 
 def test_the_next_start_sends_what_the_last_one_left(make: Callable[..., Sender]) -> None:
-    """Nobody has to remember to replay."""
+    """No manual replay is needed."""
     before = make(Collector(retry("answers 503")))
     before.put("metrics", metrics(1))
     before.put("traces", SPANS)

@@ -36,14 +36,14 @@ def at(rank: int, world_size: int, *, per_node: int = 8, profile: str = "auto") 
     ],
 )
 def test_the_size_of_the_run_chooses_the_profile(world_size: int, name: str, expected: int) -> None:
-    """Nobody reads a page of settings before the first large run."""
+    """The first large run needs no settings."""
     found = at(world_size - 1, world_size)
 
     assert (found.name, found.expected) == (name, expected)
 
 
 def test_a_profile_that_is_set_wins_over_the_size() -> None:
-    """Somebody looks for one fault on 100 ranks, for an hour, at any price."""
+    """To find one fault on 100 ranks, full detail is worth its price for an hour."""
     assert at(99, 100, profile="full")[:3] == ("full", True, False)
     assert at(1, 2, profile="rank0_aggregate").metrics is False
     assert at(1, 2, profile="reduced").reduced is True

@@ -161,7 +161,7 @@ def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
         assert list(shown.values()) == [sum(counts[: end + 1]) for end in range(4)]
 
 
-def test_a_metric_nobody_measured_is_not_on_the_page(exporter: PrometheusExporter) -> None:
+def test_a_metric_that_was_not_measured_is_not_on_the_page(exporter: PrometheusExporter) -> None:
     """Absent is not zero, and an empty family confuses parsers."""
     exporter.export(ExportBatch(snapshot=Snapshot(1, 2, (MetricFamily(WORKERS, ()),))))
     assert "train_loader_workers" not in page(exporter)
@@ -223,7 +223,7 @@ def test_an_address_that_is_not_ours_is_refused() -> None:
         PrometheusExporter("192.0.2.1", 9464, LABELS, RESOURCE)
 
 
-def test_clients_that_say_nothing_block_nobody(exporter: PrometheusExporter) -> None:
+def test_clients_that_say_nothing_do_not_block_others(exporter: PrometheusExporter) -> None:
     """A port scanner must not blind the dashboard, nor hold up the end."""
     silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(10)]
     try:
@@ -256,7 +256,7 @@ def test_a_normal_client_is_served_while_forty_trickle(exporter: PrometheusExpor
 def test_of_too_many_clients_the_one_goes_that_has_been_unfinished_for_longest(
     exporter: PrometheusExporter,
 ) -> None:
-    """The newest is the one that somebody waits for."""
+    """The newest one still waits for its answer."""
     clients = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(17)]
     try:
         clients[0].settimeout(1)
@@ -372,7 +372,7 @@ def test_closing_frees_the_port_and_ends_the_threads() -> None:
 
 def test_a_forked_child_does_not_hold_the_port() -> None:
     """Workers outlive loaders; with their copy of the socket the port would stay taken."""
-    # Below the ports that the system gives to clients: nobody else takes it between close and the check.
+    # Below the ports that the system gives to clients: no other process takes it between close and the check.
     exporter = PrometheusExporter("127.0.0.1", 20_000 + os.getpid() % 10_000, LABELS, RESOURCE)
     told, tell = os.pipe()
     pid = os.fork()

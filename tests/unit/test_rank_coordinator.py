@@ -148,7 +148,7 @@ def test_a_standstill_is_told_by_rank_0_alone(
 
 
 def test_the_deputy_speaks_when_rank_0_has_fallen_silent(members: list[Member], store: FakeStore) -> None:
-    """Its process is stopped or gone: nobody else would say so."""
+    """Its process is stopped or gone: no other rank would say so."""
     deputy = join(members, store, 1, 4)
     deputy.turns()
     records = {rank: encode(report(rank)) for rank in range(4)}

@@ -45,7 +45,7 @@ def events(**counts: int) -> dict[str, int]:
 
 
 def test_before_any_record_there_is_no_figure() -> None:
-    """Not measured is absent: a 0 would page somebody for two missing ranks."""
+    """Not measured is absent: a 0 would page for two missing ranks."""
     seen = Seen()
 
     assert seen.figures() == {}

@@ -92,7 +92,7 @@ def test_what_is_read_is_what_was_written() -> None:
     ],
 )
 def test_anything_else_is_refused_by_name(text: str) -> None:
-    """A rank of another version, or a key that somebody else uses, must not bring the reader down."""
+    """A rank of another version, or a key of another program, must not raise in the reader."""
     with pytest.raises(ValueError):  # noqa: PT011 - the text differs, the kind is the point
         decode(text)
 

@@ -114,7 +114,7 @@ def test_more_threads_than_rings_in_the_file_are_recorded_as_well(recorder: Reco
 
 
 def test_after_silence_nothing_is_written(recorder: Recorder) -> None:
-    """Hooks that somebody still holds after ``close`` write into nothing."""
+    """Hooks that are still referenced after ``close`` write nothing."""
     source = recorder.source(SourceKind.STAGE, "work")
     edge = recorder.edge
     recorder.silence()

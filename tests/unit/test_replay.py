@@ -74,7 +74,7 @@ def cli(*words: str) -> int:
 
 
 def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None:
-    """Sending to a default address would look like success to nobody."""
+    """A default address would only give a connection error."""
     with pytest.raises(ConfigError, match="--endpoint"):
         replay(run_path, environ={})
 
@@ -120,7 +120,7 @@ def test_a_torn_line_is_skipped_and_said(run_path: Path, capsys: pytest.CaptureF
 def test_a_line_that_is_no_request_is_moved_aside_and_said(
     run_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be read here may mean something to somebody: it is never deleted."""
+    """What cannot be read here may be readable to another tool: it is never deleted."""
     theirs = b'{"resourceLogs": [{"scopeLogs": []}]}'
     put(run_path / "rank0", b"not JSON", theirs, metrics(8))
     with http_receiver() as received:
@@ -249,7 +249,7 @@ def test_what_was_rejected_is_sent_again_once_the_cause_is_mended(
 def test_what_is_rejected_again_stays_with_its_reason(
     run_path: Path, mode: str, counts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the answer, no line of spool/rejected/ is lost, nor what nobody can read."""
+    """Whatever the answer, no line of spool/rejected/ is lost, nor one that cannot be read."""
     with http_receiver("413") as received:
         assert cli(str(run_path), "--endpoint", received.endpoint) == 1
     files = sorted(run_path.glob("rank*/spool/rejected/*.jsonl"))

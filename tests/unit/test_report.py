@@ -257,7 +257,7 @@ def test_an_empty_chart_is_no_chart() -> None:
 
 
 def test_time_reads_as_a_clock() -> None:
-    """7,500 s mean nothing to anybody."""
+    """2:05:00 is read faster than 7,500 s."""
     assert [elapsed(seconds) for seconds in (4.5, 200, 7500)] == ["4.5 s", "3:20", "2:05:00"]
 
 

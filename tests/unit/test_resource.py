@@ -51,7 +51,7 @@ def found(environ: Mapping[str, str], *, config: Config | None = None, process: 
 
 
 def test_a_process_alone_is_rank_0_of_1_and_gets_a_readable_id() -> None:
-    """Somebody looks for this folder next week."""
+    """The name of the folder is recognised a week later."""
     info = found({})
 
     assert info.run_id == info.run_name == "20231114-221320-000102"
@@ -205,7 +205,7 @@ def test_a_requeued_job_of_slurm_is_one_run() -> None:
 
 
 def test_the_namespace_of_a_pod_is_read_where_kubernetes_mounts_it(tmp_path: Path) -> None:
-    """No variable tells it unless somebody has asked for one."""
+    """No variable has it unless the pod's manifest sets one."""
     (tmp_path / "namespace").write_text("speech\n")
 
     assert pod_namespace(str(tmp_path / "namespace")) == "speech"

@@ -37,14 +37,14 @@ def leave_flight(folder: Path, name: str, *, last_edge_s: float | None) -> None:
 
 
 def test_the_time_between_two_attempts_is_counted_from_the_last_edge(tmp_path: Path) -> None:
-    """What came after the last edge was hanging, dying and coming back: nobody trained."""
+    """What came after the last edge was hanging, dying and restarting: not training."""
     leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
 
     assert down_s(tmp_path, 0, STARTED_NS + 100 * NS_PER_S) == pytest.approx(40)
 
 
 def test_a_run_that_had_finished_was_not_down(tmp_path: Path) -> None:
-    """Somebody trains on the next day, under the same id: that night was no outage."""
+    """Training goes on the next day, under the same id: that night was no outage."""
     leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps({"state": "finished"}))

@@ -84,7 +84,7 @@ def test_a_disowned_ring_takes_nothing() -> None:
     assert (elsewhere, ring.written) == ([5], 0)
 
 
-def test_a_ring_disowned_while_somebody_stands_before_it_takes_nothing(both_writers: None) -> None:
+def test_a_ring_disowned_while_writes_are_diverted_takes_nothing(both_writers: None) -> None:
     """Another thread closes the session during a capture, while the loop is in the middle of an edge."""
     elsewhere: list[int] = []
     ring, _ = ring_of(4, elsewhere)

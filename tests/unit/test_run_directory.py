@@ -211,10 +211,10 @@ def test_a_process_may_open_its_folder_twice_and_keeps_it_until_both_are_closed(
     assert in_another_process(tmp_path, hold=False) == "job 1 2"
 
 
-def test_nothing_is_written_through_a_link_or_into_a_folder_of_somebody_else(
+def test_nothing_is_written_through_a_link_or_into_a_folder_of_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where everybody may write, a run id can be guessed and its folder be there before the run."""
+    """Where every user may write, a run id can be guessed and its folder be there before the run."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "rank0").symlink_to(tmp_path / "outside")
@@ -254,7 +254,7 @@ def test_flight_files_of_many_trainings_are_bounded(tmp_path: Path) -> None:
 
 
 def test_runs_ignore_themselves_in_git_when_we_made_their_parent(tmp_path: Path) -> None:
-    """Nobody commits a gigabyte of telemetry by accident, and nobody's own folder is touched."""
+    """No gigabyte of telemetry is committed by accident, and no folder of the user is touched."""
     RunDirectory.open(tmp_path / "runs", "job", rank=0)
     assert (tmp_path / "runs" / ".gitignore").read_text() == "*\n"
     (tmp_path / "mine").mkdir()
@@ -397,7 +397,7 @@ def test_a_run_is_found_by_folder_by_rank_by_id_and_as_the_newest(tmp_path: Path
     assert rank_directories(newest) == [newest / "rank0"]
 
 
-@pytest.mark.parametrize("run", [None, "nobody", "/nowhere"])
+@pytest.mark.parametrize("run", [None, "no-such-run", "/nowhere"])
 def test_a_run_that_is_not_there_is_refused_with_a_remedy(run: str | None, tmp_path: Path) -> None:
     """The commonest mistake is standing in the wrong folder."""
     with pytest.raises(RunDirectoryError, match="OTEL_TRAIN_RUN_DIR"):

@@ -72,7 +72,7 @@ def test_a_kept_step_has_all_its_stages_however_it_is_read(slice_: int) -> None:
 
 
 def test_a_step_of_very_many_stages_is_cut() -> None:
-    """An inner loop with thousands of forwards must not make a trace nobody can open."""
+    """An inner loop with thousands of forwards must not make a trace that is too large to open."""
     tape = Tape()
     for _ in range(2):
         tape.ask()

@@ -47,7 +47,7 @@ def test_the_first_fault_is_logged_with_its_traceback_and_later_ones_are_not(
 
 
 def test_the_third_fault_switches_the_part_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """A part that keeps failing costs time and helps nobody."""
+    """A part that keeps failing costs time without a result."""
     guard = Guard("prometheus export")
 
     with caplog.at_level(logging.WARNING, logger="otel_train"):
@@ -128,7 +128,7 @@ def test_without_a_death_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
-def test_where_nobody_listens_nothing_changes(handler: Any) -> None:
+def test_without_a_handler_nothing_changes(handler: Any) -> None:
     """Most programs."""
     before = signal.signal(signal.SIGCHLD, handler)
     try:
@@ -155,7 +155,7 @@ def test_another_thread_leaves_handlers_alone() -> None:
 
 
 @pytest.mark.usefixtures("complaining")
-def test_a_handler_that_somebody_set_inside_stays() -> None:
+def test_a_handler_that_was_set_inside_stays() -> None:
     """What is put over ours is theirs."""
     calls: list[int] = []
 

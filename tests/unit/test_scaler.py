@@ -81,8 +81,8 @@ def test_an_optimizer_that_does_not_update_is_seen_without_asking_its_device() -
 
 
 @pytest.mark.parametrize("what", ["captured", "elsewhere", "untold"])
-def test_what_nobody_can_tell_stays_unknown(what: str) -> None:
-    """Into a graph under capture nothing of ours goes, and another kind of device has no driver here."""
+def test_what_cannot_be_read_stays_unknown(what: str) -> None:
+    """No event is recorded into a graph under capture, and another kind of device has no driver here."""
     bench = Bench()
     bench.driver.captures = what == "captured"
     found = [] if what == "untold" else [there(1.0, "xpu" if what == "elsewhere" else "meta")]

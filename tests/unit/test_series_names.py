@@ -50,7 +50,7 @@ def test_waiting_belongs_to_the_loader_that_was_asked() -> None:
     assert keys(names, [1], [0], [TRAIN]) == [Key("data", "prose", "train", "")]
 
 
-def test_time_that_nobody_claims_is_other() -> None:
+def test_time_in_no_stage_is_other() -> None:
     """It has a place in the table, so that the table adds up."""
     names = names_of(CODE)
 

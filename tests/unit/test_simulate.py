@@ -140,8 +140,8 @@ def test_its_figures_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str
     assert figures["series"] == sum(points[-3:]) > figures["most_series"] > 0
 
 
-def test_where_nobody_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    """A minute of refused requests helps nobody."""
+def test_where_no_server_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """A minute of refused requests has no result."""
     with refusing_address() as place:
         assert main(["--ranks", "64", "--export-every", "0.2", "--endpoint", place]) == 2
     err = capfd.readouterr().err

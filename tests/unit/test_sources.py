@@ -145,7 +145,7 @@ def test_the_nearest_project_file_up_to_the_root_of_the_repository_is_taken(proj
 
 
 def test_nothing_above_the_repository_is_looked_at(project: Path) -> None:
-    """A file in somebody's home must not change the runs of every project below it."""
+    """A file in a user's home must not change the runs of every project below it."""
     table(project.parent, 'run_name = "home"')
 
     assert project_file(project / "package") is None
@@ -357,7 +357,7 @@ def test_a_variable_close_to_that_of_the_file_is_told_its_name() -> None:
 def test_a_run_says_where_each_of_its_settings_comes_from(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weeks later somebody asks why this run was different."""
+    """The summary explains, weeks later, why this run was different."""
     toml = table(project, 'run_name = "from the project"\nconsole = false')
     yaml = yaml_file(tmp_path, f"run_dir: {tmp_path}/runs\nprometheus: false\nartifacts: true")
     monkeypatch.chdir(project / "package")
@@ -377,7 +377,7 @@ def test_a_run_says_where_each_of_its_settings_comes_from(
 
 
 def test_the_card_names_files_that_settings_come_from() -> None:
-    """Whoever starts a run may not know of a file that somebody else wrote."""
+    """Whoever starts a run may not know of a file that another user wrote."""
     summary = {
         "settings_from": {
             "run_dir": "/a/pyproject.toml",

@@ -1,4 +1,4 @@
-"""Which steps get a trace: few enough to be cheap, and the ones somebody will ask about."""
+"""Which steps get a trace: few enough to be cheap, and the slow and failed ones."""
 
 from __future__ import annotations
 

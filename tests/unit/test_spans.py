@@ -86,7 +86,7 @@ def test_a_step_is_a_tree() -> None:
 
 
 def test_times_of_spans_are_wall_time() -> None:
-    """The monotonic clock means nothing to anybody else."""
+    """The monotonic clock means nothing outside of this machine."""
     _, own, _ = tracer().step(facts(children=(FORWARD,)))[0][:3]
 
     assert (own.start_unix_ns, own.end_unix_ns) == (1_000_100, 1_000_162)

@@ -168,7 +168,7 @@ def drained(waiting: SpoolQueue) -> list[int]:
 
 
 def test_closing_gives_the_files_back_and_leaves_nothing_that_says_nothing(tmp_path: Path) -> None:
-    """After close() no file of ours is open, and an empty spool is none."""
+    """After close() no file of the spool is open, and an empty one is removed."""
     before = open_files()
     waiting = queue(tmp_path)
     waiting.append(request(1))
@@ -254,7 +254,7 @@ def test_a_segment_removed_before_its_first_line_is_not_written(
 
 
 def test_what_waits_in_memory_at_the_end_goes_to_disk_where_that_is_possible_again(tmp_path: Path) -> None:
-    """Somebody made room meanwhile."""
+    """The disk has space again meanwhile."""
     (tmp_path / "spool").write_text("in the way")
     losses: list[int] = []
     waiting = queue(tmp_path, on_loss=lambda records, _: losses.append(records))

@@ -112,14 +112,14 @@ def test_another_process_finds_and_stops_it(stack: LocalStack) -> None:
 
 
 def test_a_part_that_ends_at_once_is_shown_with_its_last_words(stack: LocalStack, pretenders: Path) -> None:
-    """The reason is in its log; nobody should have to look for the log."""
+    """The reason is in its log; the message quotes the log."""
     script(pretenders / "prometheus", "#!/bin/sh\necho the disk is full\nexit 3\n")
 
     with pytest.raises(StackError, match=r"prometheus ended at once with code 3; .*the disk is full"):
         stack.start("prometheus")
 
 
-def test_a_pid_that_came_back_as_somebody_else_is_left_alone(stack: LocalStack) -> None:
+def test_a_pid_that_another_process_reuses_is_left_alone(stack: LocalStack) -> None:
     """A stale pid file must not kill a stranger: here, this test."""
     stranger = {"pid": os.getpid(), "began_s": psutil.Process().create_time() - 100}
     (stack.state / "pid").mkdir()
@@ -221,7 +221,7 @@ def test_a_part_that_was_named_must_be_there(
 
 
 def test_a_machine_without_any_part_is_told_how_to_get_them(tmp_path: Path) -> None:
-    """An empty stack that says that it is up helps nobody."""
+    """An empty stack must not say that it is up."""
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
     with pytest.raises(StackError, match=r"nothing to start.*tools/get_components.sh"):
         LocalStack(tmp_path / "state", free_ports(), environ).configure()

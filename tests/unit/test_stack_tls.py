@@ -46,8 +46,8 @@ def made(tmp_path: Path, openssl: None) -> Path:
     return tls.folder(tmp_path)
 
 
-def test_nobody_else_can_read_them(made: Path) -> None:
-    """On a login node everybody has an account."""
+def test_no_other_user_can_read_them(made: Path) -> None:
+    """On a login node many users have accounts."""
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert {stat.S_IMODE((made / name).stat().st_mode) for name in NAMES} == {0o600}
     assert sorted(path.name for path in made.iterdir()) == sorted(NAMES), "the authority's key must be gone"
@@ -63,7 +63,7 @@ def test_they_are_made_once(made: Path) -> None:
     assert (tls.folder(made.parent / "other") / tls.TOKEN).read_bytes() != before[tls.TOKEN]
 
 
-def test_keys_of_your_own_are_kept(tmp_path: Path) -> None:
+def test_existing_keys_are_kept(tmp_path: Path) -> None:
     """A cluster has an authority already."""
     place = tls.folder(tmp_path)
     place.mkdir()
@@ -127,7 +127,7 @@ def test_the_strictest_client_accepts_the_certificate_by_address(made: Path, ser
 def test_the_named_certificate_wins_over_the_bundle_of_the_machine(
     made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clusters set REQUESTS_CA_BUNDLE for everybody; the collector's own authority is not in it."""
+    """Clusters set REQUESTS_CA_BUNDLE for all users; the collector's own authority is not in it."""
     tls.make(tmp_path / "machine", endpoint_port=1)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls.folder(tmp_path / "machine") / tls.AUTHORITY))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -207,7 +207,7 @@ def programs_there(tmp_path: Path) -> dict[str, str]:
 def test_a_secure_stack_is_still_one_when_another_process_finds_it(
     tmp_path: Path, programs_there: dict[str, str], openssl: None
 ) -> None:
-    """`stack status` must not send anybody to http."""
+    """`stack status` must not print http addresses."""
     state = tmp_path / "state"
     LocalStack(state, free_ports(), programs_there, secure=True).configure()
     found = LocalStack.of(state, programs_there)
@@ -237,7 +237,7 @@ def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path, openssl: Non
 
 
 def test_no_secret_is_in_a_file_that_ships() -> None:
-    """What is in git is known to everybody, for good."""
+    """What is in git is public, for good."""
     root = configuration.folder()
     shipped = [path for name in ("deploy", "grafana") for path in (root / name).rglob("*") if path.is_file()]
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in shipped}
@@ -248,6 +248,6 @@ def test_no_secret_is_in_a_file_that_ships() -> None:
 
 
 def test_the_model_in_a_container_has_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Starting one that nobody listens to looks like success."""
+    """Starting one that no server accepts looks like success."""
     assert main(["stack", "up", "--secure", "--demo", "--state", str(tmp_path)]) == 2
     assert "--secure and --demo" in capsys.readouterr().err

@@ -15,7 +15,7 @@ def seconds(number: float) -> int:
 
 
 def test_a_silence_is_a_stall_only_after_its_threshold() -> None:
-    """A slow batch is no reason to wake anybody."""
+    """A slow batch is no reason to page."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
 
     assert not stalls.look(seconds(299), 0)
@@ -49,7 +49,7 @@ def test_silence_after_the_last_loop_means_nothing() -> None:
 
 
 def test_the_threshold_after_the_loops_is_one_that_rules_know() -> None:
-    """The age of the heartbeat goes on growing, and must page nobody."""
+    """The age of the heartbeat goes on growing, and must not page."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
     stalls.look(seconds(9999), 0, doing=StallContext.OUTSIDE)
 

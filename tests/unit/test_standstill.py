@@ -1,4 +1,4 @@
-"""Whom a dead run was waiting for: read from files, when nobody is left to ask."""
+"""Which rank a dead run was waiting for, read from files: no process is left to ask."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
 
 
 def test_the_sentence_says_what_is_known_and_no_more() -> None:
-    """Nobody, one, several; stuck or gone."""
+    """None, one, several; stuck or gone."""
     assert sentence([]).startswith("Nothing tells one rank from the others")
     gone = compare([rank(0, state="failed"), rank(1, "forward")])
     assert "Rank 1 vanished, in stage forward, step 7: killed, out of memory" in sentence(gone)

@@ -437,7 +437,7 @@ def test_an_epoch_that_ends_early_ends_its_capture() -> None:
     assert loop.scheduler.phase is CapturePhase.IDLE
 
 
-def test_the_end_of_an_epoch_is_nothing_to_a_capture_that_somebody_else_asked_for() -> None:
+def test_the_end_of_an_epoch_does_not_end_a_capture_that_was_requested_otherwise() -> None:
     """It was asked for by number of steps, wherever they lie."""
     loop = LoopState()
     loop.arm(steps=4)

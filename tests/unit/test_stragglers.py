@@ -80,7 +80,7 @@ def test_a_rank_is_named_only_when_luck_would_not_have_picked_it_so_often() -> N
 
 
 def test_ranks_that_take_turns_are_not_named() -> None:
-    """Uneven batches slow somebody in every step: that is noise, not a rank."""
+    """Uneven batches slow another rank in every step: that is noise, not a straggler."""
     job = Job(2)
     for number in range(20):
         spent = (waits_in("backward", 0.03), slow_in("data", 0.03))
@@ -96,13 +96,13 @@ def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
 
 
 def test_equal_ranks_are_left_alone() -> None:
-    """Somebody is always last; that alone is no finding."""
+    """One rank is always last; that alone is no finding."""
     job = Job(4)
 
     assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.0005))[-1] is None
 
 
-def test_a_slow_rank_that_nobody_waits_for_is_not_named() -> None:
+def test_a_slow_rank_that_no_rank_waits_for_is_not_named() -> None:
     """Ranks that do not synchronise go on: the run loses nothing that a verdict could win back."""
     job = Job(4)
 
@@ -127,7 +127,7 @@ def test_waiting_in_a_manual_reduction_is_not_work() -> None:
 
 
 def test_a_slow_loader_is_seen_also_where_the_barrier_is_not_known() -> None:
-    """Nobody waits for other ranks while asking a loader."""
+    """A request to a loader does not wait for other ranks."""
     job = Job(2, barrier="")
     found = windows(job, 20, slow_in("data", 0.05), waits_in("other", 0.05))[-1]
 
@@ -188,7 +188,7 @@ def test_the_spread_is_over_ranks_per_step() -> None:
     assert data.excess_ratio == pytest.approx(0.0075 / 0.0135)
 
 
-def test_a_stage_nobody_has_no_figure_for() -> None:
+def test_a_stage_that_no_rank_has_measured_has_no_figure() -> None:
     """Not measured is absent, never zero."""
     job = Job(2)
     job.window(FAIR, FAIR)

@@ -173,7 +173,7 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
 
 
 def test_the_label_of_captures_knows_every_finding() -> None:
-    """A finding that is in no catalogue is one that nobody can write an alert or a dashboard for."""
+    """A finding that is in no catalogue has no documented name to alert on."""
     without_a_rule = {"straggler", "no_finding", "nothing_recorded"}
 
     assert {name for name, *_ in CASES} | without_a_rule == set(catalog.CAPTURE_FINDING.values)
@@ -181,7 +181,7 @@ def test_the_label_of_captures_knows_every_finding() -> None:
 
 
 def test_a_healthy_loop_is_told_so(tmp_path: Path) -> None:
-    """Silence would leave the reader guessing whether anybody looked."""
+    """Silence would leave open whether the rules were applied."""
     [finding] = found_in(tmp_path, healthy).values()
 
     assert finding.name == "no_finding"

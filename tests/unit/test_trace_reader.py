@@ -143,7 +143,7 @@ def test_members_of_a_gzip_file_follow_one_another(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_reason(tmp_path: Path, content: bytes, says: str) -> None:
-    """A traceback helps nobody who gave the wrong file."""
+    """The message says what is wrong with the file; a traceback does not."""
     path = tmp_path / "trace.json"
     path.write_bytes(content)
 
@@ -151,7 +151,7 @@ def test_what_is_no_trace_is_refused_with_its_reason(tmp_path: Path, content: by
         read(path)
 
 
-def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     """The command line turns it into one line."""
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "nowhere.json")

@@ -253,7 +253,7 @@ def test_efficiency_is_absent_until_build_times_are_known() -> None:
 
 
 def test_epochs_that_are_accounted_at_once_each_have_the_builds_of_their_batches() -> None:
-    """Epochs of half a second end four to a look; what is built ahead belongs to nobody yet."""
+    """Epochs of half a second end four to a look; what is built ahead belongs to no epoch yet."""
     rows = Rows(every_steps=0, workers=2)
     built_ms = [10] * 5 + [30] * 5 + [90] * 3
     rows.account.totals.loaders.add_builds("code", np.array(built_ms) * 1_000_000, 0)
@@ -497,7 +497,7 @@ def test_where_epochs_are_marked_the_ends_of_loaders_are_none() -> None:
 
 
 def test_the_last_epoch_marked_ends_with_the_session() -> None:
-    """``epoch()`` at the top of the loop has nobody to say that the last one is over."""
+    """``epoch()`` at the top of the loop has no later call that ends the last one."""
     figures = Rows(every_steps=0)
     rows = figures.play(rounds(Tape().epoch(1), 4))
 
@@ -515,7 +515,7 @@ def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
     assert rows[-1].values["batches_per_second"] == pytest.approx(20)
 
 
-def test_nobody_listening_does_not_stop_epochs_from_being_counted() -> None:
+def test_epochs_are_counted_without_a_tracker() -> None:
     """A run of W&B may open in the third epoch."""
     rows = Rows(every_steps=0)
     rows.account.on_closed_steps = rows.figures.skip
@@ -581,7 +581,7 @@ def test_no_name_is_folded_however_many_there_are() -> None:
 
 
 def test_every_key_is_on_the_reference_page() -> None:
-    """A chart whose meaning nobody can look up is a guess."""
+    """The meaning of a chart has to be documented."""
     page = (Path(__file__).parents[2] / "docs/reference/flat-names.md").read_text(encoding="utf-8")
     tape = Tape()
     for _ in range(2):

@@ -92,7 +92,7 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
 
 
-def test_a_tracker_that_hangs_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_hangs_does_not_block(caplog: pytest.LogCaptureFixture) -> None:
     """Rows are dropped and counted, it is said once, and the end of the program does not wait."""
     freed, began = threading.Event(), threading.Event()
 
@@ -138,7 +138,7 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
 
 
 def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that comes after the end has no place; the program's own run is left with nothing of ours."""
+    """A row that comes after the end has no place; the program's own run keeps no hook of otel_train."""
     hooks: list[Any] = []
     told: list[str] = []
     run = SimpleNamespace(log=print, define_metric=print, _teardown_hooks=hooks)
@@ -261,13 +261,13 @@ def test_what_cannot_be_logged_to_is_refused() -> None:
 def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(
     given: dict[str, Any], remedy: str
 ) -> None:
-    """``wandb="myproject"`` is what everybody writes first."""
+    """``wandb="myproject"`` is the usual first attempt."""
     with pytest.raises(ConfigError, match=remedy):
         manager.split_settings(given)
 
 
 def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``wandb.init`` would refuse them with the first row, minutes into training, on a thread of ours."""
+    """``wandb.init`` would refuse them with the first row, minutes into training, on the tracker's thread."""
     module = types.ModuleType("wandb")
     module.__dict__["init"] = lambda project=None, entity=None: None
     monkeypatch.setitem(sys.modules, "wandb", module)

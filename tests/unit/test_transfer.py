@@ -1,4 +1,4 @@
-"""Batches on their way to a device are seen, and nobody who looks at Tensor sees us."""
+"""Batches on their way to a device are seen, and inspecting Tensor does not show the patch."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Noting(torch.Tensor):  # type: ignore[name-defined]  # torch is imported b
 
 
 def test_a_subclass_is_seen_and_sees_the_call_it_always_saw(bench: Bench) -> None:
-    """One look of ours at its device would be one more call in its log."""
+    """Reading its device would be one more call in its log."""
     image = torch.ones(8).as_subclass(Noting)
     Noting.calls.clear()
 
@@ -181,7 +181,7 @@ def test_tensors_that_only_stand_for_others_are_left_alone(bench: Bench) -> None
     assert bench.told() == []
 
 
-def test_compiled_code_has_no_graph_break_of_ours(bench: Bench) -> None:
+def test_instrumentation_adds_no_graph_break_to_compiled_code(bench: Bench) -> None:
     """A transfer inside a compiled function stays in the stage that calls it."""
     del bench
     torch._dynamo.reset()
@@ -285,7 +285,7 @@ def test_without_a_device_in_use_nothing_is_touched() -> None:
     assert not any(name in vars(torch.Tensor) for name in METHODS)
 
 
-def test_what_somebody_put_over_ours_stays_theirs() -> None:
+def test_a_patch_put_over_ours_stays() -> None:
     """And ours under it passes through."""
     bench = Bench(0)
     ours = vars(torch.Tensor)["to"]
@@ -305,7 +305,7 @@ def test_what_somebody_put_over_ours_stays_theirs() -> None:
 
 
 def test_what_was_there_before_is_there_after() -> None:
-    """Somebody else may have patched the method first."""
+    """Another library may have patched the method first."""
     original = torch.Tensor.to
 
     def theirs(x: Any, *args: Any) -> Any:

@@ -186,7 +186,7 @@ def test_no_name_of_a_run_leads_out_of_the_folder(tmp_path: Path, name: str) -> 
 def test_links_inside_a_run_are_passed_over(tmp_path: Path) -> None:
     """A hostile run directory may name any file of this machine."""
     run = leave_run(tmp_path / "runs", [5])
-    say_summary(run, run_name="of somebody else")
+    say_summary(run, run_name="of another user")
     (run / "rank0/summary.json").rename(tmp_path / "summary.json")
     (run / "rank0/summary.json").symlink_to(tmp_path / "summary.json")
     shutil.copytree(run / "rank0", tmp_path / "rank7")
@@ -194,7 +194,7 @@ def test_links_inside_a_run_are_passed_over(tmp_path: Path) -> None:
 
     for tab in TABS:
         text = page(tmp_path / "runs", "r1", tab=tab).text
-        assert "of somebody else" not in text
+        assert "of another user" not in text
         assert "rank 7" not in text
 
 
@@ -251,7 +251,7 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_run_can_be_taken_away(tmp_path: Path) -> None:
-    """As a file, whatever is in it: a browser must not show a report of somebody else's as a page of ours."""
+    """As a file, whatever is in it: a browser must not show a foreign report as a page of otel_train."""
     run = a_run(tmp_path)
     (run / "report.html").write_text(EVIL)
 
@@ -383,7 +383,7 @@ class Slow(Captures):
         return super().analysis(file)
 
 
-def test_a_capture_that_takes_its_time_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_slow_capture_does_not_block_other_pages(tmp_path: Path) -> None:
     """A large one takes seconds; runs that go on are followed meanwhile."""
     a_run(tmp_path)
     captures = Slow()
@@ -404,7 +404,7 @@ def test_a_capture_that_takes_its_time_holds_up_nobody_else(tmp_path: Path) -> N
 
 
 def test_a_run_may_vanish_while_it_is_read(tmp_path: Path) -> None:
-    """Somebody tidies up: every answer is a page, and nothing is raised."""
+    """Its folder is deleted: every answer is a page, and nothing is raised."""
     kept = leave_run(tmp_path / "kept", [200])
     say_summary(kept)
     site = application(tmp_path / "runs")

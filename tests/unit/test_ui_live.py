@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 START_S = 10**9
 HERE = os.uname().nodename
-NOBODY = 2**22 + 1  # more than a pid can be on Linux
+NO_PROCESS = 2**22 + 1  # more than a pid can be on Linux
 
 
 class Training:
@@ -157,7 +157,7 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
     assert look(viewer(training), training).steps == 9000
 
 
-def heartbeat(quiet_s: float, pid: int = NOBODY) -> Heartbeat:
+def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
     return Heartbeat(pid, START_S + 100 - quiet_s)
 
 
@@ -183,8 +183,8 @@ def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Heartbe
     assert state.word == word
 
 
-def test_a_process_that_nobody_buried_is_gone() -> None:
-    """A launcher that hangs itself leaves dead ranks that still have a number."""
+def test_a_zombie_process_is_gone() -> None:
+    """A launcher that hangs leaves zombie ranks, whose pids are still taken."""
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as dead:
         assert dead.stdout is not None
         dead.stdout.read()  # ends with the process, which is a zombie until it is waited for
@@ -197,14 +197,14 @@ def test_a_process_that_nobody_buried_is_gone() -> None:
 
 def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
     """On network file systems there is none: a summary comes every 30 s."""
-    told = {"state": "running", "host": HERE, "pid": NOBODY}
+    told = {"state": "running", "host": HERE, "pid": NO_PROCESS}
     for age_s, word in ((40.0, "running"), (100.0, "gone")):
         assert liveness(told, {}, None, written_s=START_S - age_s, now_s=float(START_S)).word == word
     slow = {"settings": {"tuning": {"summary_interval_s": 60}}}
     assert liveness(told, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
 
 
-def test_a_flight_file_that_nobody_writes_is_worked_out_once(tmp_path: Path) -> None:
+def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Path) -> None:
     """Pages of runs that ended stay open, and ask on."""
     run = leave_run(tmp_path, [5])
     say_summary(run)
@@ -279,7 +279,7 @@ def test_a_port_that_is_taken_gives_way_to_the_next() -> None:
 
 
 def test_only_this_machine_can_ask_by_default() -> None:
-    """Run names, hosts and paths are nobody else's business."""
+    """Run names, hosts and paths are private to this machine."""
     with listen("127.0.0.1", 0) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
     with pytest.raises(ConfigError, match="no-such-host"):
@@ -363,7 +363,7 @@ def test_the_page_is_served_without_torch_until_ctrl_c(tmp_path: Path) -> None:
     assert "backward" in text
 
 
-def test_the_beat_of_a_file_that_is_none_of_ours_is_none(tmp_path: Path) -> None:
+def test_the_beat_of_a_file_that_otel_train_did_not_write_is_none(tmp_path: Path) -> None:
     """The list looks at the first bytes of whatever is called flight.bin."""
     path = tmp_path / "flight.bin"
     assert heartbeat_of(path) is None
