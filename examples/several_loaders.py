@@ -2,7 +2,7 @@
 
     python examples/several_loaders.py
 
-Every loader has its own times, under the name that is given here: on the card at the end, in Prometheus, and as
+Every loader has its own times, under the name that is given here: in the run summary at the end, in Prometheus, and as
 profile/train/dl_code/time_data_ms and so on in W&B, MLflow or TensorBoard, whichever the program has open.
 """
 

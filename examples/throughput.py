@@ -3,7 +3,7 @@
     pip install 'otel-train[mlflow]'
     python examples/throughput.py
 
-The block [Throughput] is printed after every epoch; the same figures arrive in the MLflow run that is active.
+The block [Throughput] is printed after every epoch; the active MLflow run gets the same values.
 """
 
 import time

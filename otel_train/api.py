@@ -303,7 +303,7 @@ def begin(name: str) -> Token:
     Unlike a stage it belongs to no step and takes no time from one: it may overlap others, and stages.
 
     Args:
-        name: as it reads in every figure. Few names: each is a series.
+        name: label of the metrics. Use few names: each is a series.
 
     Returns:
         The token of this one run of it.
@@ -358,7 +358,7 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
     returns. What a block that raises has done is no epoch.
 
     Args:
-        of: the number of the one that begins here, as it reads in every figure; None to go on counting, from 1; or
+        of: number of the epoch that begins here, as metrics show it; None to go on counting, from 1; or
             what the loop goes over, an epoch an item.
 
     Raises:
@@ -380,7 +380,7 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
 
     Args:
         iterable: anything a loop can go over.
-        name: of the loader in every figure.
+        name: label of the loader in metrics.
         phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out.
 
     Raises:
@@ -428,7 +428,7 @@ def capture(**request: Any) -> str:  # Any: see below
 
 
 def summary() -> dict[str, Any]:
-    """The figures up to now; empty without a session."""
+    """The summary up to now; empty without a session."""
     session = current()
     return {} if session is None else session.summary()
 

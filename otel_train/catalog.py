@@ -793,7 +793,7 @@ ACCELERATOR_MEMORY_ALLOCATED_PEAK: Final = Metric(
     name="train.accelerator.memory.allocated_peak",
     unit="By",
     kind=Kind.GAUGE,
-    meaning="Most bytes allocated at once since the program last reset its peaks. Never reset by otel_train: the program reads the same figure.",
+    meaning="Most bytes allocated at once since the program last reset its peaks. Never reset by otel_train: the program reads the same value.",
     labels=(DEVICE,),
 )
 ACCELERATOR_MEMORY_RESERVED_PEAK: Final = Metric(

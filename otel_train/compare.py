@@ -27,7 +27,7 @@ _Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 class Estimate(NamedTuple):
-    """A figure, and the interval that holds the true one in 95 of 100 cases; NaN where it is not known."""
+    """A value and its 95 % confidence interval; NaN where it is not known."""
 
     value: float
     low: float
@@ -283,8 +283,8 @@ def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:
     change = ratio(before, after)
     return {
         "name": name,
-        "before": _figures(before),
-        "after": _figures(after),
+        "before": _statistics(before),
+        "after": _statistics(after),
         "ratio": _known(change.value),
         "low": _known(change.low),
         "high": _known(change.high),
@@ -298,15 +298,15 @@ def _conclusion(change: Estimate) -> str:
     return "slower" if change.low > 1 else "faster" if change.high < 1 else "no difference shown"
 
 
-def _figures(sample: Sample) -> dict[str, Any]:
+def _statistics(sample: Sample) -> dict[str, Any]:
     quantiles = {name: sample.quantile(q) for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
     return {
         "count": sample.size,
         "seconds": sample.total,
         "mean": _known(sample.mean),
-        **{name: [_known(figure) for figure in estimate] for name, estimate in quantiles.items()},
+        **{name: [_known(number) for number in estimate] for name, estimate in quantiles.items()},
     }
 
 
-def _known(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -145,7 +145,7 @@ class Session:
         Raises:
             ConfigError: it cannot be iterated, or name or phase is none.
         """
-        text("watch(..., name={})", name, "Say how the loader reads in every figure")
+        text("watch(..., name={})", name, "Give the name that metrics show")
         self.add(loaders=Loader(iterable, name=name, phase=phase))
         return self.loaders[name]
 
@@ -193,7 +193,7 @@ class Session:
         self._recording.timers.end(token)
 
     def report(self) -> None:
-        """Log now: rows of trackers, blocks on the console, the card. Does not wait."""
+        """Log now: rows of trackers, blocks on the console, the run summary. Does not wait."""
         self._recording.stages.report()
 
     def on(
@@ -241,7 +241,7 @@ class Session:
         return self._service.caches.add(name, size)
 
     def summary(self) -> dict[str, Any]:
-        """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
+        """The summary up to now, or since ``reset_window``, as in ``summary.json``. Empty in a fork."""
         if os.getpid() != self._pid:
             return {}
         return self._service.summary(self._exit_hook.state)

@@ -43,7 +43,7 @@ field of a `Config` that has its default value says nothing. `config_file=` wins
 is read, never two.
 
 `otel-train doctor` shows what holds in a folder and where each setting comes from. A run writes the same to
-`settings_from` in `run.json`, `summary.json` and the artifact `config.json`, and names files on its card.
+`settings_from` in `run.json`, `summary.json` and the artifact `config.json`, and names files in its run summary.
 
 ## The same in four spellings
 
@@ -90,7 +90,7 @@ nearest name is suggested.
 
 A wrong `OTEL_TRAIN_*` or `OTEL_*` variable, and whatever is wrong in a settings file, never stops training. It counts as
 not given: the next place decides, at last the default. It is warned of once per process, is in `settings_ignored` of
-`summary.json` and `run.json` (`name`, `from`, `problem`, `used`), on the card, and `otel-train doctor` names it. A value is
+`summary.json` and `run.json` (`name`, `from`, `problem`, `used`), in the run summary, and `otel-train doctor` names it. A value is
 checked also where a nearer place overrides it. A settings file has at most 4 MiB and is a regular file.
 
 Of the `OTEL_*` variables a wrong protocol and a wrong time limit fall back to their defaults. A wrong endpoint, certificate

@@ -1,4 +1,4 @@
-"""Sends every figure of a run to a StatsD server as a gauge; a histogram as its mean and its count."""
+"""Sends every metric of a run to a StatsD server as a gauge; a histogram as its mean and its count."""
 
 import os
 import socket

@@ -1,1 +1,1 @@
-"""What the edges of a run mean: nested calls, batches, phases, steps, and activities that tile the wall time."""
+"""From the edges of a run to nested calls, batches, phases, steps, and activities that add up to the wall time."""

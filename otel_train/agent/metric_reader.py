@@ -108,7 +108,9 @@ class MetricReader:
         self._anchor = readings.anchor
         self._profile = profile_of(config, info)
         most = config.max_label_values
-        self._figures = RunMetrics(run, max_loaders=most, max_stages=most // 2, reduced=self._profile.reduced)
+        self._run_metrics = RunMetrics(
+            run, max_loaders=most, max_stages=most // 2, reduced=self._profile.reduced
+        )
         self._emitters = {
             c.Emit.ALL: True,
             c.Emit.RANK0: info.rank == 0,
@@ -124,13 +126,13 @@ class MetricReader:
             only=REDUCED_METRICS if reduced else None,
             events=REDUCED_EVENTS if reduced else (),
         )
-        self._figures.write(builder)
+        self._run_metrics.write(builder)
         self._signals.write(builder, "train")
         self._process.write(builder)
         self._accelerators.write(builder)
         self._hardware.write(builder)
         self._write_run(builder)
-        self._watch.write(builder, self._figures.loaders, self._process.rss_of)
+        self._watch.write(builder, self._run_metrics.loaders, self._process.rss_of)
         self._write_throughput(builder)
         self._write_health(builder)
         now_ns = system_clock() if at_ns is None else at_ns
@@ -213,7 +215,7 @@ class MetricReader:
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
                 slower_s = max(data_s, rest_s) / self._info.world_size
                 builder.put(
-                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.limit(name)
+                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._run_metrics.loaders.limit(name)
                 )
 
     def _write_flops(self, builder: MetricBuilder) -> None:
@@ -244,7 +246,7 @@ class MetricReader:
         builder.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
         for part, faults in self._health.faults().items():
             builder.put(c.TELEMETRY_FAULTS, faults, part)
-        for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
+        for label, number in {**self._run_metrics.overflows(), **self._signals.overflows()}.items():
             builder.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
         for gap in self._health.gaps():
             if gap["cause"]:

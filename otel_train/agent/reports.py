@@ -168,7 +168,7 @@ class Reports:
         if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
             self._datasets, self._sized = self._sizes(), names
         return State(
-            loaders={name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
+            loaders={name: _loader_report(probe) for name, probe in list(recording.probes.loaders.items())},
             models=tuple(probe.name for probe in recording.probes.models),
             barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
             job=self._do("ranks", find_job, None),
@@ -222,7 +222,7 @@ class Reports:
         return by_part
 
 
-def _figures(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
+def _loader_report(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
     return LoaderReport(
             phase=probe.phase,
             token_count=probe.token_count,

@@ -41,7 +41,7 @@ SOURCE_NAMES = {
 }
 
 
-def run_figures(
+def summary_values(
     totals: Totals,
     *,
     wall_s: float,
@@ -295,7 +295,7 @@ class Documents:
         if window is not None:
             totals, since_ns = run.totals.since(window.totals), window.begun_ns
         gaps = self._health.gaps()
-        edges = run_figures(
+        edges = summary_values(
             totals,
             wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S,
             source=run.step_source,

@@ -44,7 +44,7 @@ MOST_STEPS = 10_000
 """Rows per step: two megabytes of JSON."""
 
 _WORDS = ("phase", "loader", "model", "stage")
-_FIGURES = (
+_NUMBERS = (
     "count", "failed", "inclusive_seconds", "self_seconds", "min", "avg", "p50", "p95", "p99", "max",
     "device_count", "device_seconds", "device_p50", "device_p99",
 )  # fmt: skip
@@ -141,7 +141,7 @@ def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
     else:
         rows, source = (timeline.totals() if timeline is not None else []), "flight.bin"
     return source, [
-        {key: str(row.get(key) or "") for key in _WORDS} | {key: number(row.get(key)) for key in _FIGURES}
+        {key: str(row.get(key) or "") for key in _WORDS} | {key: number(row.get(key)) for key in _NUMBERS}
         for row in map(_with_mean, rows)
     ]
 
@@ -366,7 +366,7 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
 def _summary(
     left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: WrittenArtifacts
 ) -> dict[str, Any]:
-    """The figures of ``summary.json`` with the totals of these artifacts, and what the newest capture says."""
+    """The values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
     timeline = left.timeline
     steps = left.summary.get("steps")
     if not left.ended and timeline is not None and timeline.whole:

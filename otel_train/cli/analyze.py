@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
 several ranks together also show which rank waits for which. The leading finding of a run's capture is also put into its
-record, where it has none yet. docs/reference/analysis.md says what each figure means.
+record, where it has none yet. docs/reference/analysis.md explains each value.
 
 examples:
   otel-train analyze trace.json.gz

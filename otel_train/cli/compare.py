@@ -126,7 +126,7 @@ examples:
   otel-train compare runs/a runs/b
   otel-train compare runs/main runs/mine --fail-if-slower 5%    exit code 1 if steps are more than 5 % longer
 """
-_ROWS, _FIGURE, _RATIO = 14, 10, 9
+_ROWS, _VALUE, _RATIO = 14, 10, 9
 _POINT = 0.01
 _NO_LIMIT = 1.0
 """Twice as long is no limit but a slip of the pen: 5 for 5 %."""
@@ -199,8 +199,8 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
         for line in page.prose(f"differs: {difference}", indent=2):
             yield INDENT + page.paint(line, "dim")
     yield ""
-    column = page.columns - len(INDENT) - 2 * _FIGURE - _RATIO - 20
-    heads = right("before", _FIGURE) + right("after", _FIGURE) + right("ratio", _RATIO) + right("95 %", 18)
+    column = page.columns - len(INDENT) - 2 * _VALUE - _RATIO - 20
+    heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO) + right("95 %", 18)
     yield INDENT + page.paint(pad("mean of", column) + heads, "dim")
     for row in document["rows"][:_ROWS]:
         yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["verdict"], ""))
@@ -210,8 +210,8 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     yield from _quantiles(page, step)
     moved = [row for row in document["shares"] if abs(row["before"] - row["after"]) >= _POINT]
     for row in moved:
-        figures = right(percent(row["before"]), _FIGURE) + right(percent(row["after"]), _FIGURE)
-        yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + figures
+        values = right(percent(row["before"]), _VALUE) + right(percent(row["after"]), _VALUE)
+        yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + values
     for key, said in (("only_before", "only in the first"), ("only_after", "only in the second")):
         if document[key]:
             for line in page.prose(f"{said}: {', '.join(document[key][:8])}", indent=2):
@@ -222,8 +222,8 @@ def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:
     before, after = (row[key]["mean"] for key in ("before", "after"))
     interval = ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
     ratio = ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
-    figures = right(duration(before), _FIGURE) + right(duration(after), _FIGURE)
-    return pad(page.safe(row["name"]), column) + figures + right(ratio, _RATIO) + right(interval, 18)
+    values = right(duration(before), _VALUE) + right(duration(after), _VALUE)
+    return pad(page.safe(row["name"]), column) + values + right(ratio, _RATIO) + right(interval, 18)
 
 
 def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 Two training loaders are mixed: 'code' (the standard library's sources, read file by file) and 'prose' (the
-language reference, in memory). Each read of 'code' takes 4 ms, as from a disk in the network, so the card must
-name 'code' as what training waits for. The script is otel_train/demo/train.py; one line of it is ours.
+language reference, in memory). Each read of 'code' takes 4 ms, as from a disk in the network, so the run summary
+must name 'code' as what training waits for. The script is otel_train/demo/train.py; one line of it is ours.
 
 examples:
   otel-train demo
   otel-train demo --minutes 10           time to point Prometheus at /metrics
   otel-train demo --profiler on --epochs 2 --steps-per-epoch 50
-  otel-train demo --workers 4            the same run with the advice of the card followed
+  otel-train demo --workers 4            the same run, following the advice of the run summary
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 otel-train demo
 
-Ctrl-C ends training early and still shows the card; that is a regular end: exit code 0.
+Ctrl-C ends training early and still prints the run summary; that is a regular end: exit code 0.
 """
 ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -93,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, show the card, say what to try next.
+    """Train, print the run summary and what to try next.
 
     Raises:
         MissingExtraError: torch or tqdm is not installed.
@@ -167,7 +167,7 @@ def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
 
 
 def _close() -> Mapping[str, Any]:
-    """End the script's session now, which prints the card, and return its figures."""
+    """Close the script's session, which prints the run summary; return the summary."""
     import otel_train
 
     session = otel_train.current()

@@ -1,4 +1,4 @@
-"""``otel-train doctor``: what keeps figures from being measured or from arriving."""
+"""``otel-train doctor``: what prevents metrics from being measured or exported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\
 Looks at what a run needs and says what is wrong, with a remedy: installed packages, settings and where they come
 from, the run directory and its disk, shared memory, ports, the OTLP endpoint with TLS, token and clock. Then it sends
-one marked figure and one marked span, and looks for them in Prometheus, the trace store and Grafana.
+one marked metric and one marked span, and looks for them in Prometheus, the trace store and Grafana.
 
 Run it where the training runs, with the same environment. It changes nothing, and ends in bounded time.
 """
@@ -54,14 +54,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Tell argparse about this command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what keeps figures from being measured or from arriving",
+        help="find what prevents metrics from being measured or exported",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--endpoint", default="", metavar="URL", help="collector, in place of the variables'")
     parser.add_argument(
-        "--prometheus", metavar="URL", help="where to look for the figure (default: the stack's)"
+        "--prometheus", metavar="URL", help="where to look for the metric (default: the stack's)"
     )
     parser.add_argument(
         "--traces", metavar="URL", help="Jaeger or Tempo, to look for the span (default: the stack's)"

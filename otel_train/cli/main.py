@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "run a training script, observed, without touching it",
     "demo": "train a small model on real text, observed; about a minute",
-    "summary": "show the card of a finished or running run again",
+    "summary": "print the run summary of a finished or running run",
     "profile": "capture some steps of a live run, or of a program, with torch.profiler",
     "postmortem": "say what a run was doing when it died",
     "replay": "send what a run could not send to its collector",
@@ -30,7 +30,7 @@ COMMANDS = {
     "report": "write a run as one page of HTML that needs nothing else",
     "export": "write a run's config, metrics, stage times, operators and trace as files",
     "validate": "say whether a run, or its artifacts, are complete and agree",
-    "doctor": "say what keeps figures from being measured or from arriving",
+    "doctor": "find what prevents metrics from being measured or exported",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
     "metrics": "print every metric, span and attribute by name",
 }
@@ -58,13 +58,13 @@ EPILOG = """\
 examples:
   otel-train demo                        see it work, on text that comes with Python
   otel-train run train.py --epochs 3     observe a script without touching it
-  otel-train summary runs/20260131-x7    the card of a run; --json for scripts
+  otel-train summary runs/20260131-x7    the run summary; --json for scripts
   otel-train postmortem 20260131-x7      last step and open stage after a crash
   otel-train analyze trace.json.gz       what a profiler trace says, and what to change
   otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
   otel-train ui                          the runs in the browser, live
   otel-train report runs/20260131-x7     one page of HTML: timeline, histograms, captures
-  otel-train doctor                      what is installed, what holds, whether figures arrive
+  otel-train doctor                      packages, settings, delivery of metrics
   otel-train replay runs/20260131-x7     send what the collector has missed
 
 RUN is a run directory or the id of a run below runs/ (or where the setting run_dir says); without it, the newest run.

@@ -86,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file with settings")
     parser.add_argument("--no-prometheus", action="store_true", help="do not serve /metrics")
-    parser.add_argument("--no-card", action="store_true", help="do not print the card at the end")
+    parser.add_argument("--no-card", action="store_true", help="do not print the run summary at the end")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated"
     )

@@ -1,4 +1,4 @@
-"""``otel-train summary``: the card of a run, again."""
+"""``otel-train summary``: prints the run summary again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILE_NAME = "summary.json"
 SCHEMA = "otel_train.summary/1"
 EPILOG = """\
 summary.json is rewritten while a run lives and completed when it ends, also by an exception or SIGTERM, so
-this works on runs that are still going. docs/reference/summary.md says what each figure means.
+this works on runs that are still going. docs/reference/summary.md explains each value.
 
 examples:
   otel-train summary runs/20260131-x7
@@ -46,8 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Tell argparse about this command."""
     parser = subparsers.add_parser(
         "summary",
-        help="show the card of a finished or running run again",
-        description="Print a run's card: one table of all its ranks, then the card of the first.",
+        help="print the run summary of a finished or running run",
+        description="Print the run summary: one table of all ranks, then the first rank.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,7 +107,7 @@ def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
     finding: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     about = f" ({finding['loader']})" if finding.get("loader") else ""
-    figures = (
+    values = (
         str(summary.get("rank")),
         pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
         duration(wall_s),
@@ -116,6 +116,6 @@ def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
         percent(activity_shares(summary).get("data_wait")),
         count((summary.get("telemetry") or {}).get("records_lost")),
     )
-    cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
+    cells = "".join(right(value, columns) for value, columns in zip(values, _COLUMNS, strict=True))
     available = page.columns - sum(_COLUMNS) - 2
     return f"{cells}  {cut(page.safe(finding.get('name', ABSENT)) + page.safe(about), available)}"

@@ -25,7 +25,7 @@ REPORT = "report.html"
 EPILOG = """\
 DIR is a folder that 'otel-train export' has written, a run directory or a run id. Of artifacts: is every file
 there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
-file of every rank whole, was anything lost, do the figures agree? Activities add up to the wall time, stages of a
+file of every rank whole, was anything lost, do the values agree? Activities add up to the wall time, stages of a
 phase to its activities, steps to their phase; self time is within inclusive time; a rate times its time is a count;
 the numbers of a finding follow from keys. What is not there and has a reason, such as op_stats.csv of a run without a
 capture, is no fault.
@@ -99,7 +99,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
 
 
 def _document(folder: Path, *, made: bool) -> dict[str, Any]:
-    """The figures, and what the newest capture says, as far as there is one."""
+    """The summary, and the results of the newest capture if there is one."""
     if made:
         summary = read_json(folder / SUMMARY, root=folder)
         return {"summary": summary, "capture": summary["capture"]}

@@ -166,7 +166,7 @@ class Config:
     """Epochs between two rows of throughput for trackers. 0: none."""
 
     console: bool = setting(default=True)
-    """Print the card at the end, on rank 0."""
+    """Print the run summary at the end, on rank 0."""
 
     flight_recorder: bool = setting(default=True)
     """Map the flight file, so that the last steps survive a crash. False: plain memory."""

@@ -24,7 +24,7 @@ _SMALLEST = 0.01
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as three figures with the unit that suits them."""
+    """Seconds with three significant digits, in the unit that suits them."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if not seconds:
@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 
 
 def rounded(number: float | None) -> str:
-    """A number in three figures; whole and large ones in full."""
+    """A number with three significant digits; whole and large ones in full."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:,.0f}" if number == int(number) or abs(number) >= _WHOLE else _three(number)
@@ -216,7 +216,7 @@ def pad(text: str, columns: int) -> str:
 
 
 def right(text: str, columns: int) -> str:
-    """``text`` filled up on the left, for figures; never cut, a wrong figure being worse than a wide one."""
+    """Right-aligns a number. Never cuts: a wrong number is worse than a wide column."""
     return " " * (columns - display_width(text)) + text
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
-_COUNT, _FIGURE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
+_COUNT, _VALUE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
 _STYLES = {"critical": "red", "warning": "yellow", "info": "", "ok": "green"}
 _CAUSES = {
     "data": "waiting for data",
@@ -87,19 +87,17 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
 
 def _stages(page: TextLayout, document: Document) -> Iterator[str]:
     rows = document["breakdown"]["stages"]
-    heads = (
-        right("count", _COUNT) + right("host", _FIGURE) + right("device", _FIGURE) + right("share", _SHARE)
-    )
+    heads = right("count", _COUNT) + right("host", _VALUE) + right("device", _VALUE) + right("share", _SHARE)
     guessed = ", by PyTorch's own ranges" if document["breakdown"]["guessed"] else ""
     yield INDENT + page.paint(pad("stage", _LABEL) + heads + f"  of the steps{guessed}", "dim")
     for row in rows:
-        figures = (
+        values = (
             right(count(row["count"]), _COUNT)
-            + right(duration(row["seconds"]), _FIGURE)
-            + right(duration(row["device_seconds"]), _FIGURE)
+            + right(duration(row["seconds"]), _VALUE)
+            + right(duration(row["device_seconds"]), _VALUE)
             + right(percent(row["share"]), _SHARE)
         )
-        yield f"{INDENT}{pad(page.safe(row['stage']), _LABEL)}{figures}  {bar(row['share'], _BAR)}"
+        yield f"{INDENT}{pad(page.safe(row['stage']), _LABEL)}{values}  {bar(row['share'], _BAR)}"
     yield ""
 
 
@@ -112,8 +110,8 @@ def _device(page: TextLayout, document: Document) -> Iterator[str]:
     )
     for cause, said in _CAUSES.items():
         part = idle["causes"][cause]
-        figures = right(duration(part["seconds"]), _FIGURE) + right(percent(part["share"]), _SHARE)
-        yield f"{INDENT}{pad(said, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{figures}  {bar(part['share'], _BAR)}"
+        values = right(duration(part["seconds"]), _VALUE) + right(percent(part["share"]), _SHARE)
+        yield f"{INDENT}{pad(said, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{values}  {bar(part['share'], _BAR)}"
     facts = []
     if overlap is not None:
         facts.append(f"{percent(overlap['overlap_share'])} of communication is hidden")
@@ -139,8 +137,8 @@ def _path(page: TextLayout, document: Document) -> Iterator[str]:
     yield INDENT + page.paint(f"critical path{step}, {duration(path['seconds'])}", "bold")
     for what, seconds in path["parts"].items():
         share = seconds / path["seconds"] if path["seconds"] else None
-        figures = right(duration(seconds), _FIGURE) + right(percent(share), _SHARE)
-        yield f"{INDENT}{pad(_PARTS[what], _LABEL)}{figures}  {bar(share, _BAR)}"
+        values = right(duration(seconds), _VALUE) + right(percent(share), _SHARE)
+        yield f"{INDENT}{pad(_PARTS[what], _LABEL)}{values}  {bar(share, _BAR)}"
     yield ""
 
 
@@ -152,21 +150,13 @@ def _ranks(page: TextLayout, document: Document) -> Iterator[str]:
         f"{plural(ranks['collectives'], 'collective')} of {len(ranks['ranks'])} ranks", "bold"
     )
     yield INDENT + page.paint(
-        right("rank", 6)
-        + right("step", _FIGURE)
-        + right("waited", _FIGURE)
-        + right("made wait", _FIGURE + 2),
+        right("rank", 6) + right("step", _VALUE) + right("waited", _VALUE) + right("made wait", _VALUE + 2),
         "dim",
     )
     for row in ranks["ranks"]:
-        figures = right(duration(row["step_seconds"]), _FIGURE) + right(
-            duration(row["waited_seconds"]), _FIGURE
-        )
+        values = right(duration(row["step_seconds"]), _VALUE) + right(duration(row["waited_seconds"]), _VALUE)
         yield (
-            INDENT
-            + right(str(row["rank"]), 6)
-            + figures
-            + right(duration(row["caused_seconds"]), _FIGURE + 2)
+            INDENT + right(str(row["rank"]), 6) + values + right(duration(row["caused_seconds"]), _VALUE + 2)
         )
     if ranks["unmatched"]:
         yield INDENT + page.paint(f"{plural(ranks['unmatched'], 'collective')} had no counterpart", "yellow")
@@ -181,10 +171,10 @@ def _shapes(page: TextLayout, document: Document) -> Iterator[str]:
     for name, rows in document.get("shapes", {}).items():
         if not rows:
             yield INDENT + page.paint(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
-        available = page.columns - len(INDENT) - _COUNT - _FIGURE
+        available = page.columns - len(INDENT) - _COUNT - _VALUE
         for row in rows:
-            figures = right(count(row["count"]), _COUNT) + right(duration(row["seconds"]), _FIGURE)
-            yield INDENT + pad(page.safe(f"{name} {row['shapes']}"), available) + figures
+            values = right(count(row["count"]), _COUNT) + right(duration(row["seconds"]), _VALUE)
+            yield INDENT + pad(page.safe(f"{name} {row['shapes']}"), available) + values
         yield ""
 
 
@@ -198,18 +188,18 @@ def _table(
     if not rows:
         return
     key, head = more
-    taken = _COUNT + 2 * _FIGURE + _SHARE
+    taken = _COUNT + 2 * _VALUE + _SHARE
     available = page.columns - len(INDENT) - taken
-    heads = right("count", _COUNT) + right("time", _FIGURE) + right(head, _FIGURE) + right("share", _SHARE)
+    heads = right("count", _COUNT) + right("time", _VALUE) + right(head, _VALUE) + right("share", _SHARE)
     yield INDENT + page.paint(pad(title, available) + heads, "dim")
     for row in rows:
-        figures = (
+        values = (
             right(count(row["count"]), _COUNT)
-            + right(duration(row["seconds"]), _FIGURE)
-            + right(duration(row[key]), _FIGURE)
+            + right(duration(row["seconds"]), _VALUE)
+            + right(duration(row[key]), _VALUE)
             + right(percent(row["share"]), _SHARE)
         )
-        yield INDENT + pad(page.safe(row["name"]), available) + figures
+        yield INDENT + pad(page.safe(row["name"]), available) + values
     yield ""
 
 

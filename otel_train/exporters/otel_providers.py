@@ -57,7 +57,7 @@ class ProviderExporter:
         self._scope = sdk_scope(version)
         self._providers = [provider for provider in (meters, tracers) if provider is not None]
         self._snapshot: Snapshot | None = None
-        self._guard = Guard("figures for the program's meter provider")
+        self._guard = Guard("metrics for the program's meter provider")
         self._undo: list[Callable[[], None]] = []
         processor = None if tracers is None else getattr(tracers, "_active_span_processor", None)
         if tracers is not None and processor is None:

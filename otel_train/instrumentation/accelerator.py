@@ -235,7 +235,7 @@ class TorchDriver:
     def devices(self) -> tuple[int, ...]:
         """Devices on which this process has tensors; none before the program has started them.
 
-        An allocator of the program's own keeps no figures: then they are those that the program has started.
+        A custom allocator has no statistics: then the devices that the program has started.
         """
         if self._started() is None:
             return ()

@@ -224,7 +224,7 @@ class LoaderProbe:
 
     Args:
         loader: held weakly where its type allows.
-        name: as it reads in every figure.
+        name: label in metrics.
         recorder: takes the edges.
         phase: declared by the user, or "".
         samples: from a batch to its samples, by the user; else found.
@@ -330,7 +330,7 @@ class LoaderProbe:
             self.size = self._weigh
 
     def inherit(self, before: LoaderProbe) -> None:
-        """Go on with the figures of a loader of the same name: folds, sweeps."""
+        """Continue the counts of a loader of the same name, as in folds and sweeps."""
         self.token_count, self.failures = before.token_count, before.failures
         self.weights, self.pools = before.weights, before.pools
 

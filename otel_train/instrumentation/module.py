@@ -171,7 +171,7 @@ class ModuleProbe:
 
     Args:
         model: held weakly.
-        name: as it reads in every figure.
+        name: label in metrics.
         recorder: takes the edges.
         open_in: one number, the thread in which an instrumented forward is open or 0; all probes of a session share it.
     """

@@ -51,7 +51,7 @@ def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a m
         given = [_entry(loaders, "loader")]
     seen: set[str] = set()
     for entry in given:
-        text("loader name {}", entry.name, 'Say how it reads in every figure: {"train": loader}')
+        text("loader name {}", entry.name, 'Give the name that metrics show: {"train": loader}')
         if entry.name in seen:
             raise ConfigError(f"loader name {entry.name!r} is used twice in one call: give each its own name")
         seen.add(entry.name)
@@ -103,7 +103,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
         for one in models:
             named[free_name(class_name(one), named)] = one
     for name, one in named.items():
-        text("model name {}", name, 'Say how it reads in every figure: {"student": model}')
+        text("model name {}", name, 'Give the name that metrics show: {"student": model}')
         if not _is_module(one):
             raise ConfigError(
                 f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "

@@ -160,7 +160,7 @@ class Instrumented(NamedTuple):
 
     Attributes:
         kind: what it is.
-        name: loader, model, optimizer or stage name, as it reads in every figure.
+        name: loader, model, optimizer or stage name, as metrics show it.
         phase: the phase the user declared, or "" to find out.
     """
 

@@ -113,7 +113,7 @@ class Recorder:
         if not self._full:
             self._full = True
             _log.warning(
-                "%r is the %dth name that is timed, and the table is full: it shares the figures of %r, and so "
+                "%r is the %dth name that is timed, and the table is full: it shares the metrics of %r, and so "
                 "does every further one. Use fewer names",
                 source.name, MAX_SOURCES + 1, self.sources[-1].name,
             )  # fmt: skip

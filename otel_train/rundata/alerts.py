@@ -47,7 +47,7 @@ class Notice(NamedTuple):
         title: a few words.
         summary: one sentence.
         advice: what to do; "" if there is nothing.
-        facts: figures and places.
+        facts: values, file names and lines.
         times: how often it happened; 0 where that is no question.
         at_unix_s: when it last did; None where that is no question.
     """
@@ -184,7 +184,7 @@ def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(
             "warning",
             "records lost",
-            f"{count(lost)} records were lost: what happened in them is in no figure.",
+            f"{count(lost)} records were lost: no metric counts what happened in them.",
         )
     faults = telemetry.get("faults")
     if isinstance(faults, dict) and faults:

@@ -81,7 +81,7 @@ def read_run(run: Path, rank: int) -> RunReader:
         rank: which rank.
 
     Raises:
-        RunDirectoryError: there is nothing that figures could be made from; the message says what was looked for.
+        RunDirectoryError: the folder has no file to read a summary from; the message names the files.
     """
     try:
         return _read(run, rank)

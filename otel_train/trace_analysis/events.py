@@ -160,8 +160,8 @@ class Columns:
         allocations = [event for event in others if event.ph == "i" and event.name == "[memory]"]
         self.unpaired += sum(event.ph == "B" for event in others)
         if allocations:
-            figures = np.array([(event.ts, *_MEMORY(event.args)) for event in allocations], np.float64)
-            self._memory.append(figures[np.isfinite(figures[:, 0])])
+            records = np.array([(event.ts, *_MEMORY(event.args)) for event in allocations], np.float64)
+            self._memory.append(records[np.isfinite(records[:, 0])])
         if spans:
             self._add_spans(spans)
 
@@ -213,8 +213,8 @@ class Columns:
         memory = np.concatenate(self._memory) if self._memory else np.zeros((0, 6))
         columns, first_us = self._dated(columns)
         at_ns = np.clip(np.rint((memory[:, 0] - first_us) * NS_PER_US), -(2.0**62), 2.0**62).astype(np.int64)
-        figures = [np.clip(memory[:, index], -(2.0**62), 2.0**62).astype(np.int64) for index in range(1, 6)]
-        return Spans(*columns), Memory(at_ns, *figures), first_us
+        amounts = [np.clip(memory[:, index], -(2.0**62), 2.0**62).astype(np.int64) for index in range(1, 6)]
+        return Spans(*columns), Memory(at_ns, *amounts), first_us
 
     def _dated(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
         start, dur = columns[3], columns[4]
@@ -479,7 +479,7 @@ def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
 def _missing(
     about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
 ) -> list[str]:
-    """What the reader of any figure must know is not in it."""
+    """What the trace lacks, for the reader of its analysis."""
     here = set(np.unique(kind).tolist())
     version = about.get("schemaVersion")
     said = [

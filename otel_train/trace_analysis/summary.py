@@ -30,7 +30,7 @@ def trace_summary(
         progress: called with (bytes read, bytes in the file) now and then.
 
     Returns:
-        A document: docs/reference/analysis.md says what each figure means. ``top_cpu_ops``, ``top_cuda_ops`` and
+        A document: docs/reference/analysis.md explains each value. ``top_cpu_ops``, ``top_cuda_ops`` and
         ``memory_peaks`` are lists, ``dataloader_time_pct`` is percent of the steps; None stands for not known.
 
     Raises:

@@ -151,7 +151,7 @@ class Scene:
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        """First and last instant that figures are about: those of the steps."""
+        """First and last instant of the analysed steps."""
         return self.steps.window
 
     @cached_property
@@ -356,7 +356,8 @@ def _innermost(start: Ints, end: Ints, code: NDArray[np.int32]) -> dict[int, Int
     """By name, the instants at which no other range lies within its own. Ranges of one thread are nested."""
     edges = np.concatenate([start, end])
     # At one instant ends come before starts, and of starts the longer range comes first.
-    order = np.lexsort((np.tile(-(end - start), 2), np.repeat([1, 0], start.size), edges))
+    length = end - start
+    order = np.lexsort((np.concatenate([-length, -length]), np.repeat([1, 0], start.size), edges))
     open_: list[int] = []
     parts: dict[int, list[tuple[int, int]]] = {}
     since = 0

@@ -136,7 +136,7 @@ class Tracking:
         first: bool,
     ) -> None:
         self._trackers = trackers
-        self._guard = Guard("flat figures")
+        self._guard = Guard("tracker metrics")
         self._run = run
         self._held = HeldOperations()
         self._left_out = left_out(config.throughput_metrics)

@@ -23,11 +23,11 @@ _LATEST_UNIX_S = 253402300799
 
 _CODE = re.compile(r"`([^`]+)`")
 _FEW = 4
-"""So many tiles keep their size; more share the width among them."""
+"""Up to so many values keep their width; more share it."""
 
 MARKS = {"critical": "✖", "warning": "▲", "info": "•", "ok": "✓", "live": "●"}
 _FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What figures of a shape that we have never written may raise."""
+"""What reading a document of an unknown shape may raise."""
 
 
 def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
@@ -36,20 +36,22 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
     Args:
         title: its heading.
         draw: makes its body, as HTML.
-        beside: a few words on where the figures are from, as HTML.
+        beside: a few words on the source of the values, as HTML.
     """
     try:
         body = draw()
     except _FOREIGN as error:
-        body = f'<p class="dim">A figure has not the shape it should have: {escape(repr(error)[:200])}</p>'
+        body = (
+            f'<p class="dim">A value of the document has an unexpected shape: {escape(repr(error)[:200])}</p>'
+        )
     if not body:
         return ""
     note = f' <span class="dim beside">{beside}</span>' if beside else ""
     return f"<section><h2>{escape(title)}{note}</h2>{body}</section>"
 
 
-def tiles(cells: Iterable[tuple[str, str, str]]) -> str:
-    """The leading figures: what, how much, and what to compare it with. One that is not known is left out."""
+def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
+    """The leading values: name, value, and what to compare it with. An unknown one is left out."""
     shown = [
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd>"
         + (f'<dd class="dim">{escape(beside)}</dd>' if beside else "")
@@ -58,11 +60,11 @@ def tiles(cells: Iterable[tuple[str, str, str]]) -> str:
         if value and value != ABSENT
     ]
     few = " few" if len(shown) <= _FEW else ""
-    return f'<dl class="tiles{few}">{"".join(shown)}</dl>' if shown else ""
+    return f'<dl class="values{few}">{"".join(shown)}</dl>' if shown else ""
 
 
 def board(notices: Sequence[Notice], *, unfold: int) -> str:
-    """What a reader must know, a line each; advice and figures unfold.
+    """What a reader must know, a line each; advice and facts unfold.
 
     Args:
         notices: the gravest first.

@@ -28,13 +28,13 @@ from otel_train.ui.components import (
     board,
     finding,
     flame_graph,
+    leading_values,
     moment,
     section,
     share_bar,
     share_strip,
     table,
     texts,
-    tiles,
 )
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def overview(view: RankView, *, static: bool = False) -> str:
     """The tab as HTML; ``static`` without links."""
     return "".join(
         (
-            section("Now" if view.state.live else "At the end", lambda: _tiles(view)),
+            section("Now" if view.state.live else "At the end", lambda: _leading_values(view)),
             section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
             section("Where the time went", lambda: _activities(view), beside=written(view)),
             section("Over time", lambda: _course(view), beside=_every(view)),
@@ -308,7 +308,7 @@ def overview(view: RankView, *, static: bool = False) -> str:
 
 
 def written(view: RankView) -> str:
-    """When the figures of the summary were written down."""
+    """When the summary was written."""
     return f"written {moment(view.written_unix_s)}" if view.summary and view.written_unix_s else ""
 
 
@@ -321,12 +321,12 @@ def last_steps(view: RankView) -> str:
 
 
 def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Figures of all training steps of a rank; those of the loader with the most of them."""
+    """Durations of the training steps of a rank, for the loader with the most of them."""
     rows = [row for row in summary.get("step_durations") or () if row["phase"] == "train"]
     return max(rows, key=lambda row: row["count"], default={})
 
 
-def _tiles(view: RankView) -> str:
+def _leading_values(view: RankView) -> str:
     summary, progress = view.summary, view.progress
     steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
     wait, productive = shares.get("data_wait"), shares.get("productive")
@@ -336,7 +336,7 @@ def _tiles(view: RankView) -> str:
     ]
     ranks = summary.get("ranks") or {}
     going = view.state.live
-    return tiles(
+    return leading_values(
         (
             ("training steps", ("" if progress.exact or not going else "≈ ") + rounded(steps), _run_time(view)),
             (
@@ -484,16 +484,16 @@ def memory(view: RankView) -> str:
     """The tab as HTML."""
     body = "".join(
         (
-            section("Now" if view.state.live else "At the end", lambda: _memory_tiles(view)),
+            section("Now" if view.state.live else "At the end", lambda: _leading_memory(view)),
             section("On the host", lambda: _chart(view, device=False)),
             section("On the device", lambda: _chart(view, device=True)),
-            section("Written down", lambda: _figures(view), beside=written(view)),
+            section("Written down", lambda: _memory_table(view), beside=written(view)),
             section("Batches", lambda: _batches(view)),
         )
     )
     return (
         body
-        or '<p class="empty">No figure of memory has been written yet. The first comes with the first export of metrics.</p>'
+        or '<p class="empty">No memory metric has been written yet. The first comes with the first export.</p>'
     )
 
 
@@ -502,14 +502,14 @@ def _series(view: RankView) -> dict[str, Sequence[float | None]]:
     return found
 
 
-def _memory_tiles(view: RankView) -> str:
+def _leading_memory(view: RankView) -> str:
     cells = []
     for name, values in sorted(_series(view).items(), key=lambda item: item[0] != PROCESS_MEMORY):
         known = [value for value in values if value is not None]
         if known:
             title = "process, resident" if name == PROCESS_MEMORY else name.replace(" usage", "")
             cells.append((title, bytes_of(known[-1]), f"most {bytes_of(max(known))}"))
-    return tiles(cells)
+    return leading_values(cells)
 
 
 def _chart(view: RankView, *, device: bool) -> str:
@@ -520,10 +520,10 @@ def _chart(view: RankView, *, device: bool) -> str:
     )
 
 
-def _figures(view: RankView) -> str:
+def _memory_table(view: RankView) -> str:
     """Whatever the summary says of memory: keys come with the version that wrote it."""
     rows = [[escape(name.replace("_", " ")), shown] for name, shown in _said_of_memory(view.summary, ())]
-    return table(("figure", "bytes"), rows)
+    return table(("key", "bytes"), rows)
 
 
 def _said_of_memory(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -681,7 +681,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · otel_train</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
         '<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"><script src="/page.js" defer></script>'
-        f'</head><body data-every="{every_s:g}"><a class="skip" href="#main">Skip to the figures</a>'
+        f'</head><body data-every="{every_s:g}"><a class="skip" href="#main">Skip to the content</a>'
         f'<header class="top"><nav aria-label="Where you are"><a class="brand" href="/">otel_train</a> {where}</nav>'
         '<span id="status" role="status"></span></header>'
         f'<main id="main">{main}</main></body></html>\n'
@@ -700,7 +700,7 @@ def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | Non
     draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
     body = draw(view) if draw is not None else artifacts(view, captures, capture)
     if not body:
-        body = '<p class="empty">Nothing has been written yet. The figures appear as soon as training begins.</p>'
+        body = '<p class="empty">Nothing has been written yet. Metrics appear as soon as training begins.</p>'
     main = (
         f"{title_of(view, beside=_rank_links(view, tab))}{_tabs(view, tab)}"
         f'<div role="tabpanel" id="panel" aria-labelledby="tab-{tab}" tabindex="0">'

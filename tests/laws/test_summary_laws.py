@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.agent.summary import run_figures
+from otel_train.agent.summary import summary_values
 from otel_train.artifacts.validate import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
@@ -46,7 +46,7 @@ def summary_of(tape: Tape, cuts: Sequence[int] = (), *, tail_ns: int = 0, others
         source.name: LoaderFacts(workers=0) for source in tape.sources if source.kind is SourceKind.DATA
     }
     wall_s = (ended_ns - started_ns) / NS_PER_S
-    edges = run_figures(run.totals, wall_s=wall_s, source=run.step_source, loaders=loaders)
+    edges = summary_values(run.totals, wall_s=wall_s, source=run.step_source, loaders=loaders)
     return {"state": "finished", "training_threads": run.training_threads, "ranks": None, **edges}
 
 

@@ -37,7 +37,7 @@ while True:
         optimizer.step()
         time.sleep(0.02)
 """
-STEPS = "+(document.querySelector('.tiles dd')?.textContent ?? '').replace(/[^0-9]/g, '')"
+STEPS = "+(document.querySelector('.values dd')?.textContent ?? '').replace(/[^0-9]/g, '')"
 SELECTED = "document.querySelector('[role=tab][aria-selected=true]')?.textContent"
 FOCUSED = "document.activeElement.textContent"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.summary import run_figures
+from otel_train.agent.summary import summary_values
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import SUMMARY_SCHEMA
@@ -77,7 +77,9 @@ def test_a_loaders_rate_on_a_page_is_the_summarys() -> None:
     """Samples over the time of the loader's own batches: an evaluation, or a pause, makes no loader slower."""
     run = account(run_of(2).spend(10**6).step("loader0").stop("loader0"))
     found = published(run)
-    rates = run_figures(run.totals, wall_s=run.final_ns * 1e-9, source=run.step_source, loaders={})["rates"]
+    rates = summary_values(run.totals, wall_s=run.final_ns * 1e-9, source=run.step_source, loaders={})[
+        "rates"
+    ]
     spent = {labels: point.value for labels, point in found["train.batch.time"].items()}
 
     assert spent == {(row["loader"], row["phase"]): row["seconds"] for row in rates}
@@ -158,7 +160,7 @@ def test_a_counter_is_there_before_its_first_event() -> None:
 def document(tape: Tape, **more: Any) -> dict[str, Any]:
     run = account(tape)
     given = {"wall_s": run.final_ns * 1e-9, "source": run.step_source, "loaders": {}, **more}
-    return run_figures(run.totals, **given)
+    return summary_values(run.totals, **given)
 
 
 def test_a_summary_holds_the_figures_by_name() -> None:
@@ -189,7 +191,7 @@ def test_other_has_no_occurrences() -> None:
     assert all(row["count"] is None and row["avg"] is None and row["self_seconds"] > 0 for row in other)
 
 
-def test_the_self_times_of_a_summary_tile_its_wall_time() -> None:
+def test_the_self_times_of_a_summary_add_up_to_its_wall_time() -> None:
     """Law 1 and 2 in the file itself: nothing vanishes between the rows."""
     tape = run_of(3).spend(77)
     found = document(tape)

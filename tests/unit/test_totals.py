@@ -66,7 +66,7 @@ def test_quantiles_of_equal_values_are_the_value() -> None:
 
 
 def test_time_inside_another_stage_is_counted_once_as_its_own() -> None:
-    """Inclusive figures overlap; self figures tile."""
+    """Inclusive times overlap; self times add up."""
     tape = Tape().ask()
     tape.begin(SourceKind.FORWARD, "model", flags=3).spend(4)
     tape.run(SourceKind.STAGE, "attention", 6)
