@@ -24,10 +24,10 @@ NATIVE, CLASSIC = 131, 565
 """Series of one rank in profile ``full``: a loader with workers, one without, one device, everything it can tell."""
 
 OF_NODE = 2
-"""Told once per node, on top: memory of the host and its limit."""
+"""Exported once per node, on top: memory of the host and its limit."""
 
 OF_RUN, OF_RUN_CLASSIC = 35, 72
-"""Told once per run, by rank 0, on top."""
+"""Exported once per run, by rank 0, on top."""
 
 REDUCED_METRICS = 24
 """Times 2,048 ranks these are the 50,000 series that a run may have in a shared Prometheus."""
@@ -63,14 +63,14 @@ def test_a_rank_that_exports_everything_stays_within_its_budget() -> None:
     assert ranks[0].classic <= CLASSIC + OF_NODE + OF_RUN_CLASSIC
 
 
-def test_a_lean_rank_sends_twenty_four_series_at_most() -> None:
+def test_a_rank_of_the_reduced_profile_sends_twenty_four_series_at_most() -> None:
     """Two thousand of them go into one Prometheus."""
     ranks = sizes("reduced")
 
     assert max(ranks[rank].native for rank in range(1, 16)) <= REDUCED_METRICS
 
 
-def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(
+def test_a_simulated_rank_counts_faults_of_the_parts_that_a_session_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the budget is measured on a rank that does not exist in practice."""

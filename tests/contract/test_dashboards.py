@@ -112,8 +112,8 @@ def test_a_panel_leads_to_the_next_level_with_what_was_picked(board: Board) -> N
             uid, _, asks = url.removeprefix("/d/").partition("?")
             there = by_uid[uid]
             assert there.file == wanted[panel["title"]] != board.file
-            told = re.findall(r"\$\{(\w+):queryparam\}|var-(\w+)=", asks)
-            names = [first or second for first, second in told]
+            references = re.findall(r"\$\{(\w+):queryparam\}|var-(\w+)=", asks)
+            names = [first or second for first, second in references]
             assert len(set(names)) == len(names)
             assert set(names) <= set(variables(there))
             assert set(names) >= set(variables(there)) & set(variables(board))

@@ -139,6 +139,6 @@ def test_every_agreed_name_kind_and_unit_is_in_the_catalogue_in_order() -> None:
 )
 def test_a_unit_becomes_a_suffix(unit: str, kind: Kind, name: str) -> None:
     """The rules of the OpenTelemetry to Prometheus translation, one by one."""
-    metric = Metric(name="train.x", unit=unit, kind=kind, meaning="Made up.")
+    metric = Metric(name="train.x", unit=unit, kind=kind, meaning="Synthetic.")
 
     assert metric.prometheus == name

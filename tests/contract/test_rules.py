@@ -99,10 +99,10 @@ def test_an_alert_on_a_run_has_the_labels_of_the_run(name: str) -> None:
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_on_a_run_tells_the_newest_capture(name: str) -> None:
     """Its own capture first, where it asks for one."""
-    told = ALERTS[name]["annotations"].get("capture", "")
+    text = ALERTS[name]["annotations"].get("capture", "")
 
-    assert ("{train_run_id=%q}[1h]" in told) == about_run(name)
-    own = re.findall(r'2 \* .*?train_profiler_alert="(\w+)"', told)
+    assert ("{train_run_id=%q}[1h]" in text) == about_run(name)
+    own = re.findall(r'2 \* .*?train_profiler_alert="(\w+)"', text)
     assert own == ([name] if ALERTS[name]["labels"].get("capture") == "true" else [])
 
 

@@ -59,7 +59,7 @@ class Bench:
         work()
         self.timer.edge(code(Op.END, self.sources[kind]))
 
-    def told(self) -> list[tuple[str, float]]:
+    def measured(self) -> list[tuple[str, float]]:
         """Stage and milliseconds of everything the device got to."""
         times = self.agent.take()
         assert times is not None
@@ -106,7 +106,7 @@ def test_a_stage_gets_the_time_of_the_device_and_not_of_the_host() -> None:
     bench.stage(SourceKind.FORWARD, lambda: bench.sleep(20))
     torch.cuda.synchronize()
 
-    [(stage, device_ms)] = bench.told()
+    [(stage, device_ms)] = bench.measured()
     begun_ns, ended_ns = bench.edges()
     assert stage == "forward"
     assert device_ms == pytest.approx(20, rel=0.1)
@@ -121,11 +121,11 @@ def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
     bench.stage(SourceKind.BACKWARD, lambda: bench.sleep(300))
 
     begun_s = time.perf_counter()
-    early = [stage for stage, _ in bench.told()]
+    early = [stage for stage, _ in bench.measured()]
     read_s = time.perf_counter() - begun_s
     torch.cuda.synchronize()
 
-    assert (early, [stage for stage, _ in bench.told()]) == (["forward"], ["backward"])
+    assert (early, [stage for stage, _ in bench.measured()]) == (["forward"], ["backward"])
     assert read_s < 0.1
 
 
@@ -151,7 +151,7 @@ def test_the_device_waits_for_data_only_when_it_has_nothing_left_to_do() -> None
     bench.stage(SourceKind.DATA, lambda: time.sleep(0.01))
     torch.cuda.synchronize()
 
-    (_, exposed_ms), (_, hidden_ms) = bench.told()
+    (_, exposed_ms), (_, hidden_ms) = bench.measured()
     assert exposed_ms == pytest.approx(10, abs=3)
     assert hidden_ms < 0.1
 
@@ -164,7 +164,7 @@ def test_events_are_used_again() -> None:
         for kind in KINDS:
             bench.stage(kind, lambda: bench.held[0] @ bench.held[0])
         torch.cuda.synchronize()
-        assert len(bench.told()) == 4
+        assert len(bench.measured()) == 4
 
     assert bench.made == 8
 
@@ -178,7 +178,7 @@ def test_when_all_events_are_in_use_edges_are_written_all_the_same() -> None:
         bench.stage(SourceKind.FORWARD, lambda: None)
 
     torch.cuda.synchronize()
-    assert len(bench.told()) == MOST_EVENTS // 2
+    assert len(bench.measured()) == MOST_EVENTS // 2
     assert bench.timer.dropped == MOST_EVENTS
     assert len(bench.edges()) == 2 * MOST_EVENTS
 
@@ -191,7 +191,7 @@ def test_a_graph_can_be_captured_while_events_are_read_and_holds_none_of_them() 
     torch.cuda.synchronize()
     stop, faults = threading.Event(), []
 
-    def pump() -> None:
+    def poll() -> None:
         try:
             while not stop.is_set():
                 bench.timer.look()
@@ -200,7 +200,7 @@ def test_a_graph_can_be_captured_while_events_are_read_and_holds_none_of_them() 
         except RuntimeError as fault:
             faults.append(fault)
 
-    reader = threading.Thread(target=pump)
+    reader = threading.Thread(target=poll)
     reader.start()
     try:
         for _ in range(20):
@@ -232,7 +232,7 @@ def test_a_stage_is_timed_on_the_stream_that_is_current() -> None:
     side.synchronize()
     torch.cuda.synchronize()
 
-    [(_, device_ms)] = bench.told()
+    [(_, device_ms)] = bench.measured()
     assert device_ms == pytest.approx(10, rel=0.1)
 
 
@@ -249,7 +249,7 @@ def test_of_several_devices_the_last_to_finish_counts() -> None:
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
 
-    [(_, device_ms)] = bench.told()
+    [(_, device_ms)] = bench.measured()
     assert device_ms == pytest.approx(20, rel=0.1)
     assert bench.timer.devices[:2] == (0, 1)
 
@@ -264,7 +264,7 @@ def test_sync_mode_agrees_with_events_when_nothing_overlaps() -> None:
 
     times = sync.edges()
     host_ms = [(b - a) / 1e6 for a, b in zip(times[::2], times[1::2], strict=True)]
-    assert [ms for _, ms in events.told()] == pytest.approx(host_ms, rel=0.02, abs=0.1)
+    assert [ms for _, ms in events.measured()] == pytest.approx(host_ms, rel=0.02, abs=0.1)
 
 
 def test_nothing_of_it_synchronises() -> None:

@@ -1,4 +1,4 @@
-"""Transfers, skipped updates, host and device waits, hardware: what unit tests promise on made-up devices."""
+"""Transfers, skipped updates, host and device waits, hardware: what unit tests promise on simulated devices."""
 
 from __future__ import annotations
 

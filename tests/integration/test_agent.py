@@ -174,7 +174,7 @@ def test_a_crash_in_c_is_an_end_like_any_other(
 def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int, state: str
 ) -> None:
-    """Ctrl-C in a terminal, a launcher that ends its ranks: all that is left is told."""
+    """Ctrl-C in a terminal, a launcher that ends its ranks: all that is left is exported."""
     process = begin("start(); train(); say('trained'); time.sleep(60)")
     line(process)
     os.killpg(process.pid, number)
@@ -277,7 +277,7 @@ def test_a_program_that_waits_for_any_child_never_meets_the_agent(
 def test_metrics_are_served_while_the_interpreter_is_held(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """A call that hangs in C with the lock held: nothing of the program runs, and everything is still told."""
+    """A call that hangs in C with the lock held: nothing of the program runs, and everything is still exported."""
     from urllib.request import urlopen
 
     process = begin(

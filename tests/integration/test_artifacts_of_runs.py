@@ -131,7 +131,7 @@ def test_a_program_is_profiled_without_a_line_in_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("profiler", ["on", "off"])
-def test_the_demo_trains_the_epochs_it_is_told_to(tmp_path: Path, profiler: str) -> None:
+def test_the_demo_trains_the_epochs_that_are_asked_for(tmp_path: Path, profiler: str) -> None:
     """With its artifacts, or bare."""
     words = ("demo", "--profiler", profiler, "--epochs", "2", "--steps-per-epoch", "15")
 
@@ -142,7 +142,7 @@ def test_the_demo_trains_the_epochs_it_is_told_to(tmp_path: Path, profiler: str)
     assert [len(times["per_step"]) for times in found] == ([30] if profiler == "on" else [])
 
 
-def test_profile_clean_takes_away_what_the_targets_wrote_and_nothing_else(tmp_path: Path) -> None:
+def test_profile_clean_removes_what_the_targets_wrote_and_nothing_else(tmp_path: Path) -> None:
     """A clean that takes a run of the user's with it is never typed again."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     mine = [tmp_path / "runs" / "r1" / "run.json", tmp_path / ".profile" / "notes.txt"]

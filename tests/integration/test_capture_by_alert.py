@@ -84,8 +84,8 @@ def test_an_alert_has_its_run_captured_and_the_finding_comes_back_under_its_name
         events = tmp_path / "r" / "rank0" / "events.jsonl"
 
         def enough() -> bool:
-            told = events.exists() and "train.profiler.capture" in events.read_text()
-            return bool(told and last_point(tmp_path, "train.profiler.capture.time"))
+            reported = events.exists() and "train.profiler.capture" in events.read_text()
+            return bool(reported and last_point(tmp_path, "train.profiler.capture.time"))
 
         train(tmp_path, enough, agent=agent, alertmanager_url=server.url)
 

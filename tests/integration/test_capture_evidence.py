@@ -23,7 +23,7 @@ BATCHES = 8
 
 
 def train(folder: Path, **more: Any) -> None:
-    """Train until what was found in the first capture has been told; the default pace of the pump."""
+    """Train until the finding of the first capture has been exported, at the default export interval."""
     model = torch.nn.Linear(8, 1)
     loader = DataLoader(TensorDataset(torch.randn(8 * BATCHES, 8)), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -56,7 +56,7 @@ def spans(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(span["traceId"], span["spanId"]): span for span in found}
 
 
-def told(span: dict[str, Any]) -> dict[str, Any]:
+def attributes_of(span: dict[str, Any]) -> dict[str, Any]:
     """Its attributes."""
     return {each["key"]: next(iter(each["value"].values())) for each in span["attributes"]}
 
@@ -68,7 +68,7 @@ def newest(folder: Path) -> dict[str, Any]:
     (metric,) = [each for each in scope["metrics"] if each["name"] == "train.profiler.capture.time"]
     (point,) = metric["gauge"]["dataPoints"]
     assert 0 < time.time() - point["asDouble"] < 600
-    return told(point)
+    return attributes_of(point)
 
 
 def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,11 +82,11 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
     everything = spans(tmp_path)
     (capture,) = [span for span in everything.values() if span["name"] == "train.profiler.capture"]
     linked = [everything[link["traceId"], link["spanId"]] for link in capture["links"]]
-    kept = [told(span) for span in linked if span["name"] != "train.run"]
+    kept = [attributes_of(span) for span in linked if span["name"] != "train.run"]
     assert [int(step["train.step.index"]) for step in kept] == list(range(steps[0], steps[1] + 1))
     assert {step["train.keep.reason"] for step in kept} == {"profiler"}
-    assert told(capture)["train.profiler.finding"] == claim
-    trace = told(capture)["train.profiler.file"]
+    assert attributes_of(capture)["train.profiler.finding"] == claim
+    trace = attributes_of(capture)["train.profiler.file"]
 
     assert newest(tmp_path) == {
         "train.profiler.file": f"captures/{record['file']}",

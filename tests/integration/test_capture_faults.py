@@ -85,7 +85,7 @@ def test_what_the_loop_raises_during_a_capture_comes_out(tmp_path: Path, fault: 
 
 
 def test_a_session_closed_by_another_thread_ends_the_capture_there(tmp_path: Path) -> None:
-    """A server that trains closes it when it is told to."""
+    """A server that trains closes it on request."""
     session = otel_train.instrument(run_dir=str(tmp_path), **FAST)
     otel_train.capture(steps=10_000)
     closing = threading.Thread(target=session.close)
@@ -124,8 +124,8 @@ def test_where_nothing_can_be_written_the_event_still_says_it(
 
     (rank,) = session.run_directory.glob("rank0")
     events = [json.loads(line) for line in (rank / "events.jsonl").read_text().splitlines()]
-    (told,) = [event for event in events if event["name"] == "train.profiler.capture"]
-    assert "not written" in json.dumps(told)
+    (captured,) = [event for event in events if event["name"] == "train.profiler.capture"]
+    assert "not written" in json.dumps(captured)
 
 
 def test_a_full_disk_costs_the_capture_and_nothing_else(

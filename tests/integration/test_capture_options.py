@@ -1,4 +1,4 @@
-"""What torch's profiler is told to record is in the trace, and what a machine lacks is said."""
+"""What torch's profiler is set to record is in the trace, and what a machine lacks is said."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 MOST_S = 60
 AT = 500
-"""Half a second ahead: what a step is, and which one runs, is told by the agent."""
+"""Half a second ahead: what a step is, and which one runs, the agent knows."""
 
 PROGRAMS: list[Program] = []
 
@@ -162,7 +162,7 @@ def a_loader_in_a_helper_thread(run: Run) -> None:
     while not run.over:
         run.learn(batches.get(timeout=20))
         run.update()
-    while helper.is_alive():  # it may wait for room
+    while helper.is_alive():  # it may wait for space
         while not batches.empty():
             batches.get()
         helper.join(0.05)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 LATER_S = 3.5
-"""How much later a run may end with its collector away: 2 s, and room for a busy machine."""
+"""How much later a run may end with its collector away: 2 s, and a margin for a busy machine."""
 
 
 @pytest.fixture
@@ -224,17 +224,17 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_after_a_kill_the_flight_file_tells_where_it_was(killed: Path) -> None:
     """SIGKILL runs no handler: which step, which stage, which loader."""
     command = [sys.executable, "-m", "otel_train", "postmortem", str(killed)]
-    shown, told = (
+    shown, as_json = (
         subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
         for more in ([], ["--json"])
     )
 
-    assert shown.returncode == told.returncode == 0, shown.stderr + told.stderr
+    assert shown.returncode == as_json.returncode == 0, shown.stderr + as_json.stderr
     assert "forward" in shown.stdout
     assert "30" in shown.stdout
-    assert json.loads(told.stdout)
-    assert '"forward"' in told.stdout
-    assert '"train"' in told.stdout
+    assert json.loads(as_json.stdout)
+    assert '"forward"' in as_json.stdout
+    assert '"train"' in as_json.stdout
 
 
 def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(killed: Path, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""Time that the compiler takes, told apart from training."""
+"""Time that the compiler takes, separate from training."""
 
 from __future__ import annotations
 

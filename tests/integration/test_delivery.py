@@ -383,7 +383,7 @@ TRAINING = textwrap.dedent(
 
 
 def training(folder: Path, endpoint: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """A run that trains until it is told to end."""
+    """A run that trains until it is asked to end."""
     return running(TRAINING, str(folder), endpoint=endpoint, until="trains")
 
 

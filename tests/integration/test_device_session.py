@@ -1,4 +1,4 @@
-"""Hooks, timer, pump and account together, on a device that does its work at once."""
+"""Hooks, timer, export loop and account together, on a device that does its work at once."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class InstrumentedTraining:
         )  # fmt: skip
         self.kept = Kept()
         self.loop.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
-        told = Guard("device time", strict=True)
-        self.loop.early_tasks.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), told, 0.0))
+        guard = Guard("device time", strict=True)
+        self.loop.early_tasks.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), guard, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())
@@ -162,19 +162,19 @@ def instrumented() -> InstrumentedTraining:
         while not over.wait(0.002):
             made.loop.run_once()
 
-    pump = threading.Thread(target=turn)
-    pump.start()
+    poller = threading.Thread(target=turn)
+    poller.start()
     try:
         train(model, loader)
     finally:
         over.set()
-        pump.join()
+        poller.join()
         made.close()
     return made
 
 
 def test_every_occurrence_of_every_stage_has_its_device_time(instrumented: InstrumentedTraining) -> None:
-    """However the pump's turns cut the run: none lost, none counted twice, with every step timed."""
+    """However the polls cut the run: none lost, none counted twice, with every step timed."""
     rows = {row.key.stage: row for row in instrumented.run.totals.rows() if row.key.phase == "train"}
 
     for stage in ("data", "h2d", "forward", "backward", "optimizer"):
@@ -192,7 +192,7 @@ def test_what_moved_is_counted_by_device(instrumented: InstrumentedTraining) -> 
 
 
 def test_kept_steps_carry_it(instrumented: InstrumentedTraining) -> None:
-    """Where it was known when the step was told."""
+    """Where it was known when the step was recorded."""
     stages = [span for span in instrumented.kept.spans if span.name in ("train.forward", "train.backward")]
     known = [span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in stages]
 

@@ -118,7 +118,7 @@ def trained(
 
 @pytest.mark.parametrize("how", ["given", "run"])
 def test_no_module_is_first_imported_between_the_first_edge_and_the_last(how: str, tmp_path: Path) -> None:
-    """An import holds the interpreter: on the pump's thread, too, it lengthens whatever stage is open."""
+    """An import holds the interpreter: on the service thread, too, it lengthens whatever stage is open."""
     bare = trained("bare", tmp_path)
     with http_receiver() as received:
         ours = trained(

@@ -213,7 +213,7 @@ def test_a_stateful_loader_is_timed_and_resumes(tmp_path: Path) -> None:
     assert inside(session).service.run.totals.loaders.endings == {("rows", "epoch_end"): 1}
 
 
-def test_the_first_batch_of_a_pass_is_told_apart(tmp_path: Path) -> None:
+def test_the_first_batch_of_a_pass_is_counted_separately(tmp_path: Path) -> None:
     """Workers that start for every epoch: the wait for the first batch is no sign that they cannot keep up."""
     loader = DataLoader(Rows(8, sleep_s=SLEEP_S), batch_size=2, num_workers=1)
     _, session = run(loader, tmp_path, passes=3)
@@ -228,23 +228,23 @@ def test_the_first_batch_of_a_pass_is_told_apart(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*socket.*listener:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("how", "cause"), [("kill", "SIGKILL"), ("exit", "exit_3")])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_dies_is_told_with_its_cause(
+def test_a_worker_that_dies_is_reported_with_its_cause(
     how: str, cause: str, workers: int, tmp_path: Path
 ) -> None:
     """The OOM killer leaves nothing but its signal; torch's error goes on to the loop as ever."""
     loader = DataLoader(Rows(12, bad=6, how=how), batch_size=2, num_workers=workers)
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* (exited unexpectedly|is killed by signal)"):
         run(loader, tmp_path)
-    told = events(tmp_path, c.LOADER_WORKER_EXIT_EVENT.name)
+    exits = events(tmp_path, c.LOADER_WORKER_EXIT_EVENT.name)
 
     # torch's handler of SIGCHLD may raise in the middle of the call that reaps the worker: the status is lost then.
-    assert [event[c.SPAN_ERROR_TYPE.name] for event in told] in ([cause], ["unknown"])
-    assert [event[c.SPAN_LOADER.name] for event in told] == ["rows"]
+    assert [event[c.SPAN_ERROR_TYPE.name] for event in exits] in ([cause], ["unknown"])
+    assert [event[c.SPAN_LOADER.name] for event in exits] == ["rows"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("how", "why"), [("raise", "error"), ("stop", "short"), ("", "epoch_end")])
-def test_why_a_pass_ended_is_told(how: str, why: str, workers: int, tmp_path: Path) -> None:
+def test_why_a_pass_ended_is_reported(how: str, why: str, workers: int, tmp_path: Path) -> None:
     """A StopIteration that escapes a dataset ends an epoch early, without an error."""
     loader = DataLoader(Rows(12, bad=6 if how else -1, how=how), batch_size=2, num_workers=workers)
     session = otel_train.instrument(loaders={"rows": loader}, run_dir=str(tmp_path), **QUIET)

@@ -86,7 +86,7 @@ def test_a_session_needs_no_torch(transparent: dict[str, Any]) -> None:
     assert "otel_train.jax.make_step" in transparent["refused"]
 
 
-def test_steps_are_counted_and_compiling_is_told_apart(runs: str) -> None:
+def test_steps_are_counted_and_compiling_is_distinguished(runs: str) -> None:
     """40 steps, none of them minutes long; nothing that a compiled step hides by design is called missing."""
     steady = said_by("shapes.py", runs, "same")
 
@@ -98,7 +98,7 @@ def test_steps_are_counted_and_compiling_is_told_apart(runs: str) -> None:
     assert "recompiling" not in [finding["name"] for finding in steady["verdicts"]]
 
 
-def test_a_loop_of_changing_shapes_is_told_why_it_is_slow(runs: str) -> None:
+def test_a_loop_of_changing_shapes_gets_the_reason_why_it_is_slow(runs: str) -> None:
     """39 of 40 steps compile again."""
     changing = said_by("shapes.py", runs, "changing")
     first = changing["verdicts"][0]

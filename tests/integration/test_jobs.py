@@ -45,8 +45,8 @@ def test_a_slowed_rank_is_named_with_its_stage(tmp_path: Path, world_size: int, 
     assert found["evidence"]["rank"] == 1
     assert (ranks["straggler"]["rank"], ranks["straggler"]["stage"]) == (1, stage)
     assert 0.03 < ranks["straggler"]["excess_s"] < 0.2
-    told = [event["attributes"] for event in events(tmp_path) if event["name"] == "train.straggler"]
-    assert [(event["train.rank"], event["train.stage"]) for event in told] == [(1, stage)]
+    reported = [event["attributes"] for event in events(tmp_path) if event["name"] == "train.straggler"]
+    assert [(event["train.rank"], event["train.stage"]) for event in reported] == [(1, stage)]
     assert summary(tmp_path, 1)["verdicts"][0]["name"] != "straggler_bound"
 
 
@@ -77,7 +77,7 @@ def test_a_hung_rank_is_named_with_its_stage(
         started.until(lambda: stalls(tmp_path))
         hung_s = float(started.out(culprit).split()[1])
         (named,) = stalls(tmp_path)
-        told_s = next(
+        reported_s = next(
             event["time_unix_ns"] / 1e9
             for event in events(tmp_path)
             if event["attributes"].get("train.stall.suspect")
@@ -87,8 +87,8 @@ def test_a_hung_rank_is_named_with_its_stage(
     assert (found.rank, found.stage) == (culprit, place[0])
     assert named["train.rank"] == culprit
     assert (named["train.stage"], named["train.loader"]) == place
-    # The threshold, one look of the pump (2 s), two records; and a machine that is busy with other things.
-    assert 4.0 <= told_s - hung_s < 4.0 + 15
+    # The threshold, one poll (2 s), two records; and a machine that is busy with other things.
+    assert 4.0 <= reported_s - hung_s < 4.0 + 15
 
 
 @pytest.mark.parametrize("how", ["kill_at", "stop_at"])

@@ -71,15 +71,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def test_nothing_is_counted_that_is_not_counted_without_a_callback(trained: Done, bare: Done) -> None:
     """A translation adds no figures of its own: all ways together are what the launcher counts of them."""
     [whole] = summaries_below(bare.folder / "runs")
-    parts = [counted(trained.summary(way)) for way in WAYS]
+    parts = [counted(trained.summary(each)) for each in WAYS]
 
     assert {name: sum(part[name] or 0 for part in parts) for name in parts[0]} == counted(whole)
 
 
 def test_the_weights_are_those_without_us(trained: Done, bare: Done) -> None:
     """A callback that changes what is learnt is worse than none."""
-    assert {way: trained.said[way]["weights"] for way in WAYS} == {
-        way: bare.said[way]["weights"] for way in WAYS
+    assert {each: trained.said[each]["weights"] for each in WAYS} == {
+        each: bare.said[each]["weights"] for each in WAYS
     }
 
 

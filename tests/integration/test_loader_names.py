@@ -82,7 +82,7 @@ def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Callable[...,
 
 
 @pytest.mark.parametrize("made", ["at once", "before the session"])
-def test_loaders_of_one_place_that_live_side_by_side_are_told_apart(
+def test_loaders_of_one_place_that_live_side_by_side_are_distinguished(
     made: str, observed: Callable[..., dict[str, Any]]
 ) -> None:
     """Of two validation sets the slow one is to be found; the i-th of each evaluation goes on with one name."""
@@ -117,7 +117,7 @@ def test_a_loader_in_a_list_has_the_list_s_name_and_its_number(
     assert summary["steps"] == {"eval": 6}
 
 
-def test_loaders_that_are_zipped_are_told_apart(observed: Callable[..., dict[str, Any]]) -> None:
+def test_loaders_that_are_zipped_are_distinguished(observed: Callable[..., dict[str, Any]]) -> None:
     """They are iterated by one function, and nothing but their iterators holds them."""
 
     def stream(batches: int) -> Iterator[Any]:
@@ -153,7 +153,9 @@ def test_two_functions_with_the_same_variable_are_two_places(
     assert observed(program)["batches"] == {"loader_here": 3, "loader_here_2": 6}
 
 
-def test_loaders_made_in_a_call_are_told_apart_by_the_call(observed: Callable[..., dict[str, Any]]) -> None:
+def test_loaders_made_in_a_call_are_distinguished_by_the_call(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
     """``run(make())`` in two lines is two places; ``run`` calls both ``batches``."""
 
     def wrapped(*args: Any) -> None:
@@ -235,7 +237,7 @@ def test_threads_that_begin_at_once_have_a_name_each(observed: Callable[..., dic
     assert passes(observed(program)) == {"train_loader": 1, "train_loader_2": 1}
 
 
-def test_a_loader_that_comes_back_is_told_apart_from_the_one_made_after_it(
+def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(
     observed: Callable[..., dict[str, Any]],
 ) -> None:
     """Loaders that are made when they are first needed look like one made anew, until the first is used again."""
@@ -284,7 +286,7 @@ def test_a_new_loader_under_a_given_name_goes_on_with_its_figures(
     assert passes(summary) == {"train": 2}
 
 
-def test_made_up_names_are_bounded(observed: Callable[..., dict[str, Any]]) -> None:
+def test_generated_names_are_bounded(observed: Callable[..., dict[str, Any]]) -> None:
     """A hundred loaders that live side by side must not become a hundred series of every metric."""
     many = [loader(1) for _ in range(100)]
 

@@ -251,8 +251,8 @@ def assert_times_add_up(summary: dict[str, Any], truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "validation_in_mid_group", "two_live_iterators_of_one_loader"])
-def test_it_does_not_matter_how_often_the_pump_looks(name: str, tmp_path: Path) -> None:
-    """A loop may end before the pump has looked once."""
+def test_it_does_not_matter_how_often_the_agent_polls(name: str, tmp_path: Path) -> None:
+    """A loop may end before the agent has polled once."""
     truth, summary = observe(name, tmp_path, tuning={"poll_interval_s": 10.0})
 
     assert found(summary, truth) == expected(truth)

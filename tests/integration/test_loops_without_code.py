@@ -34,7 +34,7 @@ PROGRAMS = [
     if program.__module__ != manual.__name__ and name not in NAMES_US
 ]  # fmt: skip
 NO_LOADER = "an iterable that is no DataLoader shows only to `watch`"
-BEFORE = "what runs before the session is told of anything counts too"
+BEFORE = "what runs before the session receives a model counts too"
 DIFFERS: dict[str, str] = {
     "a_plain_list": NO_LOADER,
     "an_instrumented_generator": NO_LOADER,

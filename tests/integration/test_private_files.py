@@ -34,7 +34,7 @@ def a_run(runs: Path, **settings: Any) -> Path:
     """Train a little, with every file that a run can leave; the run directory, before the session closes."""
     model, loader = Net(), DataLoader(dataset(8), batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told = {
+    settings = {
         "run_dir": str(runs),
         "run_id": "r",
         "prometheus_address": "127.0.0.1:0",
@@ -42,7 +42,7 @@ def a_run(runs: Path, **settings: Any) -> Path:
         "artifacts": True,
         **settings,
     }
-    with otel_train.instrument(model, loader, **told) as session:
+    with otel_train.instrument(model, loader, **settings) as session:
         for _ in range(2):
             for batch in loader:
                 optimizer.zero_grad()

@@ -189,7 +189,7 @@ def test_what_was_instrumented_can_be_used_after_the_close(tmp_path: Path) -> No
         tmp_path,
         """
         faults, over = [], threading.Event()
-        threading.excepthook = lambda told: faults.append(repr(told.exc_value))
+        threading.excepthook = lambda args: faults.append(repr(args.exc_value))
 
         def work(session, data):
             running = iter(session.loaders["queue"])

@@ -207,7 +207,7 @@ def test_ranks_are_one_run(way: str, tmp_path: Path) -> None:
     assert len({s["run_id"] for s in summaries}) == 1
 
 
-def test_a_rank_that_was_killed_is_told_from_the_one_that_was_not(tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_is_distinguished_from_the_one_that_was_not(tmp_path: Path) -> None:
     """Only the launcher of all is left to say it."""
     script, runs = program(tmp_path, TRAINING, RANKS), tmp_path / "runs"
 

@@ -640,7 +640,7 @@ def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytes
 def test_a_forked_child_has_no_session(watch: Watch) -> None:
     """It must neither wait for a lock of its parent's, nor write to its parent's map."""
     session = watch(Net(), {"train": loader(2)}, **FAST)
-    inside(session).loop.lock.acquire()  # as if the pump were in the middle of a turn
+    inside(session).loop.lock.acquire()  # as if the export loop were in the middle of a turn
     try:
         child = os.fork()
         if child == 0:

@@ -45,8 +45,8 @@ def run(python: str, how: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "failed; training goes on" not in done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("torch", VERSIONS, ids=[version or "newest" for version in VERSIONS])

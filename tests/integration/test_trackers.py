@@ -141,17 +141,17 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
-    outlet = MlflowTracker(threading.get_ident())
+    tracker = MlflowTracker(threading.get_ident())
     try:
-        assert outlet.place() is None
+        assert tracker.place() is None
         with mlflow.start_run():
             during = time.time_ns()
         row = FlatRow(during, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
         late = FlatRow(time.time_ns() + 10**9, 70, 3, of_epoch=False, values={"samples_per_second": 90.0})
-        place = outlet.place()
+        place = tracker.place()
         assert place is not None
-        outlet.write(row, place)
-        outlet.write(late, place)
+        tracker.write(row, place)
+        tracker.write(late, place)
     finally:
         mlflow.set_tracking_uri(before)
 

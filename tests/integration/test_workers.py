@@ -29,7 +29,7 @@ def receiver() -> Iterator[Received]:
         yield received
 
 
-def told(how: str, folder: Path, receiver: Received) -> dict[str, Any]:
+def said_by(how: str, folder: Path, receiver: Received) -> dict[str, Any]:
     """What the program says, run in a process of its own: autograd's threads of another test forbid forks."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     done = subprocess.run(
@@ -55,7 +55,7 @@ def senders(received: Received) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_path: Path) -> None:
     """Each worker of each epoch would be one more phantom process, with figures frozen at the fork."""
-    said = told(context, tmp_path, receiver)
+    said = said_by(context, tmp_path, receiver)
     summary = said["summary"]
 
     assert len(said["workers"]) == said["expected_workers"]
@@ -74,7 +74,7 @@ def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_p
 
 def test_a_forked_child_that_trains_leaves_its_parent_exact(receiver: Received, tmp_path: Path) -> None:
     """``os.fork`` in mid-run: the child's edges must not land in the parent's map, nor its figures be sent."""
-    said = told("child", tmp_path, receiver)
+    said = said_by("child", tmp_path, receiver)
     summary = said["summary"]
 
     assert said["status"] == 0

@@ -26,7 +26,7 @@ SOURCES += [
     Instrumented(SourceKind.OPTIMIZER, "D"),
     Instrumented(SourceKind.FORWARD, "teacher"),
     Instrumented(SourceKind.STAGE, "outer"),
-    Instrumented(SourceKind.DATA, "told", "test"),
+    Instrumented(SourceKind.DATA, "given", "test"),
 ]
 
 garbage = st.lists(
@@ -190,7 +190,7 @@ def test_no_more_calls_than_begins(pairs: list[tuple[int, int]]) -> None:
 @settings(deadline=None, max_examples=400)
 @given(actions, fractions)
 def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: list[float]) -> None:
-    """The pump wakes when it can."""
+    """The export loop wakes when it can."""
     tape = program(names)
     whole, sliced = account_for(tape), account_for(tape, cuts_of(tape, at))
 
@@ -209,7 +209,7 @@ def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(TRAINING_ACTIONS), max_size=40), fractions)
 def test_steps_close_where_the_design_says(names: list[str], at: list[float]) -> None:
-    """DESIGN's rule, told once more as a loop over what happened: how many steps, and when each began."""
+    """DESIGN's rule, written once more as a loop over what happened: how many steps, and when each began."""
     tape = program(names)
 
     book = account_for(tape, cuts_of(tape, at))

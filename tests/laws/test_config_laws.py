@@ -86,7 +86,7 @@ def test_resolving_a_config_with_itself_in_the_environment_changes_nothing(one: 
 
 
 @given(st.text(st.characters(categories=["Lu", "Nd"], max_codepoint=127), min_size=1))
-def test_an_unknown_name_with_our_prefix_is_always_told(rest: str) -> None:
+def test_an_unknown_name_with_our_prefix_is_always_reported(rest: str) -> None:
     """No misspelling goes unnoticed."""
     name = PREFIX + rest
     known = {PREFIX + setting.upper() for setting in DEFAULTS}

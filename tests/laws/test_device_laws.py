@@ -34,7 +34,7 @@ steps = st.lists(
 
 
 class Loop:
-    """A training loop on a made-up device, and what its account says of it."""
+    """A training loop on a simulated device, and what its account says of it."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(1)
@@ -70,7 +70,7 @@ class Loop:
         return self.driver._reached_ns(0)
 
     def turn(self, what: str) -> None:
-        """Part of a turn of the pump, in any order."""
+        """Part of a turn of the export loop, in any order."""
         if what in ("take", "both"):
             self.run.device.add(self.agent.take())
         if what in ("feed", "both"):

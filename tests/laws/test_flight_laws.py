@@ -106,10 +106,10 @@ def read_everywhere(folder: Path) -> None:
     with suppress(RunDirectoryError):
         timeline_of(path)
     with suppress(RunDirectoryError):
-        told = read_postmortem(folder)
-        json.dumps(told)
-        headline(told)
-        render(TextLayout(80), told)
+        document = read_postmortem(folder)
+        json.dumps(document)
+        headline(document)
+        render(TextLayout(80), document)
     mark = mark_of(path)
     assert mark is not None
     progress_of(path, mark, {})

@@ -106,7 +106,7 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
             with torch.no_grad() if act == "eval" and number % 2 else nullcontext():
                 try:
                     said.append(make[act]())
-                except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # told apart by the comparison
+                except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the comparison shows the difference
                     said.append((type(error), str(error), error is fault))
     assert "__next__" not in vars(type(iterator))
     number = probe.ask >> 4

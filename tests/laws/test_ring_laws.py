@@ -115,12 +115,12 @@ def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
     words = memoryview(bytearray(capacity * 16)).cast("q")
     ring = Ring(words, clock=dial, owner=get_ident(), elsewhere=sent.append)
     expected, kept, elsewhere, mine, over = [0] * len(words), 0, sent, True, False
-    told: list[tuple[list[int], int]] = []
+    routed: list[tuple[list[int], int]] = []
     for what, number in turns:
         if what == "edge":
             ring.edge(number)
             if not mine:
-                told.append((elsewhere, number))
+                routed.append((elsewhere, number))
             else:
                 slot = kept % capacity * 2
                 expected[slot : slot + 2] = number, dial.now
@@ -136,8 +136,8 @@ def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
 
     assert ring.written == kept
     assert list(words) == expected
-    assert [number for where, number in told if where is sent] == sent
-    assert [number for where, number in told if where is lent] == lent
+    assert [number for where, number in routed if where is sent] == sent
+    assert [number for where, number in routed if where is lent] == lent
 
 
 @pytest.mark.parametrize("capacity", [2, 8, 64])

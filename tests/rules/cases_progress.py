@@ -13,7 +13,7 @@ def status(state: str, run: str = "r", rank: str = "0", more: str = "") -> str:
     return f'train_run_status{{train_run_id="{run}",train_rank="{rank}",train_run_state="{state}"{more}}}'
 
 
-def beat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") -> str:
+def heartbeat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") -> str:
     return f'{HEARTBEAT}{{train_run_id="{run}",train_rank="{rank}",host_name="{host}"{more}}}'
 
 
@@ -22,7 +22,7 @@ def by_collector(run: str, *collectors: str, lasts: int, first: int = 0) -> dict
     series = {}
     for rank, collector in enumerate(collectors, first):
         more = f',train_collector="{collector}"'
-        series[beat(str(rank), collector, run, more)] = f"0+30x{lasts}"
+        series[heartbeat(str(rank), collector, run, more)] = f"0+30x{lasts}"
         series[status("training", run, str(rank), more)] = f"1x{lasts}"
     return series
 
@@ -37,8 +37,8 @@ CASES = (
         "all ranks freeze while telemetry still flows",
         30,
         {
-            beat("0", "a"): "0x60",
-            beat("1", "b"): "0x60",
+            heartbeat("0", "a"): "0x60",
+            heartbeat("1", "b"): "0x60",
             f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
             status("training"): "1x12 0x48",
             status("stalled"): "0x12 1x48",
@@ -56,7 +56,7 @@ CASES = (
         "the threshold is the run's own",
         30,
         {
-            beat(): "0x60",
+            heartbeat(): "0x60",
             f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "1500x60",
             status("training"): "1x60",
         },
@@ -66,7 +66,7 @@ CASES = (
         "a run that takes its time to get ready is not stalled",
         30,
         {
-            beat(): "0x60",
+            heartbeat(): "0x60",
             f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
             status("initializing"): "1x60",
             status("training"): "0x60",
@@ -97,11 +97,11 @@ CASES = (
         "a program whose loops are over may be silent; one of whose ranks left the loop is judged by the others",
         30,
         {
-            beat(run="over"): "0x60",
+            heartbeat(run="over"): "0x60",
             'train_stall_threshold_seconds{train_run_id="over",train_rank="0"}': "86400x60",
             status("training", run="over"): "1x60",
-            beat("0"): "0x60",
-            beat("1"): "0x60",
+            heartbeat("0"): "0x60",
+            heartbeat("1"): "0x60",
             f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "86400x60",
             f'train_stall_threshold_seconds{{{R},train_rank="1"}}': "600x60",
             status("training"): "1x60",
@@ -112,9 +112,9 @@ CASES = (
         "of runs that pushed, one was killed and one finished",
         30,
         {
-            beat(run="dead"): "0+30x10 _x50",
+            heartbeat(run="dead"): "0+30x10 _x50",
             status("training", run="dead"): "1x10 _x50",
-            beat(run="done"): "0+30x10 _x50",
+            heartbeat(run="done"): "0+30x10 _x50",
             status("training", run="done"): "1x8 0 _x50",
             status("finished", run="done"): "0x8 1 _x50",
         },
@@ -130,10 +130,10 @@ CASES = (
         30,
         {
             status("training", run="dead", more=',job="train",instance="d"'): "1x10 stale _x50",
-            beat(run="dead", more=',job="train",instance="d"'): "0+30x10 stale _x50",
+            heartbeat(run="dead", more=',job="train",instance="d"'): "0+30x10 stale _x50",
             'up{job="train",instance="d"}': "1x10 0x50",
             status("training", run="done", more=',job="train",instance="e"'): "1x10 stale _x50",
-            beat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
+            heartbeat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
             'up{job="train",instance="e"}': "1x10 stale _x50",
         },
         (quiet("TrainRunVanished", 5), fires("TrainRunVanished", 8, train_run_id="dead")),
@@ -152,8 +152,8 @@ CASES = (
         "a rank goes mute",
         30,
         {
-            beat("0"): "0+30x40",
-            beat("1"): "0+30x4 _x40",
+            heartbeat("0"): "0+30x40",
+            heartbeat("1"): "0+30x4 _x40",
             f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
             status("training"): "1x40",
         },
@@ -163,8 +163,8 @@ CASES = (
         "ranks that finish one after the other are not missing",
         30,
         {
-            beat("0"): "0+30x40",
-            beat("1"): "0+30x4 _x40",
+            heartbeat("0"): "0+30x40",
+            heartbeat("1"): "0+30x4 _x40",
             f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
             status("training"): "1x4 0x40",
             status("finished"): "0x4 1x40",

@@ -90,7 +90,7 @@ CASES = (
         (stage("data", "0", 0.3, 80), step("0", 1.0, 80)),
     ),
     Case(
-        "a capture that was not analysed is told without a finding",
+        "a capture that was not analysed is reported without a finding",
         30,
         {captured("captures/epoch_1-step_90-rank0.json.gz", ""): "120x80"},
         (

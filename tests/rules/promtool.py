@@ -105,7 +105,7 @@ def fires(alert: str, at_min: float, value: str = "", **labels: str) -> Expectat
 
 
 def with_capture(expectation: Expectation, capture: str) -> Expectation:
-    """The same, and the newest capture of the run is told with it."""
+    """The same, and the newest capture of the run is named with it."""
     return expectation._replace(capture=capture)
 
 
@@ -115,7 +115,7 @@ def quiet(alert: str, at_min: float) -> Expectation:
 
 
 class Case(NamedTuple):
-    """A small story. When its series have ended, every alert must resolve: a finished run does not page.
+    """A short scenario. When its series have ended, every alert must resolve: a finished run does not page.
 
     Attributes:
         name: a sentence.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stack
 CASES = (*cases_progress.CASES, *cases_training.CASES, *cases_telemetry.CASES)
 NAMES = set(rules(*ALERT_FILES))
 
-STORIES = [
+SCENARIOS = [
     (case, variant) for case in CASES for variant in VARIANTS if case.durations or variant == "classic"
 ]
 """Only histograms have variants."""
@@ -29,7 +29,7 @@ def words(part: Case | str) -> str:
     return re.sub(r"\W+", "-", part.name if isinstance(part, Case) else part)
 
 
-@pytest.mark.parametrize(("case", "variant"), STORIES, ids=words)
+@pytest.mark.parametrize(("case", "variant"), SCENARIOS, ids=words)
 def test_alerts_fire_keep_quiet_and_resolve(case: Case, variant: str, tmp_path: Path) -> None:
     """People stop reading an alert that cries wolf, and trust one that never spoke."""
     check(tmp_path, variant, [case.document(variant)])

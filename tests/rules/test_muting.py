@@ -54,16 +54,16 @@ def answered(url: str) -> bool:
 
 def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str]:
     """Runs whose alert is muted while the source fires."""
-    story = f"{time.monotonic_ns()}"
+    scenario = f"{time.monotonic_ns()}"
     ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
-    alerts = [{"labels": {**labels, "story": story}, "endsAt": ends} for labels in (source, *targets)]
+    alerts = [{"labels": {**labels, "scenario": scenario}, "endsAt": ends} for labels in (source, *targets)]
     request = urllib.request.Request(
         url, json.dumps(alerts).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     with urllib.request.urlopen(request, timeout=5):
         pass
     time.sleep(1.0)  # Alertmanager works out what is muted after it has answered
-    with urllib.request.urlopen(f"{url}?filter=story%3D%22{story}%22", timeout=5) as answer:
+    with urllib.request.urlopen(f"{url}?filter=scenario%3D%22{scenario}%22", timeout=5) as answer:
         known: list[dict[str, Any]] = json.load(answer)
     assert len(known) == len(alerts)
     ended = [

@@ -19,7 +19,7 @@ from tests.rules.wire import (
     TRAIN,
     Loop,
     Run,
-    story,
+    scenario,
 )
 from tests.support.dashboard_queries import filled_in
 from tests.support.promql import asked
@@ -149,7 +149,7 @@ def test_a_recorded_figure_is_the_truth_in_every_profile(profile: str, variant: 
     asks.append(f"11 scalar(run:train_ranks_reporting:count == bool {run.senders})")
     expected = {ask: {"{}": 1.0} for ask in asks}
 
-    check(tmp_path, variant, [story(run, variant, expected)])
+    check(tmp_path, variant, [scenario(run, variant, expected)])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -164,7 +164,7 @@ def test_a_young_run_and_one_that_has_ended_read_right(profile: str, tmp_path: P
     expected: dict[str, dict[str, float]] = {ask: {"{}": 1.0} for ask in asks}
     expected[f"18 {TRAINING % 'samples:rate5m'}"] = {}
 
-    check(tmp_path, "native", [story(run, "native", expected)])
+    check(tmp_path, "native", [scenario(run, "native", expected)])
 
 
 def every_rank(act: Any) -> list[Loop]:
@@ -255,7 +255,7 @@ def test_the_fleet_has_a_row_for_each_run_in_every_profile(profile: str, tmp_pat
     }
     asks |= {near(11, f"({figures[name]})", value, EXACT): {"{}": 1.0} for name, value in truth.items()}
 
-    check(tmp_path, "native", [story(run.until(12), "native", asks)])
+    check(tmp_path, "native", [scenario(run.until(12), "native", asks)])
 
 
 def without_device(labels: str) -> str:
@@ -293,7 +293,7 @@ def test_no_alert_pages_when(name: str, profile: str, tmp_path: Path) -> None:
     """Who was woken by an evaluation turns the alert off, and then the hang is not seen."""
     run = Run(profile, NORMAL[name]()).until(18)
 
-    check(tmp_path, "native", [story(run, "native", {PAGES: {}})])
+    check(tmp_path, "native", [scenario(run, "native", {PAGES: {}})])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -309,7 +309,7 @@ def test_the_threshold_in_force_is_that_of_the_open_activity(profile: str, tmp_p
         f"{minute} max(train_stall_threshold_seconds)": {"{}": value} for minute, value in thresholds.items()
     }
 
-    check(tmp_path, "native", [story(run, "native", asks)])
+    check(tmp_path, "native", [scenario(run, "native", asks)])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -322,7 +322,7 @@ def test_no_alert_pages_for_what_the_program_handles_itself(profile: str, tmp_pa
         account.run.totals.skipped_updates += run.now_s % 60 == 0
 
     run.logged = overflow
-    check(tmp_path, "native", [story(run.until(18), "native", {PAGES: {}})])
+    check(tmp_path, "native", [scenario(run.until(18), "native", {PAGES: {}})])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -341,7 +341,7 @@ def test_a_hang_pages_and_names_the_rank_in_every_profile(profile: str, tmp_path
         },
     }
 
-    check(tmp_path, "native", [story(Run(profile, loops).until(12), "native", asks)])
+    check(tmp_path, "native", [scenario(Run(profile, loops).until(12), "native", asks)])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -351,12 +351,12 @@ def test_an_alert_carries_whose_run_it_is_and_where(profile: str, tmp_path: Path
     for rank in range(2):
         run.account(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
     fired = 'count by (alertname, train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace) (ALERTS{alertstate="firing",severity="critical"})'
-    told = (
+    expected = (
         '{alertname="TrainRunVanished", train_run_name="gpt", train_team="speech", train_owner="ann",'
         ' train_job="4711", train_cluster="berlin", train_namespace="gpu"}'
     )
 
-    check(tmp_path, "native", [story(run.until(6), "native", {f"14 {fired}": {told: 1.0}})])
+    check(tmp_path, "native", [scenario(run.until(6), "native", {f"14 {fired}": {expected: 1.0}})])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -371,12 +371,12 @@ def test_a_straggler_is_named_in_every_profile(profile: str, tmp_path: Path) -> 
         }
     }
 
-    check(tmp_path, "native", [story(Run(profile, loops).until(24), "native", asks)])
+    check(tmp_path, "native", [scenario(Run(profile, loops).until(24), "native", asks)])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_steps_that_take_longer_than_before_are_told_by_their_mean(
+def test_steps_that_take_longer_than_before_show_in_their_mean(
     profile: str, variant: str, tmp_path: Path
 ) -> None:
     """From 0.5 s to 0.7: between two bounds of a coarse histogram, where a quantile sees nothing of it."""
@@ -388,7 +388,7 @@ def test_steps_that_take_longer_than_before_are_told_by_their_mean(
     firing = 'ALERTS{alertstate="firing",alertname="TrainStepTimeRegression"}'
     asks = {f"51 {firing}": {}, f"70 count({firing})": {"{}": 1.0}}
 
-    check(tmp_path, variant, [story(run, variant, asks)])
+    check(tmp_path, variant, [scenario(run, variant, asks)])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -399,14 +399,14 @@ def test_an_event_counter_that_is_born_at_1_pages(profile: str, tmp_path: Path) 
     run.account(1).readings.signals.take("loss", math.nan)
     run.until(8)
     asked = '8 count by (alertname, train_rank, train_rank_event) (ALERTS{alertstate="firing",severity="critical"})'
-    told: dict[str, float] = {
+    expected: dict[str, float] = {
         '{alertname="TrainLoaderWorkerDied", train_rank="2"}': 1.0,
         '{alertname="TrainNonFinite"}': 1.0,
     }
     if profile == "rank0_aggregate":
-        told = {
+        expected = {
             f'{{alertname="TrainRankEvents", train_rank_event="{event}"}}': 1.0
             for event in ("loader_worker_exit", "nonfinite")
         }
 
-    check(tmp_path, "native", [story(run, "native", {asked: told})])
+    check(tmp_path, "native", [scenario(run, "native", {asked: expected})])

@@ -275,7 +275,7 @@ def named(metric: str, labels: Mapping[str, str]) -> str:
     return metric + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
 
 
-def story(run: Run, variant: str, asks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def scenario(run: Run, variant: str, asks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """A test for promtool: by ``<minute> <expression>`` the values by labels, none where there must be none."""
     return {
         "interval": f"{EXPORT_S}s",

@@ -143,7 +143,7 @@ def test_an_alert_that_fires_has_its_run_captured(chain: AlertChain) -> None:
     assert record["reason"] == "TrainInputBound"
     assert record["problem"] == ""
 
-    def told() -> bool:
+    def named() -> bool:
         asked = f"http://127.0.0.1:{chain.made.ports.alertmanager}/api/v2/alerts"
         found = get(asked, filter='alertname="TrainInputBound"')
         return [
@@ -152,7 +152,7 @@ def test_an_alert_that_fires_has_its_run_captured(chain: AlertChain) -> None:
             if alert["labels"]["train_run_id"] == "captured"
         ] == [f"captures/{record['file']}: {record['finding']['name']}"]
 
-    assert wait_for(told, timeout_s=60, what="the alert in Alertmanager to name it")
+    assert wait_for(named, timeout_s=60, what="the alert in Alertmanager to name it")
 
 
 def test_a_run_without_the_address_and_one_without_such_an_alert_are_not_captured(chain: AlertChain) -> None:

@@ -14,7 +14,7 @@ from grafana.build import BOARDS, JSON
 from tests.support.dashboard_queries import Span, ask, filled_in, panels
 from tests.support.prometheus_server import REAL_RUN, Store, Ways, filled, until
 from tests.support.stack import program
-from tests.support.synthetic_metrics import RUN as MADE_UP
+from tests.support.synthetic_metrics import RUN as SYNTHETIC_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,8 @@ NEEDS = {
     (board.file, panel.title): panel.needs for board in BOARDS for row in board.rows for panel in row.panels
 }
 PANELS = [(board.file, panel) for board in BOARDS for panel in panels(JSON / f"{board.file}.json")]
-FROM_MADE_UP = {name for name, needs in NEEDS.items() if needs}
-"""Panels on what a laptop does not have: fed by made-up figures under real names. All others by the run."""
+FROM_SYNTHETIC = {name for name, needs in NEEDS.items() if needs}
+"""Panels on what a laptop does not have: fed by synthetic figures under real names. All others by the run."""
 
 
 @pytest.fixture(scope="module", params=["scraped", "pushed"])
@@ -51,7 +51,7 @@ def named(value: Any) -> str:
 @pytest.mark.parametrize(("board", "panel"), PANELS, ids=named)
 def test_a_panel_has_data(store: Store, board: str, panel: dict[str, Any]) -> None:
     """An empty panel looks like good news."""
-    run = MADE_UP if (board, panel["title"]) in FROM_MADE_UP else REAL_RUN
+    run = SYNTHETIC_RUN if (board, panel["title"]) in FROM_SYNTHETIC else REAL_RUN
 
     def found() -> bool:
         return any(ask(store, target, span(), run) for target in panel["targets"])
@@ -63,7 +63,7 @@ def test_a_panel_has_data(store: Store, board: str, panel: dict[str, Any]) -> No
 def test_every_query_of_a_panel_is_understood(store: Store, board: str, panel: dict[str, Any]) -> None:
     """One that fails empties its panel, also where it is the second of two, and on the run without data."""
     for target in panel["targets"]:
-        for run in (REAL_RUN, MADE_UP):
+        for run in (REAL_RUN, SYNTHETIC_RUN):
             ask(store, target, span(), run)
 
 

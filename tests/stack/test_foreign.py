@@ -78,9 +78,13 @@ def test_a_run_carries_the_name_of_its_collector_as_the_target_of_that_does(tmp_
     """An alert on the Collector mutes those on the runs with the same name; an agent before it has said its own."""
     with stack(tmp_path / "state", "prometheus", "collector") as made:
         for run, agent in (("direct", ""), ("by-agent", "node-7")):
-            told = {"service.name": run, "train.run.id": run, **({"train.collector": agent} if agent else {})}
+            labels = {
+                "service.name": run,
+                "train.run.id": run,
+                **({"train.collector": agent} if agent else {}),
+            }
             resource = {
-                "attributes": [{"key": key, "value": {"stringValue": text}} for key, text in told.items()]
+                "attributes": [{"key": key, "value": {"stringValue": text}} for key, text in labels.items()]
             }
             scopes = [{"metrics": [metric("train.steps", CUMULATIVE)]}]
             send(made, "metrics", {"resourceMetrics": [{"resource": resource, "scopeMetrics": scopes}]})

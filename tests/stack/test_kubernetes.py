@@ -115,7 +115,7 @@ def test_the_collectors_of_a_cluster_accept_their_configuration(tmp_path: Path) 
         path = tmp_path / f"{name}.yaml"
         path.write_text(configs[name]["config.yaml"], encoding="utf-8")
         environ = {
-            entry["name"]: entry.get("value", "node-7")  # else it is told by Kubernetes: the name of the node
+            entry["name"]: entry.get("value", "node-7")  # else Kubernetes sets it: the name of the node
             for entry in pod["containers"][0]["env"]
         }
         assert ("COLLECTOR_NAME" in environ) == (item["kind"] == "DaemonSet")

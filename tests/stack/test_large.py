@@ -118,10 +118,12 @@ def test_everything_arrives_by_remote_write_after_an_outage_of_the_gateway(tmp_p
             result = get(f"{base}/api/v1/query", query=query)["data"]["result"]
             return float(result[0]["value"][1]) if result else 0.0
 
-        beats = 'train_heartbeat_time_seconds{train_run_id="large",job="otel-train",train_collector="node-7"}'
-        wait_for(lambda: found(f"count({beats})") == 8, timeout_s=90, what="every rank")
+        heartbeats = (
+            'train_heartbeat_time_seconds{train_run_id="large",job="otel-train",train_collector="node-7"}'
+        )
+        wait_for(lambda: found(f"count({heartbeats})") == 8, timeout_s=90, what="every rank")
         ended = 'sum(train_run_status{train_run_id="large",train_run_state="finished"})'
         wait_for(lambda: found(ended) >= 1, timeout_s=90, what="the end of the run")
         assert found('sum(histogram_count(train_step_duration_seconds{train_run_id="large"}))') > 0
-        assert found(f"count(count by (train_rank, host_name, service_name) ({beats}))") == 8
+        assert found(f"count(count by (train_rank, host_name, service_name) ({heartbeats}))") == 8
         assert found('count(target_info{instance!=""})') >= 8

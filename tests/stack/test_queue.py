@@ -29,7 +29,7 @@ SPARE = 1.3
 OF_THE_RUN = '{train_run_id="waited", __name__!~".*:.*|ALERTS.*|target_info"}'
 
 
-def told(made: LocalStack, metric: str) -> float:
+def own_metric(made: LocalStack, metric: str) -> float:
     """What the Collector says of itself."""
     with urllib.request.urlopen(f"http://127.0.0.1:{made.ports.collector_metrics}/metrics") as answer:
         text = answer.read().decode()
@@ -43,7 +43,7 @@ def stored(made: LocalStack) -> int:
     return sum(len(each.get("values", ())) + len(each.get("histograms", ())) for each in series)
 
 
-def test_an_hour_of_1024_lean_ranks_fits_survives_a_kill_and_arrives(
+def test_an_hour_of_1024_reduced_ranks_fits_survives_a_kill_and_arrives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It held 58 seconds of them: 2,000 requests."""
@@ -52,15 +52,15 @@ def test_an_hour_of_1024_lean_ranks_fits_survives_a_kill_and_arrives(
         words = ["--ranks", str(RANKS), "--profile", "reduced", "--export-every", "2", "--duration", "9"]
         words += ["--run-id", "waited", "--endpoint", f"http://127.0.0.1:{made.ports.otlp_http}"]
         assert main(["--json", *words]) in {0, 1}
-        points = told(made, "receiver_accepted_metric_points")
-        waiting, room = told(made, size), told(made, capacity)
+        points = own_metric(made, "receiver_accepted_metric_points")
+        waiting, size_limit = own_metric(made, size), own_metric(made, capacity)
 
         made.kill("collector")
         made.start("collector")
-        assert told(made, size) == pytest.approx(waiting, rel=0.05)
+        assert own_metric(made, size) == pytest.approx(waiting, rel=0.05)
         made.start("prometheus")
         wait_for(lambda: stored(made) == points, what=f"{points:.0f} data points")
-        wait_for(lambda: told(made, size) == 0, what="an empty queue")
+        wait_for(lambda: own_metric(made, size) == 0, what="an empty queue")
         requests = value(
             made, 'sum(count_over_time(train_heartbeat_time_seconds{train_run_id="waited"}[1h]))'
         )
@@ -68,4 +68,4 @@ def test_an_hour_of_1024_lean_ranks_fits_survives_a_kill_and_arrives(
     needed = waiting / requests * PROMISED_RANKS * PROMISED_S / REDUCED_EVERY_S
     with capsys.disabled():
         sys.stdout.write(f"\n{waiting / requests:.0f} bytes a request; an hour {needed / 1e6:.0f} MB\n")
-    assert needed * SPARE < room
+    assert needed * SPARE < size_limit

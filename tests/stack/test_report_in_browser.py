@@ -36,7 +36,7 @@ addEventListener('load', () => {
   const box = document.querySelector('.flame'), all = [...box.querySelectorAll('button')];
   const press = key => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
   all[0].focus();
-  put('told', box.nextElementSibling.textContent === all[0].title);
+  put('text', box.nextElementSibling.textContent === all[0].title);
   press('ArrowRight'); put('right', all.indexOf(document.activeElement) > 0);
   press('ArrowLeft'); put('left', document.activeElement === all[0]);
   const parent = all.find(each => all.some(other => other.dataset.p == all.indexOf(each)));
@@ -47,7 +47,7 @@ addEventListener('load', () => {
   child.focus(); press('Escape'); put('out', child.getBoundingClientRect().width < 0.95 * box.getBoundingClientRect().width);
   put('drawn', [...document.querySelectorAll('svg')].every(each => each.getBoundingClientRect().height > 50));
   put('faults', faults.length);
-  const told = document.createElement('pre'); told.id = 'probe'; told.textContent = said.join(' '); document.body.append(told);
+  const probe = document.createElement('pre'); probe.id = 'probe'; probe.textContent = said.join(' '); document.body.append(probe);
 });
 </script>
 """
@@ -80,7 +80,7 @@ def test_the_page_works_in_a_browser_by_keys_alone(page: Path) -> None:
     found = shown(page)
 
     assert found == {
-        "background": "rgb(255,255,255)", "overflow": "false", "told": "true", "right": "true", "left": "true",
+        "background": "rgb(255,255,255)", "overflow": "false", "text": "true", "right": "true", "left": "true",
         "down": "true", "up": "true", "zoomed": "true", "out": "true", "drawn": "true", "faults": "0",
     }  # fmt: skip
 

@@ -95,7 +95,7 @@ def test_every_export_is_stored_after_kills(tmp_path: Path, capsys: pytest.Captu
         )
 
 
-def test_a_full_queue_is_told_of(tmp_path: Path) -> None:
+def test_a_full_queue_is_reported(tmp_path: Path) -> None:
     """The traces have no receiver; an alert fires before spans are lost, and another when they are."""
     environ = {**os.environ, "COLLECTOR_QUEUE_BYTES": "300000"}
     with (

@@ -54,7 +54,7 @@ def bare_loss(tmp_path_factory: pytest.TempPathFactory) -> str:
     return train(tmp_path_factory.mktemp("bare"), {}, "--bare")[0]
 
 
-def told(made: LocalStack, protocol: str) -> dict[str, str]:
+def trainer_variables(made: LocalStack, protocol: str) -> dict[str, str]:
     """What the file that `stack up --secure` names says, for either protocol."""
     text = (tls.folder(made.state) / tls.TRAINER).read_text(encoding="utf-8")
     environ = dict(line.split("=", 1) for line in text.splitlines())
@@ -102,7 +102,7 @@ def steps(made: LocalStack, run: str) -> float:
 def test_the_right_certificate_and_token_arrive(secure: LocalStack, tmp_path: Path, protocol: str) -> None:
     """With the variables that the stack wrote, and nothing else."""
     run = f"right-{protocol[:4]}"
-    _, _, said = train(tmp_path, {**told(secure, protocol), "OTEL_TRAIN_RUN_ID": run})
+    _, _, said = train(tmp_path, {**trainer_variables(secure, protocol), "OTEL_TRAIN_RUN_ID": run})
 
     assert [line for line in said if "OTLP" in line] == []
     wait_for(lambda: steps(secure, run) == STEPS, what="every step in Prometheus")
@@ -124,7 +124,7 @@ def test_the_wrong_one_is_one_clear_line_and_costs_nothing(
     """A rotated secret must not cost a run its figures, and least of all the run."""
     run = f"wrong-{wrong}-{protocol[:4]}"
     tls.make(tmp_path, endpoint_port=1)  # another authority
-    right = {**told(secure, protocol), "OTEL_TRAIN_RUN_ID": run}
+    right = {**trainer_variables(secure, protocol), "OTEL_TRAIN_RUN_ID": run}
     bad = {
         "token": {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20stolen"},
         "certificate": {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(tls.folder(tmp_path) / tls.AUTHORITY)},
@@ -153,7 +153,7 @@ def test_the_wrong_one_is_one_clear_line_and_costs_nothing(
 
 def test_what_is_not_encrypted_is_refused(secure: LocalStack, tmp_path: Path) -> None:
     """A token must not travel in the clear because a letter was forgotten."""
-    plain = told(secure, "http/protobuf")
+    plain = trainer_variables(secure, "http/protobuf")
     plain["OTEL_EXPORTER_OTLP_ENDPOINT"] = plain["OTEL_EXPORTER_OTLP_ENDPOINT"].replace("https", "http")
     _, _, said = train(tmp_path, {**plain, "OTEL_TRAIN_RUN_ID": "plain"})
 
@@ -171,7 +171,7 @@ def test_the_doctor_follows_a_figure_and_a_span_all_the_way(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Trainer, TLS, token, Collector, Prometheus, Jaeger: each real."""
-    for name, text in told(secure, protocol).items():
+    for name, text in trainer_variables(secure, protocol).items():
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("OTEL_TRAIN_RUN_DIR", str(tmp_path))
     main(["doctor", "--state", str(secure.state), "--json"])

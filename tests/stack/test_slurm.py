@@ -42,7 +42,7 @@ def script(name: str, *words: str, **environ: str) -> str:
     return done.stdout
 
 
-def told_to_tasks(node: dict[str, str], **environ: str) -> dict[str, str]:
+def task_variables(node: dict[str, str], **environ: str) -> dict[str, str]:
     """What the tasks of a job have in their environment after the TaskProlog."""
     lines = script("task_prolog.sh", **node, **environ).splitlines()
     assert all(line.startswith("export ") for line in lines)
@@ -63,7 +63,7 @@ def accepts(address: str) -> bool:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What slurmd tells the prolog of job 77."""
-    told = {
+    variables = {
         "SLURM_JOB_ID": "77",
         "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_GID": str(os.getgid()),
@@ -73,9 +73,9 @@ def node(tmp_path: Path) -> Iterator[dict[str, str]]:
         "OTELCOL_PROLOG_LOG": str(tmp_path / "prolog.log"),
         "OTELCOL_FIRST_PORT": str(free_ports().otlp_http),
     }
-    yield told
+    yield variables
     for job in (tmp_path / "spool").glob("*"):
-        script("epilog.sh", **{**told, "SLURM_JOB_ID": job.name})
+        script("epilog.sh", **{**variables, "SLURM_JOB_ID": job.name})
 
 
 def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[
         gateway = f"http://127.0.0.1:{made.ports.otlp_http}"
         script("prolog.sh", **node, GATEWAY=gateway)
         pid = int((tmp_path / "spool" / "77" / "pid").read_text())
-        through = told_to_tasks(node)["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        through = task_variables(node)["OTEL_EXPORTER_OTLP_ENDPOINT"]
         endpoints = {"through-node": through, "offline": UNREACHABLE}
         words = [
             json.dumps(
@@ -130,15 +130,15 @@ def test_jobs_that_share_a_node_have_a_collector_each(tmp_path: Path, node: dict
         prolog.start()
     for prolog in prologs:
         prolog.join()
-    addresses = [told_to_tasks(job)["OTEL_EXPORTER_OTLP_ENDPOINT"] for job in jobs]
+    addresses = [task_variables(job)["OTEL_EXPORTER_OTLP_ENDPOINT"] for job in jobs]
 
     assert len(set(addresses)) == 3, (tmp_path / "prolog.log").read_text()
     assert all(accepts(address) for address in addresses)
     script("epilog.sh", **jobs[0])
     assert [accepts(address) for address in addresses] == [False, True, True]
-    assert told_to_tasks(jobs[0]) == {}
+    assert task_variables(jobs[0]) == {}
     assert all((tmp_path / "spool" / job["SLURM_JOB_ID"] / "queue").is_dir() for job in jobs)
-    assert told_to_tasks(jobs[1], OTEL_EXPORTER_OTLP_ENDPOINT="http://login1:4318") == {}
+    assert task_variables(jobs[1], OTEL_EXPORTER_OTLP_ENDPOINT="http://login1:4318") == {}
 
 
 def test_a_prolog_without_a_collector_does_not_drain_the_node(tmp_path: Path, node: dict[str, str]) -> None:

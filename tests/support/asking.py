@@ -36,11 +36,11 @@ def ask(
     from urllib.parse import unquote
 
     path, _, query = target.partition("?")
-    told = {"host": host, **{key.replace("_", "-"): value for key, value in headers.items()}}
+    sent_headers = {"host": host, **{key.replace("_", "-"): value for key, value in headers.items()}}
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(key.encode(), value.encode()) for key, value in told.items()],
+        "headers": [(key.encode(), value.encode()) for key, value in sent_headers.items()],
         "client": ("127.0.0.1", 50000), "server": ("127.0.0.1", 8420),
     }  # fmt: skip
     sent: list[dict[str, Any]] = []

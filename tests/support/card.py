@@ -190,7 +190,7 @@ def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
         yield from differences(parts["seen"], seen, where=f"verdict {name}, seen")
         yield from differences(
             finding["claim"],
-            [*_supply(finding, summary), *_claims(finding, since_s)],
+            [*_throughput(finding, summary), *_claims(finding, since_s)],
             where=f"verdict {name}, claim",
         )
 
@@ -203,7 +203,7 @@ def _number(name: str, value: float) -> Line:
     return line(rf"(?<![\w.]){re.escape(name)} #(?= ·)", lambda _: (value,))
 
 
-def _supply(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
+def _throughput(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
     """What the workers of a loader take against what the loop asks for."""
     found = (row for row in summary["loaders"] if row["loader"] == finding["loader"])
     row: Mapping[str, Any] = next(found, {})
@@ -220,28 +220,32 @@ def _supply(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
 
 def _claims(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     """What the sentences of findings say, by the numbers beside them."""
-    told, share, seconds = finding["evidence"], finding["share"], finding["seconds"]
-    training_s = told.get("training_seconds", 1.0)
-    each_s = told.get("wait_per_batch_seconds")
-    begin_s = (told.get("making_seconds", 0.0) + told.get("first_batch_seconds", 0.0)) / (
-        told.get("passes") or 1
+    evidence, share, seconds = finding["evidence"], finding["share"], finding["seconds"]
+    training_s = evidence.get("training_seconds", 1.0)
+    each_s = evidence.get("wait_per_batch_seconds")
+    begin_s = (evidence.get("making_seconds", 0.0) + evidence.get("first_batch_seconds", 0.0)) / (
+        evidence.get("passes") or 1
     )
     return [
-        line(r"# training steps in #", lambda _: (told["steps"], training_s)),
+        line(r"# training steps in #", lambda _: (evidence["steps"], training_s)),
         line(r"a verdict needs #, or # in # of training", lambda _: (MIN_STEPS, MIN_LONG_STEPS, LONG_S)),
-        line(r"# of the run \(# of #\)", lambda _: (share, seconds, told["wall_seconds"])),
+        line(r"# of the run \(# of #\)", lambda _: (share, seconds, evidence["wall_seconds"])),
         line(r"`(?P<loader>\w+)`: # per batch", lambda _: (each_s,)),
         line(r"# per batch", lambda _: (each_s,)),
-        line(r"`(?P<loader>\w+)` #", lambda found: (told[f"{found['loader']}.wait_seconds"] / training_s,)),
-        line(r"waits for no loader \(# of training time\)", lambda _: (told["steady_wait_ratio"],)),
-        line(r"[Tt]he model takes #", lambda _: (told["model_ratio"],)),
-        line(r"loaders?(?: `\w+`)?: # of training time", lambda _: (told["steady_wait_ratio"],)),
+        line(
+            r"`(?P<loader>\w+)` #", lambda found: (evidence[f"{found['loader']}.wait_seconds"] / training_s,)
+        ),
+        line(r"waits for no loader \(# of training time\)", lambda _: (evidence["steady_wait_ratio"],)),
+        line(r"[Tt]he model takes #", lambda _: (evidence["model_ratio"],)),
+        line(r"loaders?(?: `\w+`)?: # of training time", lambda _: (evidence["steady_wait_ratio"],)),
         line(r"[Nn]o training step is counted in the # since the first batch", lambda _: (since_s,)),
         line(r"# of training time is in no stage and no loader", lambda _: (share,)),
-        line(r"# of training time is in stage `(?P<stage>\w+)`", lambda f: (told[f"{f['stage']}_ratio"],)),
+        line(
+            r"# of training time is in stage `(?P<stage>\w+)`", lambda f: (evidence[f"{f['stage']}_ratio"],)
+        ),
         line(
             r"takes #, # times: (?:with the other loaders )?# of training time",
-            lambda _: (begin_s, told["passes"], share),
+            lambda _: (begin_s, evidence["passes"], share),
         ),
     ]
 

@@ -56,8 +56,8 @@ class Chromium:
         self._session = ""
         self.faults: list[str] = []
         [page] = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
-        told = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
-        self._session = told["sessionId"]
+        answer = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = answer["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -79,9 +79,9 @@ class Chromium:
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def open(self, address: str, until: str = "true") -> None:
         """Go to an address, and wait for its scripts, and until something is true."""
@@ -94,9 +94,9 @@ class Chromium:
 
     def press(self, key: str) -> None:
         """A key, as a keyboard sends it."""
-        told = {"key": key, "code": key, "windowsVirtualKeyCode": _CODES[key]}
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": _CODES[key]}
         for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, **told)
+            self.call("Input.dispatchKeyEvent", type=kind, **pressed)
 
     def write(self, text: str) -> None:
         """Text, into what has the focus."""

@@ -1,4 +1,4 @@
-"""A made-up accelerator: streams that work through a queue on a clock that the test moves."""
+"""A simulated accelerator: streams that work through a queue on a clock that the test moves."""
 
 from __future__ import annotations
 

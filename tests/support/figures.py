@@ -1,4 +1,4 @@
-"""Made-up snapshots and spans, small enough to check by head."""
+"""Synthetic snapshots and spans, small enough to check by head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOADER = Label(name="train.loader", bound=16, meaning="Which loader.")
 STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="Steps done.", labels=(LOADER,))
 WORKERS = Metric(name="train.loader.workers", unit="{worker}", kind=Kind.UPDOWN, meaning="Workers alive.")
-BEAT = Metric(name="train.heartbeat.time", unit="s", kind=Kind.GAUGE, meaning="When we last looked.")
+HEARTBEAT = Metric(name="train.heartbeat.time", unit="s", kind=Kind.GAUGE, meaning="When we last looked.")
 STEP = Metric(
     name="train.step.duration",
     unit="s",
@@ -70,7 +70,7 @@ def snapshot(steps: float = 7.0, *, second: int = 10) -> Snapshot:
             MetricFamily(STEP, (full, empty)),
             MetricFamily(STEPS, (Point(code, steps),)),
             MetricFamily(WORKERS, (Point((), 2.0),)),
-            MetricFamily(BEAT, (Point((), 1_700_000_010.5),)),
+            MetricFamily(HEARTBEAT, (Point((), 1_700_000_010.5),)),
         ),
     )
 

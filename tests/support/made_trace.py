@@ -1,4 +1,4 @@
-"""Chrome traces made up event by event, laid out the way Kineto writes them. Times are microseconds."""
+"""Synthetic Chrome traces, event by event, laid out the way Kineto writes them. Times are microseconds."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class MadeTrace:
         **args: Any,
     ) -> None:
         """Anything that runs on the device."""
-        told = {"device": DEVICE, "context": 1, "stream": stream, "correlation": correlation, **args}
-        self._add(cat, name, start, dur, pid=DEVICE, tid=stream, args=told)
+        arguments = {"device": DEVICE, "context": 1, "stream": stream, "correlation": correlation, **args}
+        self._add(cat, name, start, dur, pid=DEVICE, tid=stream, args=arguments)
 
     def memory(self, at: float, change: int, total: int, *, reserved: int = 0, device_type: int = 1) -> None:
         """An allocation (or a release, below zero), and what is allocated from then on."""

@@ -1,4 +1,4 @@
-"""A profiler that only notes what it is told, and can be told to fail."""
+"""A profiler that only records its calls, and fails on request."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def config(folder: Path, target: str, *, push: bool) -> str:
 global: {{scrape_interval: 3s, evaluation_interval: 15s}}
 rule_files: ["{RULES}/*.yml"]
 {otlp}scrape_configs:
-  - {{job_name: made-up, honor_labels: true, static_configs: [{{targets: ["{target}"]}}]}}
+  - {{job_name: synthetic, honor_labels: true, static_configs: [{{targets: ["{target}"]}}]}}
   - {{job_name: prometheus, static_configs: [{{targets: ["SELF"]}}]}}{files}
 """
 

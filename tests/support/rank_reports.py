@@ -1,4 +1,4 @@
-"""Made-up records of ranks."""
+"""Synthetic records of ranks."""
 
 from __future__ import annotations
 

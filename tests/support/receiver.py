@@ -261,7 +261,7 @@ def grpc_receiver() -> Iterator[Received]:
         mode = received.mode
         received.requests += 1
         if mode not in {"ok", "partial"}:
-            context.abort(getattr(grpc.StatusCode, mode), "as told")
+            context.abort(getattr(grpc.StatusCode, mode), "as set")
         received.take(request)
         kind: Any = ExportMetricsServiceResponse if path == "/v1/metrics" else ExportTraceServiceResponse
         return kind.FromString(_response(path, "", mode, received))

@@ -95,7 +95,7 @@ class Alerts:
         return None
 
     def resolved(self, name: str, **labels: str) -> bool:
-        """Whether we were told that it is over."""
+        """Whether the end was reported."""
         return any(
             alert["labels"]["alertname"] == name
             and alert["status"] == "resolved"
@@ -193,7 +193,7 @@ def value(made: LocalStack, query: str, at_s: float | None = None) -> float | No
 
 
 def environ_of(made: LocalStack, folder: Path, **settings: str) -> dict[str, str]:
-    """What a run is told so that it pushes to this stack, twice a second."""
+    """Variables of a run that pushes to this stack, twice a second."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{made.ports.otlp_http}",
         "OTEL_TRAIN_RUN_DIR": str(folder),

@@ -18,8 +18,8 @@ class FakeStore:
         self.there = True
         self.fails = False
         self.opened = 0
-        self.gate = threading.Event()
-        self.gate.set()
+        self.released = threading.Event()
+        self.released.set()
 
     def connect(self) -> FakeStore:
         self.opened += 1
@@ -29,7 +29,7 @@ class FakeStore:
         return self.there
 
     def put(self, key: str, value: str) -> None:
-        self.gate.wait(30)
+        self.released.wait(30)
         if self.fails:
             raise RuntimeError("Connection reset by peer")
         self.held[key] = value

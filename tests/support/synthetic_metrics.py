@@ -17,7 +17,7 @@ from otel_train.catalog import ALL, Emit, Kind, Label, Metric
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-RUN: Final = "made-up"
+RUN: Final = "synthetic"
 RANKS: Final = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}
 SLOW_RANK: Final = 2
 MUTE_AFTER_S: Final = 60
@@ -46,7 +46,7 @@ _OPEN_VALUES: Final = {
     **{
         f"train.{label}": (value,)
         for label, value in (
-            ("run.name", "made-up"),
+            ("run.name", "synthetic"),
             ("team", "speech"),
             ("owner", "ann"),
             ("job", "4711"),
@@ -178,9 +178,9 @@ def _histogram(metric: Metric, labels: str, typical_s: float, elapsed_s: float) 
 
 
 def _value(metric: Metric, labels: dict[str, str], at: Moment) -> float:
-    story = _STORIES.get(metric.name)
-    if story is not None:
-        return float(story(labels, at))
+    course = _COURSES.get(metric.name)
+    if course is not None:
+        return float(course(labels, at))
     if metric.kind is Kind.COUNTER:
         grown = _RATES.get(metric.name, 0.0) * at.elapsed_s
         return grown if metric.unit == "s" else math.floor(grown)
@@ -214,7 +214,7 @@ def _hung(labels: dict[str, str], at: Moment) -> float:
     return at.elapsed_s > MUTE_AFTER_S and labels["train.stage"] == stage
 
 
-_STORIES: Final[dict[str, Callable[[dict[str, str], Moment], float]]] = {
+_COURSES: Final[dict[str, Callable[[dict[str, str], Moment], float]]] = {
     "train.run.status": lambda labels, _: labels["train.run.state"] == "training",
     "train.run.time": lambda labels, at: at.elapsed_s * _ACTIVITIES.get(labels["train.run.activity"], 0.0),
     "train.profiler.active": lambda _, at: at.elapsed_s % 60 < 10,

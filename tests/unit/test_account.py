@@ -117,7 +117,7 @@ def test_two_optimizers_in_one_batch_are_one_step() -> None:
 
 
 def test_two_optimizers_without_asks_close_before_the_first_updates_again() -> None:
-    """The same GAN on made-up noise, without a loader."""
+    """The same GAN on synthetic noise, without a loader."""
     tape = Tape()
     for _ in range(3):
         tape.forward().backward().update(7, "D").forward().backward().update(9, "G")
@@ -531,7 +531,7 @@ def test_what_an_exception_left_open_is_unwound_by_the_outer_edge() -> None:
     assert book.updates == 1
 
 
-def test_training_in_two_phases_of_one_loader_is_told_apart_by_what_is_done() -> None:
+def test_training_in_two_phases_of_one_loader_is_distinguished_by_what_is_done() -> None:
     """K-fold loops validate on the same loader."""
     tape = Tape().step().stop().ask().forward(11, flags=0).ask().forward(11, flags=0).stop().step().stop()
 

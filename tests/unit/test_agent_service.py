@@ -27,7 +27,7 @@ TRAINING = Flag.GRAD | Flag.TRAINING
 
 
 class Rig:
-    """A pump without a thread, on a clock that waits to be told."""
+    """An export loop without a thread, on a clock that the test advances."""
 
     def __init__(self, *, shared: bool = False) -> None:
         self.clock = FakeClock(10**9)
@@ -115,7 +115,7 @@ def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
 
 
 def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
-    """A pump that falls behind for ever loses records."""
+    """A loop that falls behind for ever loses records."""
     rig.steps(SLICE_EDGES // 4)
     rig.loop.run_once()
 
@@ -142,7 +142,7 @@ def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn() -> None
 
 
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
-    """Each way out has its own rhythm; spans go at once."""
+    """Each exporter has its own interval; spans go at once."""
     often, seldom = rig.route(1.0), rig.route(10.0)
     for _ in range(21):
         rig.loop.run_once()
@@ -163,7 +163,7 @@ def test_the_last_turn_sends_everything(rig: Rig) -> None:
     assert kept.batches[-1].final
 
 
-def test_a_broken_way_out_stops_no_other(rig: Rig) -> None:
+def test_a_broken_exporter_stops_no_other(rig: Rig) -> None:
     """And is left alone after three faults."""
 
     class Broken(Kept):
@@ -196,7 +196,7 @@ def test_without_figures_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
     assert kept.snapshots == []
 
 
-def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
+def test_a_broken_task_stops_no_other(rig: Rig) -> None:
     """Nor itself from being counted."""
     done: list[int] = []
 
@@ -215,7 +215,7 @@ def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
     assert broken.faults == 3
 
 
-def test_a_fault_of_chores_that_share_a_guard_is_one_fault(rig: Rig) -> None:
+def test_a_fault_of_tasks_that_share_a_guard_is_one_fault(rig: Rig) -> None:
     """One fault counted twice looks like two."""
 
     def fails() -> None:

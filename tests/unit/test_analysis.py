@@ -177,7 +177,7 @@ def test_kernels_are_listed_by_time(scene: Scene) -> None:
     assert [row["tensor_cores"] for row in found] == [True, False, False]
 
 
-def test_tensor_cores_are_told_by_the_names_of_kernels(scene: Scene) -> None:
+def test_tensor_cores_are_recognized_by_the_names_of_kernels(scene: Scene) -> None:
     """GEMM's 20 of 32 us could, and all of it does."""
     assert tensor_cores(scene) == pytest.approx(
         {"share": 20 / 32, "matrix_share": 20 / 32, "used_share": 1.0}

@@ -137,7 +137,9 @@ def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_shapes_of_an_operator_are_told_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shapes_of_an_operator_are_shown_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which sizes to pad is in the trace, if it was recorded."""
     path = training(steps=2).write(tmp_path / "trace.json")
 

@@ -20,7 +20,7 @@ from benchmarks.table import begin_mark, cells_of, end_mark, markdown_table, num
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 MACHINE = Machine(
     date="2030-01-02T03:04:05+00:00",
-    cpu="Made-Up CPU @ 1 GHz",
+    cpu="Example CPU @ 1 GHz",
     cores=2,
     system="Linux 6 x86_64",
     python="3.11.0",
@@ -166,12 +166,12 @@ def test_a_missed_budget_stands_out_on_the_page() -> None:
     assert "| met |" in table
 
 
-def test_a_new_page_has_the_table_the_machine_and_room_for_the_reasons() -> None:
+def test_a_new_page_has_the_table_the_machine_and_space_for_the_reasons() -> None:
     """A value without its machine and date cannot be compared with anything."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="")
 
     assert page.index(begin_mark("cpu")) < page.index("cost per step") < page.index(end_mark("cpu"))
-    assert "Measured 2030-01-02 on Made-Up CPU @ 1 GHz, 2 cores" in page
+    assert "Measured 2030-01-02 on Example CPU @ 1 GHz, 2 cores" in page
     assert page.index(end_mark("cpu")) < page.index("## What is missed, and why")
 
 

@@ -104,26 +104,26 @@ def test_the_verdict_gets_what_it_needs() -> None:
 
 
 def judged(
-    supply: LoaderThroughput, *, wait_s: float = 0.5, ask_s: float = 0.008, steps: int = BATCHES
+    throughput: LoaderThroughput, *, wait_s: float = 0.5, ask_s: float = 0.008, steps: int = BATCHES
 ) -> list[Finding]:
     """A training in which the loop would ask every ``ask_s`` and waits ``wait_s`` in all."""
     rows = [
         StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None),
         StageTotals(Key("forward", "code", "train", "m"), BATCHES, 0, ask_s * BATCHES, ask_s * BATCHES, None),
     ]
-    return findings(rows, steps=steps, activities={"productive": 1.0}, loaders={"code": supply})
+    return findings(rows, steps=steps, activities={"productive": 1.0}, loaders={"code": throughput})
 
 
 @pytest.mark.parametrize(
     ("build_s", "ask_s", "workers"),
     [(0.040, 0.008, 6), (0.040, 0.0101, 5), (0.036, 0.01, 4), (0.001, 0.1, 1)],
 )
-def test_as_many_workers_are_needed_as_leave_some_room(build_s: float, ask_s: float, workers: int) -> None:
+def test_as_many_workers_are_needed_as_leave_a_margin(build_s: float, ask_s: float, workers: int) -> None:
     """Five that are busy all the time keep up only with batches that all take the same."""
     assert workers_needed(build_s, ask_s) == workers
 
 
-def test_too_few_workers_are_told_the_right_number() -> None:
+def test_too_few_workers_get_the_right_number() -> None:
     """What to type, and the figures it comes from."""
     first = judged(FOUR)[0]
 
@@ -159,7 +159,7 @@ def test_workers_that_keep_up_evenly_are_not_the_cause() -> None:
     assert "share 4 processors" in crowded.advice
 
 
-def test_a_loader_without_workers_is_told_how_many() -> None:
+def test_a_loader_without_workers_gets_the_number_to_set() -> None:
     """There the wait is the building."""
     first = judged(LoaderThroughput(0, processors=8), wait_s=2.4)[0]  # 24 ms against 8 ms
 
@@ -171,8 +171,8 @@ def test_a_loader_without_workers_is_told_how_many() -> None:
 
 def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> None:
     """Three passes that wait for workers to start, and never again: another cause, another cure."""
-    supply = FOUR._replace(persistent=False, passes=3, making_s=0.1, first_s=0.38)
-    first, second = judged(supply)
+    throughput = FOUR._replace(persistent=False, passes=3, making_s=0.1, first_s=0.38)
+    first, second = judged(throughput)
 
     assert first.name == "compute_bound"
     assert (second.name, second.severity, second.loader) == ("slow_start", "warning", "code")
@@ -185,12 +185,12 @@ def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> Non
 
 
 @pytest.mark.parametrize(
-    ("supply", "advice"),
+    ("throughput", "advice"),
     [(FOUR, "first batch of `code` is built while"), (LoaderThroughput(0), "once, when its dataset is made")],
 )
-def test_a_slow_start_of_another_kind_gets_another_advice(supply: LoaderThroughput, advice: str) -> None:
+def test_a_slow_start_of_another_kind_gets_another_advice(throughput: LoaderThroughput, advice: str) -> None:
     """Workers that persist cannot persist more."""
-    found = judged(supply._replace(passes=3, first_s=0.4))
+    found = judged(throughput._replace(passes=3, first_s=0.4))
 
     assert advice in found[-1].advice
 

@@ -117,6 +117,6 @@ def test_what_fills_the_step_of_a_jax_program_has_advice_of_its_own(
     assert first.evidence[f"{stage}_ratio"] == pytest.approx(8 / 8.5)
 
 
-def test_a_program_of_torch_is_told_of_captures() -> None:
+def test_a_program_of_torch_is_advised_to_capture() -> None:
     """As before."""
     assert "profiler capture" in verdict(row("forward", 9.0), compiled=Compiled())[0].advice

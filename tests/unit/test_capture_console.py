@@ -86,7 +86,7 @@ def test_a_trace_that_was_not_analysed_says_how_to(capsys: pytest.CaptureFixture
 
 
 def test_a_trace_with_little_in_it_gives_a_short_block(capsys: pytest.CaptureFixture[str]) -> None:
-    """No device, no memory, no ranges: nothing is made up in their place."""
+    """No device, no memory, no ranges: nothing is invented in their place."""
     little = {"epoch": 1, "finding": RECORD["finding"], "findings": RECORD["findings"][:1]}
 
     assert shown(CAPTURE._replace(metadata=little), capsys, block=True).splitlines()[1:] == [
@@ -95,7 +95,7 @@ def test_a_trace_with_little_in_it_gives_a_short_block(capsys: pytest.CaptureFix
     ]
 
 
-def test_without_the_block_it_is_told_in_our_own_words_or_not_at_all(
+def test_without_the_block_it_is_shown_in_our_own_words_or_not_at_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """``console=False`` and ``profiler_top=0`` both mean silence."""

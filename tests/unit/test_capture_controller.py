@@ -47,7 +47,7 @@ note_analysis(Path(sys.argv[-1]), document)
 
 
 class Run:
-    """A loop of 10 ms steps, its controller, and everything that is told of captures."""
+    """A loop of 10 ms steps, its controller, and everything that is reported of captures."""
 
     def __init__(self, folder: Path, **place: Any) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Run:
             self.clock.tick(ms=5)
 
     def finish(self) -> Capture:
-        """Let the loop go on until one more capture has been told."""
+        """Let the loop go on until one more capture has been reported."""
         known, deadline = len(self.captures), time.monotonic() + 20
         while len(self.captures) == known and time.monotonic() < deadline:
             self.endpoint.turn()
@@ -245,7 +245,7 @@ def test_a_writing_process_that_is_killed_is_said(run: Run, monkeypatch: pytest.
     assert capture.problem.startswith("not written: the process that writes it ended with 1")
 
 
-def test_old_captures_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
+def test_old_captures_are_removed_and_pinned_ones_stay(tmp_path: Path) -> None:
     """The one that shows the bug must not be the one that goes."""
     run = Run(tmp_path, kept=2)
     run.steps(5)
@@ -287,7 +287,7 @@ def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
     assert f"ProfilerStep#{firsts[0]}" in [event["name"] for event in events]
 
 
-def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
+def test_what_is_found_in_a_trace_is_exported_with_it(tmp_path: Path) -> None:
     """The event says what the trace shows, not only where it lies."""
     analyze = (sys.executable, "-c", FOUND)
     run = Run(tmp_path, analyze=analyze)
@@ -594,10 +594,10 @@ def epochs(run: Run) -> EpochCaptures:
     return EpochCaptures(run.controller, run.endpoint, loop=run.loop, accounted=accounted)
 
 
-def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
+def test_an_epoch_that_is_over_before_the_agent_polls_is_captured(
     run: Run, epochs: EpochCaptures, tmp_path: Path
 ) -> None:
-    """A small epoch lasts no longer than a turn of the pump."""
+    """A small epoch lasts no longer than a poll of the agent."""
     plain = tmp_path / "traces"
     for number in (1, 2):
         assert epochs.begin(number, {"steps": 2}, output_dir=str(plain)) == ""

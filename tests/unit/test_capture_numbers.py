@@ -30,19 +30,19 @@ PERIOD = 3
 """Steps after which something lies between two of them."""
 
 TURN_EVERY = 13
-"""Edges that the pump reads at once: no divisor of any loop below."""
+"""Edges that the agent reads at once: no divisor of any loop below."""
 
 ASKED_EVERY = 5
 
 
 class Replay:
-    """Goes through a loop edge by edge, with a pump that reads every few of them."""
+    """Goes through a loop edge by edge, with an agent that reads every few of them."""
 
     def __init__(self, tape: Tape, folder: Path) -> None:
         self.tape = tape
         self._times = [
             2 * (at + number) for number, at in enumerate(tape.times)
-        ]  # no two the same, with room
+        ]  # no two the same, with a margin
         self.clock = FakeClock(0)
         self.profiler = FakeProfiler()
         self.captures: list[Capture] = []

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MS = 10**6
 
 
-class Crew:
-    """Workers that have built what it is told, and die as it is told."""
+class Pool:
+    """Workers that have built what the test gives, and die as it says."""
 
     def __init__(
         self, *, builds: Sequence[BatchBuildTimes] = (), exits: Sequence[WorkerExit] = (), done: bool = False
@@ -49,7 +49,7 @@ class Scene:
     """One loader named ``code`` in a run."""
 
     def __init__(
-        self, tape: Tape, *pools: Crew, state: LoaderState | None = None, sized: bool = True
+        self, tape: Tape, *pools: Pool, state: LoaderState | None = None, sized: bool = True
     ) -> None:
         self.run = Run().feed(tape).close(tape.now_ns)
         recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
@@ -74,8 +74,8 @@ class Scene:
 def test_build_times_of_all_workers_are_one_histogram() -> None:
     """The question is how fast the loader builds, not how fast worker 3 does."""
     pools = [
-        Crew(builds=[BatchBuildTimes(ns(40, 40), 1), BatchBuildTimes(ns(50), 0)]),
-        Crew(builds=[BatchBuildTimes(ns(60), 2)]),
+        Pool(builds=[BatchBuildTimes(ns(40, 40), 1), BatchBuildTimes(ns(50), 0)]),
+        Pool(builds=[BatchBuildTimes(ns(60), 2)]),
     ]
     scene = Scene(Tape().step(), *pools)
     scene.watch.read_builds()
@@ -88,7 +88,7 @@ def test_build_times_of_all_workers_are_one_histogram() -> None:
 
 def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
-    scene = Scene(Tape().step(), Crew(exits=[WorkerExit(1, 77, "SIGKILL")]))
+    scene = Scene(Tape().step(), Pool(exits=[WorkerExit(1, 77, "SIGKILL")]))
     scene.watch.look_at_workers()
     scene.watch.look_at_workers()
     (event,) = (e for e in scene.run.account.spans.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
@@ -103,16 +103,16 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     }
 
 
-def test_a_crew_that_is_done_is_read_once_more_and_forgotten() -> None:
+def test_a_pool_that_is_done_is_read_once_more_and_forgotten() -> None:
     """Workers made anew every epoch must not pile up, and their last batches count."""
-    scene = Scene(Tape().step(), Crew(builds=[BatchBuildTimes(ns(40), 0)], done=True), Crew())
+    scene = Scene(Tape().step(), Pool(builds=[BatchBuildTimes(ns(40), 0)], done=True), Pool())
     scene.watch.look_at_workers()
 
     assert len(scene.probe.pools) == 1
     assert scene.run.account.totals.loaders.builds.count(0) == 1
 
 
-def test_endings_are_told_by_reason() -> None:
+def test_endings_are_counted_by_reason() -> None:
     """A counter is there before its first event: an increase() of one born at 1 is 0."""
     sized = Scene(Tape().start().step().stop().step().ask(op=Op.FAIL).start().step())
     stream = Scene(Tape(), sized=False)
@@ -126,7 +126,7 @@ def test_endings_are_told_by_reason() -> None:
     assert sized.values(c.EPOCH_INDEX) == {("code",): 1}
 
 
-def test_errors_are_told_by_class() -> None:
+def test_errors_are_counted_by_class() -> None:
     """FileNotFoundError is for the storage, ValueError for the data."""
     scene = Scene(Tape().step().ask(op=Op.FAIL).ask(op=Op.FAIL).start().step())
     assert scene.values(c.LOADER_ERRORS) == {("code",): 2}  # their classes are not known

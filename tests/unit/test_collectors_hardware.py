@@ -123,12 +123,12 @@ def test_every_device_in_use_has_what_it_tells() -> None:
     }
 
 
-@pytest.mark.parametrize("told", ["MIG-part1", "GPU-part1"])
-def test_a_part_of_a_device_is_read_under_its_own_name(told: str) -> None:
+@pytest.mark.parametrize("instance", ["MIG-part1", "GPU-part1"])
+def test_a_part_of_a_device_is_read_under_its_own_name(instance: str) -> None:
     """CUDA has its UUID with the first word of a whole one. Its utilisation and temperature are unknown: absent, not 0."""
     nvml = SlicedNvml(2)
     hardware = HardwareReader(
-        lambda: {"cuda:0": told}, mode="on", exporter_answers=bool, load=lambda: nvml
+        lambda: {"cuda:0": instance}, mode="on", exporter_answers=bool, load=lambda: nvml
     )  # fmt: skip
 
     assert shown(hardware) == {
@@ -146,7 +146,7 @@ def test_of_a_device_in_parts_the_only_one_that_we_see_is_ours() -> None:
     }
 
 
-def test_where_it_is_not_told_which_part_is_ours_none_is_read() -> None:
+def test_where_it_is_unknown_which_part_is_ours_none_is_read() -> None:
     """The memory of the whole device, or of another's part, would be a wrong figure."""
     hardware = reader(SlicedNvml(3), used=1)
 
@@ -246,7 +246,7 @@ def test_an_exporter_is_known_by_its_page() -> None:
 
 
 def test_one_that_never_answers_is_not_waited_for() -> None:
-    """The pump has other things to do."""
+    """The agent has other things to do."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun_s = time.monotonic()
         answers = dcgm_answers(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)

@@ -46,7 +46,7 @@ def memories(
 def test_every_reading_is_in_the_peak_of_the_epoch_it_was_taken_in(
     levels: list[int], cuts: list[int]
 ) -> None:
-    """Epochs are told seconds after they ended: what was held since then belongs to the next one."""
+    """Epochs are reported seconds after they ended: what was held since then belongs to the next one."""
     peak = Peak()
     for at_ns, level in enumerate(levels):
         peak.add(Reading(at_ns, level, level))
@@ -67,7 +67,7 @@ def test_an_epoch_without_a_reading_has_the_level_that_was_there() -> None:
     assert [peak.take(10), peak.take(20), peak.take(30)] == [5, 9, 5]
 
 
-def test_readings_of_a_long_epoch_take_no_more_room_and_lose_no_peak(
+def test_readings_of_a_long_epoch_take_no_more_memory_and_lose_no_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An epoch of a week is three million readings."""
@@ -119,17 +119,17 @@ def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
     own = bytearray(100 * MIB)
     reader = ProcessTreeReader(system_clock)
     before = reader.read().level
-    quit_, told = os.pipe()
+    quit_reader, quit_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(told)
-        os.read(quit_, 1)
+        os.close(quit_writer)
+        os.read(quit_reader, 1)
         os._exit(0)
-    os.close(quit_)
+    os.close(quit_reader)
     try:
         after = ProcessTreeReader(system_clock).read().level
     finally:
-        os.close(told)
+        os.close(quit_writer)
         os.waitpid(pid, 0)
 
     assert len(own) == 100 * MIB
@@ -263,7 +263,7 @@ def test_a_cache_can_be_taken_back_and_replaced() -> None:
 
 
 def test_bad_input_is_refused_where_it_is_given() -> None:
-    """The loop is never told."""
+    """The loop receives no notice."""
     with pytest.raises(otel_train.ConfigError, match="returns bytes"):
         CacheSizes().add("images", 5)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(otel_train.ConfigError, match="called"):

@@ -92,7 +92,7 @@ def test_too_few_occurrences_have_no_interval() -> None:
     ],
 )
 def test_slower_means_beyond_doubt(after: tuple[float, ...], verdict: str, slower: bool | None) -> None:
-    """A gate that fails on noise is switched off within a week."""
+    """A limit that fails on noise is switched off within a week."""
     document = compare(side(1.0, 1.01, 0.99, 1.0, 1.0), side(*after))
 
     assert document["rows"][0]["verdict"] == verdict
@@ -140,7 +140,7 @@ def test_traces_are_compared_step_by_step(tmp_path: Path, capsys: pytest.Capture
     assert rows["step"]["verdict"] == "slower"
 
 
-def test_a_gate_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Code 1 for slower, 0 for not, 2 for not comparable: CI tells them apart."""
     one, two = trace(tmp_path / "a.json", step=1000), trace(tmp_path / "b.json", step=1200)
     host = trace(tmp_path / "c.json", step=1000, kernels=False)
@@ -167,10 +167,10 @@ def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -
     (rank / "summary.json").write_text(json.dumps(summary))
     (folder / "run.json").write_text("{}")
 
-    def point(**told: str) -> dict[str, Any]:
+    def point(**labels: str) -> dict[str, Any]:
         index = math.ceil(math.log2(seconds) * 16) - 1
         return {
-            "attributes": [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in told.items()],
+            "attributes": [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in labels.items()],
             "count": "100", "sum": 100 * seconds, "scale": 4, "zeroCount": "0", "min": seconds * 0.99, "max": seconds * 1.01,
             "positive": {"offset": index, "bucketCounts": ["100"]},
         }  # fmt: skip

@@ -47,7 +47,7 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
 
 
 def test_time_that_is_accounted_later_is_found_as_well() -> None:
-    """The hanging stage ends long after the stall was told."""
+    """The hanging stage ends long after the stall was reported."""
     reclaimed = Reclaimed()
     reclaimed.add(Activity.STALLED, 310, 510)
 

@@ -157,7 +157,7 @@ def test_a_reset_inside_a_compile_does_not_end_the_timing_for_good(handler: Any,
         ("None", "DYNAMO", False),
     ],
 )
-def test_a_second_compile_of_a_frame_is_told_apart(
+def test_a_second_compile_of_a_frame_is_distinguished(
     clock: FakeClock, compile_id: str, trigger: str, *, again: bool
 ) -> None:
     """Compiling again and again is what slows a run down; compiling once is not."""

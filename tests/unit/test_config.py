@@ -1,4 +1,4 @@
-"""Settings: what is allowed, where they come from, what a mistake is told."""
+"""Settings: what is allowed, where they come from, what a mistake is answered with."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_switch_understands_the_usual_words(text: str, value: object) -> None:
         ("OTEL_TRAIN_EXPORT_INTERVAL_S", "15s", "a number"),
     ],
 )
-def test_a_variable_that_does_not_parse_is_ignored_and_told_by_its_own_name(
+def test_a_variable_that_does_not_parse_is_ignored_and_reported_by_its_own_name(
     variable: str, text: str, rule: str
 ) -> None:
     """The user looks for the variable, not for our field."""

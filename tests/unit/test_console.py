@@ -331,7 +331,7 @@ def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
 
 
 def test_a_summary_with_nothing_in_it_still_makes_a_card() -> None:
-    """The card is also printed on the way out of a crash, when little is known."""
+    """The card is also printed at the end of a crash, when little is known."""
     text = render_run_summary({}, width=80, color=False, unicode=True)
 
     assert "otel_train" in text

@@ -121,7 +121,7 @@ def test_a_program_that_has_not_started_cuda_has_no_devices() -> None:
 
 @pytest.mark.parametrize("half_imported", [None, SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())])
 def test_a_torch_that_is_not_there_yet_is_no_fault(half_imported: object) -> None:
-    """The pump may look while the program is still importing it."""
+    """The service thread may look while the program is still importing it."""
     assert CudaDriver(lambda _: 0, lambda: half_imported).devices() == ()
 
 

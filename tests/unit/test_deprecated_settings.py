@@ -101,7 +101,7 @@ def test_a_former_name_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.text.count("OTEL_TRAIN_TRACE_RATE_PER_S=7") == 1
 
 
-def test_a_wrong_value_under_a_former_name_is_told() -> None:
+def test_a_wrong_value_under_a_former_name_is_reported() -> None:
     """It is refused by the rule of the setting that it stands for."""
     [wrong] = settings_in({"OTEL_TRAIN_CAPTURE_SHAPES": "maybe"}).ignored
 

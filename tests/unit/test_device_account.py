@@ -240,9 +240,9 @@ def test_a_kept_step_shows_device_time_where_it_is_known() -> None:
 
     spans, _ = run.spans.drain()
 
-    told = {span.name: span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in spans}
-    assert told["train.forward"] == pytest.approx(50e-9)
-    assert told["train.backward"] is None
+    known = {span.name: span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in spans}
+    assert known["train.forward"] == pytest.approx(50e-9)
+    assert known["train.backward"] is None
 
 
 def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: str = "code") -> StageTotals:
@@ -291,7 +291,7 @@ def memory_of(driver: FakeDriver) -> dict[str, float]:
     }
 
 
-def test_device_memory_is_told_per_device() -> None:
+def test_device_memory_is_exported_per_device() -> None:
     """What is allocated, reserved, allowed, and how close it came."""
     driver = FakeDriver(FakeClock())
     driver.used = [0]

@@ -1,4 +1,4 @@
-"""Whether the device runs behind the host or waits for it is told from events and looks, without a wait."""
+"""Whether the device runs behind the host or waits for it is known from events and polls, without a wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAINING = Flag.GRAD | Flag.TRAINING
 
 
 class Loop:
-    """A training loop on a made-up host and device, with a pump that looks now and then."""
+    """A training loop on a simulated host and device, with an agent that polls now and then."""
 
     def __init__(self, *, one_in: int = 1) -> None:
         self.clock = FakeClock(1000 * MS)
@@ -52,7 +52,7 @@ class Loop:
         self.pace = self.pace.plus(times.pace)
 
     def launch(self, host_us: int, device_us: int) -> None:
-        """One kernel; at every seventh the pump has its turn."""
+        """One kernel; at every seventh the agent polls."""
         self.clock.tick(host_us * 1000)
         self.driver.work(device_us * 1000)
         self.launches += 1
@@ -78,13 +78,13 @@ class Loop:
         self.stage(SourceKind.DATA, lambda: self.idle(ms))
 
     def idle(self, ms: float) -> None:
-        """The host is busy with something that the device is not needed for; the pump goes on meanwhile."""
+        """The host is busy with something that the device is not needed for; the agent goes on meanwhile."""
         for _ in range(int(ms)):
             self.clock.tick(ms=1)
             self.look()
 
     def wait(self, queued_ms: float = 0) -> None:
-        """The host goes on when no more than so much is queued; the pump goes on meanwhile."""
+        """The host goes on when no more than so much is queued; the agent goes on meanwhile."""
         while (left_ns := self.driver.queued_ns() - queued_ms * MS) > 0:
             self.clock.tick(int(min(left_ns, 0.5 * MS)))
             self.look()
@@ -228,7 +228,7 @@ def test_a_host_that_is_busy_elsewhere_is_not_said_to_launch_slowly() -> None:
     assert loop.pace.idle_ns == pytest.approx(loop.pace.lasted_ns, rel=0.05)
 
 
-def test_clocks_that_drift_apart_are_still_told_apart() -> None:
+def test_clocks_that_drift_apart_are_still_distinguished() -> None:
     """Two crystals differ by some 50 us in a second; after a minute a fixed offset is 4 ms off."""
     loop = Loop()
     honest = loop.driver.elapsed_ns

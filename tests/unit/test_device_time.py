@@ -84,7 +84,7 @@ class Bench:
         columns = (times.source, times.begun_ns, times.ended_ns, times.device_ns)
         return [Reading(names[s], *rest) for s, *rest in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def told(self) -> list[tuple[str, float]]:
+    def measured(self) -> list[tuple[str, float]]:
         """Stage and milliseconds of everything the device got to."""
         return [(reading.name, reading.device_ns / MS) for reading in self.take()]
 
@@ -124,7 +124,7 @@ def test_a_stage_gets_the_time_of_the_device_and_not_of_the_host() -> None:
     bench.stage(FORWARD, host_ms=0, device_ms=5)
     bench.clock.tick(ms=5)
 
-    assert bench.told() == [("forward", 5.0)]
+    assert bench.measured() == [("forward", 5.0)]
 
 
 def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
@@ -134,12 +134,12 @@ def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
     bench.stage(BACKWARD, host_ms=0, device_ms=7)
 
     bench.clock.tick(ms=4)
-    early = bench.told()
+    early = bench.measured()
     bench.clock.tick(ms=1)
-    then = bench.told()
+    then = bench.measured()
     bench.clock.tick(ms=7)
 
-    assert (early, then, bench.told()) == ([], [("forward", 5.0)], [("backward", 7.0)])
+    assert (early, then, bench.measured()) == ([], [("forward", 5.0)], [("backward", 7.0)])
 
 
 def test_nothing_more_comes_of_what_ended_before_the_first_event_that_is_still_out() -> None:
@@ -181,7 +181,7 @@ def test_the_device_waits_for_data_only_when_it_has_nothing_left_to_do() -> None
     bench.stage(DATA, host_ms=4)
     bench.clock.tick(ms=20)
 
-    assert bench.told() == [("data", 1.0), ("data", 0.0)]
+    assert bench.measured() == [("data", 1.0), ("data", 0.0)]
 
 
 def test_an_end_that_never_came_is_thrown_away_with_the_outer_one() -> None:
@@ -194,7 +194,7 @@ def test_an_end_that_never_came_is_thrown_away_with_the_outer_one() -> None:
     bench.end(SourceKind.STAGE)
     bench.clock.tick(ms=2)
 
-    assert bench.told() == [("stage", 2.0)]
+    assert bench.measured() == [("stage", 2.0)]
     assert bench.free == len(bench.driver.made) == 3
 
 
@@ -218,7 +218,7 @@ def test_an_end_without_a_begin_is_nothing() -> None:
     bench.end(FORWARD)
     bench.stage(BACKWARD, host_ms=1)
 
-    assert bench.told() == [("backward", 1.0)]
+    assert bench.measured() == [("backward", 1.0)]
     assert bench.free == len(bench.driver.made)
 
 
@@ -232,7 +232,7 @@ def test_stages_inside_stages_have_their_own_time() -> None:
     bench.end(SourceKind.STAGE)
     bench.clock.tick(ms=6)
 
-    assert bench.told() == [("forward", 5.0), ("stage", 6.0)]
+    assert bench.measured() == [("forward", 5.0), ("stage", 6.0)]
 
 
 def test_events_are_used_again() -> None:
@@ -260,7 +260,7 @@ def test_when_all_events_are_in_use_edges_are_written_all_the_same() -> None:
     assert len(bench.driver.made) == MOST_EVENTS
     assert bench.timer.dropped == 2 * stages - MOST_EVENTS
     assert len(bench.edges()) == 2 * stages
-    assert bench.told() == []
+    assert bench.measured() == []
 
 
 def test_with_one_device_out_of_events_the_others_keep_theirs() -> None:
@@ -289,7 +289,7 @@ def test_nothing_is_recorded_into_a_graph() -> None:
     bench.end(SourceKind.STAGE)
     bench.clock.tick(ms=1)
 
-    assert bench.told() == [("stage", 2.0)]
+    assert bench.measured() == [("stage", 2.0)]
     assert len(bench.edges()) == 4
 
 
@@ -299,10 +299,10 @@ def test_nothing_is_read_by_a_thread_that_captures_a_graph() -> None:
     bench.stage(FORWARD, host_ms=1)
 
     bench.driver.captures = True
-    during = bench.told()
+    during = bench.measured()
     bench.driver.captures = False
 
-    assert (during, bench.told()) == ([], [("forward", 1.0)])
+    assert (during, bench.measured()) == ([], [("forward", 1.0)])
 
 
 def test_events_are_read_on_a_device_that_is_in_use() -> None:
@@ -325,7 +325,7 @@ def test_of_several_devices_the_last_to_finish_counts_and_for_data_the_first_to_
     bench.end(FORWARD)
     bench.stage(DATA, host_ms=9)
 
-    assert bench.told() == [("forward", 5.0), ("data", 4.0)]
+    assert bench.measured() == [("forward", 5.0), ("data", 4.0)]
 
 
 def test_a_device_that_comes_into_use_later_is_timed_from_then_on() -> None:
@@ -341,7 +341,7 @@ def test_a_device_that_comes_into_use_later_is_timed_from_then_on() -> None:
     bench.stage(BACKWARD, host_ms=0, device_ms=1, device=1)
     bench.clock.tick(ms=10)
 
-    assert bench.told() == [("forward", 2.0), ("backward", 1.0)]
+    assert bench.measured() == [("forward", 2.0), ("backward", 1.0)]
     assert bench.timer.devices == (0, 1)
     assert bench.free == len(bench.driver.made)
 
@@ -355,7 +355,7 @@ def test_a_stage_is_timed_on_the_stream_that_is_current() -> None:
     bench.stage(FORWARD, host_ms=0, device_ms=3)
     bench.clock.tick(ms=3)
 
-    assert bench.told() == [("forward", 3.0)]
+    assert bench.measured() == [("forward", 3.0)]
 
 
 def test_a_stage_that_ends_on_a_stream_which_is_ahead_is_not_measured() -> None:
@@ -368,7 +368,7 @@ def test_a_stage_that_ends_on_a_stream_which_is_ahead_is_not_measured() -> None:
     bench.end(FORWARD)
     bench.clock.tick(ms=50)
 
-    assert bench.told() == []
+    assert bench.measured() == []
     assert bench.free == 2
 
 
@@ -393,7 +393,7 @@ def test_a_stage_that_was_suspended_is_not_measured() -> None:
     bench.begin(SourceKind.STAGE, Op.RESUME)
     bench.end(SourceKind.STAGE)
 
-    assert bench.told() == []
+    assert bench.measured() == []
     assert bench.free == 4
 
 
@@ -406,7 +406,7 @@ def test_an_ask_without_a_batch_and_a_loader_that_starts_are_no_occurrences() ->
     bench.begin(DATA)
     bench.end(DATA, Op.STOP)
 
-    assert bench.told() == []
+    assert bench.measured() == []
     assert bench.free == 4
 
 
@@ -418,7 +418,7 @@ def test_a_stage_that_failed_is_measured_like_any_other() -> None:
     bench.clock.tick(ms=2)
     bench.end(FORWARD, Op.FAIL)
 
-    assert bench.told() == [("forward", 2.0)]
+    assert bench.measured() == [("forward", 2.0)]
 
 
 def test_checkpoints_and_marks_cost_no_event() -> None:
@@ -449,7 +449,7 @@ def test_a_fault_of_the_driver_stops_at_the_timer() -> None:
 
 
 def test_a_fault_while_reading_is_raised_once_and_ends_the_recording() -> None:
-    """The pump counts it; training must not go on feeding a broken driver."""
+    """The agent counts it; training must not go on feeding a broken driver."""
     bench = Bench(0)
     bench.stage(FORWARD, host_ms=1)
     bench.driver.fault = RuntimeError("illegal address")
@@ -458,7 +458,7 @@ def test_a_fault_while_reading_is_raised_once_and_ends_the_recording() -> None:
         bench.agent.take()
     bench.stage(FORWARD, host_ms=1)
 
-    assert bench.told() == []
+    assert bench.measured() == []
     assert bench.driver.records == 2
 
 
@@ -472,7 +472,7 @@ def test_after_the_stop_nothing_is_recorded_and_what_is_can_be_taken() -> None:
     bench.timer.look()
     bench.stage(BACKWARD, host_ms=1)
 
-    assert bench.told() == [("forward", 1.0)]
+    assert bench.measured() == [("forward", 1.0)]
 
 
 def test_a_recorder_that_falls_silent_silences_its_timer() -> None:
@@ -507,7 +507,7 @@ def test_sync_mode_agrees_with_events_when_nothing_overlaps() -> None:
 
     times = [at for at, _ in sync.edges()]
     host_ms = [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)]
-    assert [ms for _, ms in events.told()] == host_ms == [5, 10, 20]
+    assert [ms for _, ms in events.measured()] == host_ms == [5, 10, 20]
 
 
 def test_sync_mode_waits_neither_in_a_graph_nor_for_an_idle_program() -> None:
@@ -564,9 +564,9 @@ def test_whole_steps_are_timed_or_none_of_their_stages() -> None:
 
     for _ in range(8 * 50):
         bench.step(device_ms=1)
-        told = Counter(name for name, _ in bench.told())
-        assert set(told) in (set(), {"data", "forward", "backward", "optimizer"})
-        assert len(set(told.values())) <= 1
+        found = Counter(name for name, _ in bench.measured())
+        assert set(found) in (set(), {"data", "forward", "backward", "optimizer"})
+        assert len(set(found.values())) <= 1
 
     assert bench.seen == 400
     assert bench.sampled == pytest.approx(50, abs=2)
@@ -586,7 +586,7 @@ def test_a_step_that_is_not_timed_is_no_loss() -> None:
 
 @pytest.mark.parametrize(("record_ns", "one_in"), [(1_000, 1), (30_000, 9), (90_000, 27)])
 def test_recording_costs_three_thousandths_of_training_at_most(record_ns: int, one_in: int) -> None:
-    """Steps of 10 ms with eight edges, and one to close a sample: as many of them are timed as that leaves room for."""
+    """Steps of 10 ms with eight edges, and one to close a sample: as many of them are timed as that allows."""
     bench = Bench(0, one_in=FIRST_ONE_IN)
     bench.driver.record_takes_ns = record_ns
     begun_ns = bench.clock()
@@ -606,13 +606,13 @@ def test_a_sample_is_of_all_kinds_of_steps() -> None:
     """A loop in which every second step takes three times as long: a fixed stride of two would see one kind alone."""
     bench = Bench(0, one_in=2)
 
-    told = []
+    found = []
     for number in range(4000):
         bench.step(device_ms=1 if number % 2 else 3)
-        told += [ms for name, ms in bench.told() if name == "forward"]
+        found += [ms for name, ms in bench.measured() if name == "forward"]
 
-    assert len(told) == pytest.approx(2000, abs=2)
-    assert sum(told) / len(told) == pytest.approx(2, rel=0.1)
+    assert len(found) == pytest.approx(2000, abs=2)
+    assert sum(found) / len(found) == pytest.approx(2, rel=0.1)
 
 
 def test_a_loop_without_a_loader_has_steps_too() -> None:
@@ -624,7 +624,7 @@ def test_a_loop_without_a_loader_has_steps_too() -> None:
         bench.stage(FORWARD, host_ms=1)
         bench.stage(BACKWARD, host_ms=1)
         bench.stage(OPTIMIZER, host_ms=1)
-    bench.told()
+    bench.measured()
 
     assert bench.seen == 20
 
@@ -635,7 +635,7 @@ def test_user_stages_alone_are_sampled_too() -> None:
 
     for _ in range(10_000):
         bench.stage(SourceKind.STAGE, host_ms=1)
-        bench.told()
+        bench.measured()
 
     assert bench.sampled / bench.seen == pytest.approx(0.1, abs=0.02)
     assert bench.driver.records < 0.2 * 20_000
@@ -653,9 +653,9 @@ def test_a_stage_that_ends_in_a_step_that_is_not_timed_has_no_time() -> None:
     bench.timer.steps.one_in = 1
     for _ in range(2000):
         bench.step(device_ms=1)
-        bench.told()
+        bench.measured()
     bench.end(SourceKind.STAGE)
     bench.clock.tick(ms=10)
 
-    assert "stage" not in [name for name, _ in bench.told()]
+    assert "stage" not in [name for name, _ in bench.measured()]
     assert bench.free == len(bench.driver.made)

@@ -311,7 +311,7 @@ def test_an_address_that_refuses_connections_is_a_problem() -> None:
 
 
 def test_a_name_that_cannot_be_resolved_and_a_protocol_that_is_none_are_problems() -> None:
-    """Typing mistakes, told apart."""
+    """Typing mistakes, each with its own message."""
     assert "cannot be resolved" in only(looked_at("http://no-such-host.invalid:4318"), PROBLEM).what
     grpcs = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/xml")
     assert "http/protobuf" in only(grpcs, PROBLEM).what
@@ -364,7 +364,7 @@ def test_a_server_that_swallows_everything_does_not_hold_the_doctor_up() -> None
 
 
 class Backend:
-    """Stands for Prometheus, a trace store and Grafana: has whatever it is told to have."""
+    """Stands for Prometheus, a trace store and Grafana: has whatever the test puts there."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -455,7 +455,7 @@ def test_what_does_not_arrive_is_a_problem_with_where_to_look() -> None:
     assert all("otel-train stack logs" in finding.remedy for finding in found)
 
 
-def test_a_refusal_is_told_with_its_remedy_and_nothing_is_waited_for() -> None:
+def test_a_refusal_is_shown_with_its_remedy_and_nothing_is_waited_for() -> None:
     """There is nothing to arrive."""
     with http_receiver("401") as receiver, backend() as made:
         found = bad(sent_to(receiver.endpoint, made, wait_s=60))
@@ -502,12 +502,12 @@ def test_the_exit_code_and_the_document_agree(
     with refusing_address() as address:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         code = main([*quiet_machine, "--wait", "0", "--json"])
-    told = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
 
-    assert code == told["exit_code"] == 2
-    assert told["schema"] == "otel_train.doctor/1"
+    assert code == document["exit_code"] == 2
+    assert document["schema"] == "otel_train.doctor/1"
     assert {"area": "endpoint", "state": "problem"}.items() <= next(
-        finding.items() for finding in told["findings"] if finding["state"] == "problem"
+        finding.items() for finding in document["findings"] if finding["state"] == "problem"
     )
 
 
@@ -532,12 +532,12 @@ def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
     """What to do is the reason to run it."""
     findings = [
         CheckResult(area="a", state=OK, what="well"),
-        CheckResult(area="b", state=PROBLEM, what="broken " * 30, remedy="mend it"),
+        CheckResult(area="b", state=PROBLEM, what="broken " * 30, remedy="repair it"),
     ]
     text = doctor.lines(findings, TextLayout(width=80, color=True))
 
     assert any("\x1b[31m✖" in line for line in text)
-    assert "    → mend it" in text
+    assert "    → repair it" in text
     assert all(len(line) <= 90 for line in text)
 
 

@@ -235,7 +235,7 @@ def test_a_value_that_cannot_be_shown_does_not_hide_the_message() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "2", None, [], float("nan"), torch.ones(3)])
 def test_what_is_no_number_of_something_is_refused(value: Any) -> None:
-    """A message beats a fault in the middle of an epoch."""
+    """A message is better than a fault in the middle of an epoch."""
     with pytest.raises(ConfigError, match=r"expected a whole number from 1 on\. Leave it out for 5"):
         whole("steps={}", value, "Leave it out for 5", least=1)
 

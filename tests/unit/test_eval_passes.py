@@ -64,7 +64,7 @@ def test_the_last_pass_is_over_at_the_end_of_the_run() -> None:
 
 @given(st.lists(st.sampled_from([T, V, E]), max_size=40), st.integers(0, 40))
 def test_it_does_not_matter_where_slices_end(kinds: list[tuple[int, int]], cut: int) -> None:
-    """A pass is not two because the pump looked in between."""
+    """A pass is not two because the agent polled in between."""
     whole, parts = EvalPasses(), EvalPasses()
     expected = [*whole.feed(rows(kinds), names()), *whole.close()]
     found = parts.feed(rows(kinds[:cut]), names())

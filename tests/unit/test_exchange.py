@@ -29,7 +29,7 @@ def made(store: FakeStore) -> Iterator[Callable[..., Exchange]]:
         return exchanges[-1]
 
     yield make
-    store.gate.set()
+    store.released.set()
     for exchange in exchanges:
         exchange.close(5)
 
@@ -52,7 +52,7 @@ def test_records_reach_the_other_ranks(store: FakeStore, made: Callable[..., Exc
     assert first.take() is None
 
 
-def test_a_record_is_overwritten_and_taken_away_at_the_end(
+def test_a_record_is_overwritten_and_removed_at_the_end(
     store: FakeStore, made: Callable[..., Exchange]
 ) -> None:
     """The store is the job's: what we leave there must neither grow nor stay."""
@@ -71,7 +71,7 @@ def test_a_store_that_blocks_holds_up_only_its_own_thread(
     store: FakeStore, made: Callable[..., Exchange]
 ) -> None:
     """The host of the store hangs: the heartbeat of this rank must go on to say so."""
-    store.gate.clear()
+    store.released.clear()
     exchange = made()
     started = time.monotonic()
     for number in range(1000):
@@ -87,13 +87,13 @@ def test_only_the_newest_record_is_sent_after_a_delay(
     store: FakeStore, made: Callable[..., Exchange]
 ) -> None:
     """What has waited is old news, and a queue would grow."""
-    store.gate.clear()
+    store.released.clear()
     exchange = made()
     exchange.send(ExchangeRequest("first", range(0)))
     until(lambda: exchange._request is None)
     for number in range(100):
         exchange.send(ExchangeRequest(str(number), range(0)))
-    store.gate.set()
+    store.released.set()
     until(lambda: store.held.get("ours/0") == "99")
 
 

@@ -46,20 +46,20 @@ def bring(package: ModuleType, make: Callable[[Mapping[str, Any]], Any], wish: s
 
 
 def test_an_installed_exporter_gets_every_batch_in_order_and_is_closed(package: ModuleType) -> None:
-    """The ordinary case, on a thread that is not the pump's."""
+    """The ordinary case, on a thread that is not the export loop's."""
     kept, threads = Kept(), set()
-    told: list[object] = []
+    received: list[object] = []
 
     class Theirs:
         def __init__(self, resource: Mapping[str, Any]) -> None:
-            told.append(resource)
+            received.append(resource)
 
         def export(self, batch: ExportBatch) -> None:
             threads.add(threading.current_thread().name)
             kept.export(batch)
 
         def close(self, timeout_s: float) -> None:
-            told.append(timeout_s)
+            received.append(timeout_s)
 
     (one,) = bring(package, Theirs)
     one.export(EVENT)
@@ -68,7 +68,7 @@ def test_an_installed_exporter_gets_every_batch_in_order_and_is_closed(package: 
 
     assert kept.batches == [EVENT, FINAL]
     assert threads == {"otel-train-exporter mine"}
-    assert told == [RESOURCE, 1.5]
+    assert received == [RESOURCE, 1.5]
 
 
 def test_an_exporter_may_decline(package: ModuleType) -> None:

@@ -67,8 +67,8 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) -> None:
-    """The process died between two turns of the pump."""
+def test_edges_that_the_agent_never_read_are_found_by_their_times(tmp_path: Path) -> None:
+    """The process died between two polls of the agent."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
     memory = FlightMemory(16, ANCHOR, make=in_file(path))
@@ -84,7 +84,7 @@ def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) 
 
 
 def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> None:
-    """Of 16 edges 6 came between the two readings, and the pump saw them: the 10 before are all there are, none is missing."""
+    """Of 16 edges 6 came between the two readings, and the agent read them: the 10 before are all there are, none is missing."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
     memory = FlightMemory(64, ANCHOR, make=in_file(path))
@@ -105,7 +105,7 @@ def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("edges", [0, 3, 16, 17, 40])
-def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(
+def test_a_process_that_died_before_the_first_poll_of_the_agent_is_readable(
     tmp_path: Path, edges: int
 ) -> None:
     """The first second of a run is when most of them die."""

@@ -211,7 +211,7 @@ def test_before_there_is_training_nothing_is_missing() -> None:
 
 
 def test_what_was_not_given_is_said() -> None:
-    """No model, no loader: their time is in ``other``, and the reader is told."""
+    """No model, no loader: their time is in ``other``, and the summary says so."""
     assert things(models=[], sources=[], loader_threads=["prefetch"]) == [
         ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
     ]  # fmt: skip
@@ -281,7 +281,7 @@ NO_STEP: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
-def test_a_program_of_jax_without_a_step_is_told_what_was_seen_and_what_to_add(source: StepSource) -> None:
+def test_a_program_of_jax_without_a_step_gets_what_was_seen_and_what_to_add(source: StepSource) -> None:
     """Its card has nothing but zeros: the reader must learn which two lines are missing."""
     run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
@@ -316,7 +316,7 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
         {"sources": DATA, "jax": JaxCompiles()},
     ],
 )
-def test_a_program_whose_step_is_known_is_told_nothing_of_jax(seen: dict[str, Any]) -> None:
+def test_a_program_whose_step_is_known_gets_no_advice_on_jax(seen: dict[str, Any]) -> None:
     """A step that has begun, or a program of torch that computes a little with JAX, lacks nothing."""
     run, probes = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
 
@@ -333,7 +333,7 @@ def test_jax_that_compiled_before_the_session_is_noticed() -> None:
     assert instrumentation_gaps(run, probes, loaded={"jax", "torch"}) == []
 
 
-def test_a_long_run_of_jax_is_told_of_its_missing_step_before_it_ends() -> None:
+def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> None:
     """Hours of training without a figure are not worth waiting for; in the first minute a step may yet come."""
     lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)

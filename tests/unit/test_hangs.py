@@ -1,4 +1,4 @@
-"""Whose fault a standstill is: the one behind, not those who wait for it."""
+"""Whose fault a hang is: the one behind, not those who wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of a JAX program, timed: what is written, with a JAX that does as it is told."""
+"""Functions of a JAX program, timed: what is written, with a JAX that the test controls."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_computed_raises_where_the_program_uses_it(jax: FakeJax, 
     assert writer.written[-1] == ("END", "make_step")
 
 
-def test_the_compiler_is_told_whose_call_it_is(jax: FakeJax, writer: Writer) -> None:
+def test_a_compile_is_assigned_to_the_call_it_is_of(jax: FakeJax, writer: Writer) -> None:
     """Whether code is compiled again is a question about a function."""
     calls: list[tuple[object, bool]] = []
 

@@ -119,7 +119,7 @@ def test_a_compile_that_began_before_the_session_counts_from_the_session_on() ->
 
 
 @pytest.mark.parametrize(
-    ("told", "name"),
+    ("given", "name"),
     [
         ("jit(train_step)", "train_step"),
         ("train_step", "train_step"),
@@ -129,9 +129,9 @@ def test_a_compile_that_began_before_the_session_counts_from_the_session_on() ->
         (None, ""),
     ],
 )
-def test_only_functions_of_the_program_have_a_name(told: object, name: str) -> None:
+def test_only_functions_of_the_program_have_a_name(given: object, name: str) -> None:
     """A reader looks for the name in the own code: a lambda or a part of JAX is not found there."""
-    assert name_of(told) == name
+    assert name_of(given) == name
 
 
 def test_an_operation_of_jax_is_no_function_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def wait_for(process: Any) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_workers_that_ended_are_told_by_how_they_ended() -> None:
+def test_workers_that_ended_are_reported_by_how_they_ended() -> None:
     """The OOM killer's SIGKILL is the one to know of; it is seen before torch notices."""
     processes = [child(do) for do in ("sleep", "well", "fail", "kill")]
     pids = tuple(process.pid for process in processes)
@@ -121,14 +121,14 @@ def test_a_worker_terminated_because_its_iterator_is_done_with_is_no_death() -> 
     assert WorkerPool(at_work).exits() == [WorkerExit(0, 7, "SIGTERM")]
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_a_signal_without_a_name_is_reported_by_its_number() -> None:
     """Real-time signals."""
     process = SimpleNamespace(pid=7, _popen=SimpleNamespace(returncode=-40))
 
     assert how_it_ended(process, 7) == "signal_40"
 
 
-def test_a_crew_is_done_when_it_is_over_and_every_worker_has_ended() -> None:
+def test_a_pool_is_done_when_it_is_over_and_every_worker_has_ended() -> None:
     """It is remembered until then, and no longer."""
     mine = iterator([idle()])
     pool = WorkerPool(mine)
@@ -154,7 +154,7 @@ def test_a_loader_without_workers_has_no_state() -> None:
     assert seen(iterator([idle()], _shutdown=True)) is None
 
 
-def test_pinned_batches_are_told_apart() -> None:
+def test_pinned_batches_are_distinguished() -> None:
     """Pinned memory cannot be swapped out, and has a limit of its own."""
     pinned = iterator([idle()], _pin_memory=True, _worker_result_queue=SimpleNamespace(qsize=lambda: 2))
     state = seen(pinned)

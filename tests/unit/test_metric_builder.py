@@ -99,8 +99,8 @@ def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
     assert bounded.overflown == {"c", "d"}
 
 
-def test_a_lean_sheet_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
-    """Of two thousand ranks most have nothing to tell; what is told keeps its labels, because alerts pick by them."""
+def test_a_reduced_builder_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
+    """Of two thousand ranks most have nothing to report; what is reported keeps its labels, because alerts pick by them."""
     builder = MetricBuilder(
         only={c.ACCELERATOR_MEMORY_RESERVED.name, c.SAMPLES.name}, events={c.NONFINITE_DETECTIONS.name}
     )

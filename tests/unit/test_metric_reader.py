@@ -139,7 +139,7 @@ class Hostile:
 
 
 def test_what_is_put_in_comes_out_in_order_with_its_time() -> None:
-    """The pump reads later; when it happened must not be lost."""
+    """The agent reads later; when it happened must not be lost."""
     clock = FakeClock(100)
     notes = ValueQueue(clock)
     notes.log({"loss": 1.0, "lr": 0.1})
@@ -165,7 +165,7 @@ def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
 
 
 def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
-    """A pump that is late must not cost memory without end."""
+    """An agent that is late must not cost memory without end."""
     notes = ValueQueue(FakeClock())
     for number in range(MAX_HELD + 10):
         notes.log({"loss": float(number)})
@@ -227,8 +227,8 @@ def test_an_event_says_at_which_step_it_was() -> None:
     ]
 
 
-def test_an_event_is_told_at_the_step_in_which_it_happened() -> None:
-    """The pump reads half a second later, when the run is a hundred steps further."""
+def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
+    """The agent reads half a second later, when the run is a hundred steps further."""
     reading = Reading()
     reading.clock.tick(62 * 3 + 10)  # twelve steps of 62 ns each: the fourth is running
     reading.notes.event("resumed", {})

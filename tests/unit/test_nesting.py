@@ -23,8 +23,8 @@ class Event(NamedTuple):
     stack: tuple[int, ...]
 
 
-class Told(Nesting):
-    """Keeps what it is told."""
+class Recorded(Nesting):
+    """Keeps what it receives."""
 
     def __init__(self, kinds: list[int]) -> None:
         super().__init__(kinds)
@@ -47,7 +47,7 @@ class Told(Nesting):
 
 def nest(tape: Tape) -> tuple[Nesting, list[Event]]:
     """Work a tape out."""
-    nesting = Told(SourceTable().extend(tape.sources).kinds)
+    nesting = Recorded(SourceTable().extend(tape.sources).kinds)
     for ns, word in zip(tape.times, tape.codes, strict=True):
         nesting.edge(ns, word)
     return nesting, nesting.events

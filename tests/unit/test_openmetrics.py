@@ -65,7 +65,7 @@ def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     families = read_back(path)
     steps = sorted(families["train_steps"], key=lambda s: (s.labels["train_rank"], s.timestamp))
 
-    assert (written.exports, written.unreadable, written.foreign) == (3, 0, 3)  # one name is made up
+    assert (written.exports, written.unreadable, written.foreign) == (3, 0, 3)  # one name is of no metric
     assert [(s.labels["train_rank"], s.value, at_s(s)) for s in steps] == [
         ("3", 7.0, pytest.approx(START_NS / 1e9 + 10, abs=5e-4)),
         ("3", 9.0, pytest.approx(START_NS / 1e9 + 25, abs=5e-4)),

@@ -138,7 +138,7 @@ def test_after_the_session_tokens_are_empty() -> None:
 
 
 def test_the_box_is_bounded() -> None:
-    """A program that times everything must not fill the memory when the pump stands still."""
+    """A program that times everything must not fill the memory when the service thread stands still."""
     bench = Bench()
     for _ in range(MOST_WAITING + 7):
         bench.timers.end(bench.timers.begin("tiny"))
@@ -157,22 +157,22 @@ def test_without_a_session_a_token_is_a_token() -> None:
     assert token.name == "work"
 
 
-# --- on the pump's side ---------------------------------------------------------------------------
+# --- on the agent's side ---------------------------------------------------------------------------
 
 
 @given(
     ends=st.lists(st.integers(0, 50), max_size=30),
-    told=st.lists(st.integers(0, 30), max_size=4).map(sorted),
+    reported=st.lists(st.integers(0, 30), max_size=4).map(sorted),
     finals=st.lists(st.integers(0, 60), max_size=5).map(sorted),
 )
 @settings(deadline=None)
 def test_operations_come_in_the_order_of_their_ends_and_never_early(
-    ends: list[int], told: list[int], finals: list[int]
+    ends: list[int], reported: list[int], finals: list[int]
 ) -> None:
-    """What ended after a step belongs to the row after it, however early it was told."""
+    """What ended after a step belongs to the row after it, however early it was reported."""
     held, given_ = HeldOperations(), sorted(ends)
     seen: list[int] = []
-    bounds = [0, *[min(at, len(given_)) for at in told], len(given_)]
+    bounds = [0, *[min(at, len(given_)) for at in reported], len(given_)]
     for begin, end in itertools.pairwise(bounds):
         held.add(calls_of(np.array([(0, 0, at) for at in given_[begin:end]], dtype=np.int64).reshape(-1, 3)))
     for until in finals:

@@ -187,7 +187,7 @@ def test_each_signal_follows_its_own_variables() -> None:
         ("h:4317", "true", False),
     ],
 )
-def test_a_bare_address_of_grpc_is_encrypted_unless_told_otherwise(
+def test_a_bare_address_of_grpc_is_encrypted_unless_set_otherwise(
     address: str, insecure: str, tls: bool
 ) -> None:
     """The specification's rule: a token must not go out in the clear by default."""

@@ -99,7 +99,7 @@ def test_an_empty_body_is_the_empty_message(kind: str) -> None:
         ("close", "closes connections"),
     ],
 )
-def test_what_an_operator_or_time_can_mend_is_tried_again(receiver: Received, mode: str, says: str) -> None:
+def test_what_an_operator_or_time_can_repair_is_tried_again(receiver: Received, mode: str, says: str) -> None:
     """A wrong address, an expired login, a redirect or an overload must lose nothing."""
     receiver.mode = mode
     receiver.retry_after = "30" if mode == "429" else ""
@@ -243,7 +243,7 @@ def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) ->
 
 
 def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
-    """Some say so with 400; a setting mends it."""
+    """Some say so with 400; a setting repairs it."""
     body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
     answer = read_http(HttpResponse(400, {"content-type": "text/plain"}, body), "metrics")
 

@@ -1,4 +1,4 @@
-"""The thread between the pump and the collector."""
+"""The thread between the export loop and the collector."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def metrics(steps: float = 7.0) -> bytes:
 
 
 class Collector:
-    """A transport: gives the answers it is told to, or hangs."""
+    """A transport: gives the answers that the test sets, or hangs."""
 
     def __init__(self, answer: ExportResponse = ACCEPTED, *, held: bool = False) -> None:
         self.answer = answer
         self.answers: dict[str, ExportResponse] = {}
         self.asked: list[tuple[str, bytes]] = []
         self.got: list[bytes] = []
-        self.gate = threading.Event()
+        self.released = threading.Event()
         self.entered = threading.Event()
         if not held:
-            self.gate.set()
+            self.released.set()
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         self.asked.append((signal, line))
         self.entered.set()
-        if not self.gate.wait(timeout_s):
+        if not self.released.wait(timeout_s):
             return retry("does not answer")
         answer = self.answers.get(signal, self.answer)
         if answer.accepted:
@@ -53,13 +53,13 @@ class Collector:
         return answer
 
     def close(self) -> None:
-        self.gate.set()
+        self.released.set()
         self.answer = retry("is gone")
         self.answers.clear()
 
 
 class Time:
-    """Seconds that pass when told."""
+    """Seconds that pass when the test advances them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -94,7 +94,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
 
     yield build
     for sender, collector in made:
-        collector.gate.set()
+        collector.released.set()
         sender.close(1)
 
 
@@ -135,7 +135,7 @@ def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., Sender], t
 
 
 def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Sender]) -> None:
-    """The pump also feeds the heartbeat and /metrics: those must go on."""
+    """The export loop also feeds the heartbeat and /metrics: those must go on."""
     collector = Collector(held=True)
     sender = make(collector)
     sender.put("metrics", metrics())
@@ -266,7 +266,7 @@ def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> 
     make(second)
     time.sleep(0.1)
     assert second.asked == []
-    first.gate.set()
+    first.released.set()
     until(lambda: first.got == [metrics()])
     time.sleep(0.1)
     assert second.asked == []
@@ -325,7 +325,7 @@ def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
     sender.put("metrics", metrics(1))
     assert collector.entered.wait(5)
     sender.put("metrics", metrics(2))
-    collector.gate.set()
+    collector.released.set()
     until(lambda: collector.got == [metrics(1), metrics(2)])
 
     collector.answer = retry("answers 503")
@@ -349,7 +349,7 @@ def test_records_made_during_a_long_outage_are_counted(make: Callable[..., Sende
     assert sender.drops == {("metrics", "export_failed"): POINTS}
 
 
-def test_people_are_told_once_when_the_collector_goes_and_once_when_it_is_back(
+def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_back(
     make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console full of retries hides the loss curve."""
@@ -372,7 +372,7 @@ def test_people_are_told_once_when_the_collector_goes_and_once_when_it_is_back(
     assert len(caplog.messages) == 2
 
 
-def test_people_are_told_of_refusals_once_a_minute(
+def test_people_are_notified_of_refusals_once_a_minute(
     make: Callable[..., Sender], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is moved aside must be known, and with it where it lies."""
@@ -399,7 +399,7 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
         sender.close(1)
         os.read(out, 1)
         os._exit(0)
-    collector.gate.set()
+    collector.released.set()
     until(lambda: len(collector.got) == 1)
     sender.close(1)
     with SpoolQueue(tmp_path, "metrics").sending() as granted:

@@ -1,4 +1,4 @@
-"""Passes over loaders, told from edges: what it costs to begin one, and why it ended."""
+"""Passes over loaders, derived from edges: what it costs to begin one, and why it ended."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_pass_ends_once_and_for_one_reason() -> None:
 
 @given(st.sets(st.integers(1, len(epochs().times) - 1)))
 def test_how_the_edges_were_sliced_does_not_matter(cuts: set[int]) -> None:
-    """The pump reads when it can."""
+    """The agent reads when it can."""
     book = account_for(epochs(), sorted(cuts))
 
     assert sorted(starts(book)) == sorted(EXPECTED_STARTS)

@@ -84,7 +84,7 @@ def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[Fligh
 
 
 def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None:
-    """The training thread hung; the pump did not."""
+    """The training thread hung; the agent did not."""
     clock = FakeClock(1000)
     memory, recorder = flight_of(tmp_path, clock)
     loader = recorder.source(SourceKind.DATA, "code")
@@ -122,7 +122,7 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
     memory.close()
 
 
-def test_a_process_that_died_before_its_first_edge_is_told_of(tmp_path: Path) -> None:
+def test_a_process_that_died_before_its_first_edge_is_reported(tmp_path: Path) -> None:
     """Out of memory while the model was built."""
     memory, _ = flight_of(tmp_path, FakeClock(1000))
 

@@ -79,7 +79,7 @@ def test_in_digest_one_rank_per_node_traces_and_the_others_only_leave_their_reco
     assert beyond.spans is False
 
 
-def test_in_lean_every_rank_sends_its_slow_steps_and_few_its_ordinary_ones() -> None:
+def test_in_the_reduced_profile_every_rank_sends_its_slow_steps_and_few_its_ordinary_ones() -> None:
     """A rank that is slow alone must be able to say so."""
     assert (at(8, 128).spans, at(8, 128).traces) == (True, True)
     assert (at(9, 128).spans, at(9, 128).traces) == (True, False)

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
-from tests.support.figures import BEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
+from tests.support.figures import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 from tests.support.slow_clients import trickling
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
     families = (
         MetricFamily(STEP, (point,)),
         MetricFamily(STEPS, (Point(attributes, value),)),
-        MetricFamily(BEAT, (Point(attributes, gauge),)),
+        MetricFamily(HEARTBEAT, (Point(attributes, gauge),)),
     )
     exporter.export(ExportBatch(snapshot=Snapshot(1, 2, families)))
     for parse, headers in ((parse_openmetrics, OPENMETRICS), (parse_classic, {})):
@@ -374,14 +374,14 @@ def test_a_forked_child_does_not_hold_the_port() -> None:
     """Workers outlive loaders; with their copy of the socket the port would stay taken."""
     # Below the ports that the system gives to clients: no other process takes it between close and the check.
     exporter = PrometheusExporter("127.0.0.1", 20_000 + os.getpid() % 10_000, LABELS, RESOURCE)
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(tell, b"!")  # what is done in a child at a fork is done by now
+        os.write(writer, b"!")  # what is done in a child at a fork is done by now
         signal.pause()
         os._exit(0)
     try:
-        assert os.read(told, 1) == b"!"
+        assert os.read(reader, 1) == b"!"
         assert get(exporter.port)[0] == 200
         exporter.close(30)
         with socket.create_server(("127.0.0.1", exporter.port), reuse_port=False):
@@ -391,8 +391,8 @@ def test_a_forked_child_does_not_hold_the_port() -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(told)
-        os.close(tell)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_page_is_one_snapshot(exporter: PrometheusExporter) -> None:

@@ -50,7 +50,7 @@ class Member:
         until(lambda: exchange._found is not None)
         self.ranks.turn()
 
-    def told(self, name: str) -> list[dict[str, Any]]:
+    def events(self, name: str) -> list[dict[str, Any]]:
         """Events of this name since the last call."""
         return [dict(event.attributes) for event in self.run.spans.drain()[1] if event.name == name]
 
@@ -64,7 +64,7 @@ def store() -> FakeStore:
 def members(store: FakeStore) -> Iterator[list[Member]]:
     joined: list[Member] = []
     yield joined
-    store.gate.set()
+    store.released.set()
     for member in joined:
         member.ranks.close(5)
 
@@ -129,7 +129,7 @@ def hung(**rank_0: Any) -> dict[int, str]:
     }
 
 
-def test_a_standstill_is_told_by_rank_0_alone(
+def test_a_hang_is_reported_by_rank_0_alone(
     members: list[Member], store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every rank could find the culprit; one message is enough."""
@@ -140,10 +140,10 @@ def test_a_standstill_is_told_by_rank_0_alone(
         first.ranks._read(hung())
         deputy.ranks._read(hung())
 
-    (told,) = first.told("train.stall")
-    assert (told["train.rank"], told["train.stage"], told["train.loader"]) == (3, "data", "train")
-    assert told["train.stall.suspect"] is True
-    assert deputy.told("train.stall") == []
+    (stall,) = first.events("train.stall")
+    assert (stall["train.rank"], stall["train.stage"], stall["train.loader"]) == (3, "data", "train")
+    assert stall["train.stall.suspect"] is True
+    assert deputy.events("train.stall") == []
     assert "Rank 3 on node-3 holds the run up: in stage data of loader train" in caplog.text
 
 
@@ -157,7 +157,7 @@ def test_the_deputy_speaks_when_rank_0_has_fallen_silent(members: list[Member], 
     moving = {rank: encode(report(rank, sequence=2, **STILL)) for rank in range(1, 4)}
     deputy.ranks._read(records | moving)
 
-    assert [told["train.rank"] for told in deputy.told("train.stall")] == [0]
+    assert [stall["train.rank"] for stall in deputy.events("train.stall")] == [0]
 
 
 def test_the_others_keep_the_baselines_of_rank_0(members: list[Member], store: FakeStore) -> None:

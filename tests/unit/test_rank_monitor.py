@@ -22,14 +22,14 @@ class Seen:
     """Two ranks that rank 0 listens to."""
 
     def __init__(self, size: int = 2, *, speaks: bool = False) -> None:
-        self.peers = RankMonitor(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
+        self.monitor = RankMonitor(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
 
     def take(self, now_s: float, *reports: RankReport) -> list[HangSuspect]:
-        return self.peers.take({d.rank: encode(d) for d in reports}, now_s)
+        return self.monitor.take({d.rank: encode(d) for d in reports}, now_s)
 
     def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
         builder = MetricBuilder()
-        self.peers.write(builder)
+        self.monitor.write(builder)
         return {
             family.metric.name: {
                 tuple(value for _, value in point.attributes): point.value
@@ -49,7 +49,7 @@ def test_before_any_record_there_is_no_figure() -> None:
     seen = Seen()
 
     assert seen.figures() == {}
-    assert seen.peers.summary() is None
+    assert seen.monitor.summary() is None
 
 
 def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
@@ -60,7 +60,7 @@ def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
 
     seen.take(15.1, report(0, sequence=4), report(1, sequence=1))
     assert seen.figures()["train.ranks.reporting"] == {(): 1}
-    assert seen.peers.silent == [1]
+    assert seen.monitor.silent == [1]
 
 
 def test_a_rank_that_ended_by_itself_is_not_missed() -> None:
@@ -68,7 +68,7 @@ def test_a_rank_that_ended_by_itself_is_not_missed() -> None:
     seen = Seen()
     seen.take(0.0, report(0), report(1))
     assert seen.take(1000.0, report(0, sequence=9)) == []
-    assert seen.peers.silent == []
+    assert seen.monitor.silent == []
 
 
 def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
@@ -85,13 +85,13 @@ def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
 def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
     """A rank of another version must not blind us to the others."""
     seen = Seen()
-    seen.peers.take({0: encode(report(0)), 1: "hello"}, 0.0)
+    seen.monitor.take({0: encode(report(0)), 1: "hello"}, 0.0)
 
     assert seen.figures()["train.ranks.reporting"] == {(): 1}
-    assert seen.peers.refused == 1
+    assert seen.monitor.refused == 1
 
 
-def test_a_standstill_is_told_once() -> None:
+def test_a_hang_is_reported_once() -> None:
     """Ten hours of hanging are one event."""
     seen = Seen()
     still: dict[str, Any] = {"stalled": True, "quiet_s": 300.0}
@@ -100,7 +100,7 @@ def test_a_standstill_is_told_once() -> None:
     first = seen.take(300.0, report(0, **still), stuck)
     assert [(s.rank, s.stage) for s in first] == [(1, "data")]
     assert seen.take(305.0, report(0, sequence=2, **still), stuck._replace(sequence=2)) == []
-    assert [s["rank"] for s in (seen.peers.summary() or {})["suspects"]] == [1]
+    assert [s["rank"] for s in (seen.monitor.summary() or {})["suspects"]] == [1]
 
     seen.take(310.0, report(0, sequence=3), report(1, sequence=3))
     again = seen.take(900.0, report(0, sequence=4, **still), stuck._replace(sequence=4))

@@ -45,7 +45,7 @@ records = st.builds(
 
 @given(records)
 def test_no_sample_is_lost_in_a_record(record: RankReport) -> None:
-    """Loaders beyond those that have room are added up without a name."""
+    """Loaders beyond those that fit are added up without a name."""
 
     def sums(counted: Any) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}

@@ -228,7 +228,7 @@ def test_a_spool_that_another_process_sends_from_is_left_to_it(
     assert "another process" in err
 
 
-def test_what_was_rejected_is_sent_again_once_the_cause_is_mended(
+def test_what_was_rejected_is_sent_again_once_the_cause_is_fixed(
     run_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It lay in a file that only a person with jq and curl could empty."""

@@ -36,8 +36,8 @@ class Tags(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        self.ids += [told["id"]] if told.get("id") else []  # type: ignore[list-item]
+        values = dict(attrs)
+        self.ids += [values["id"]] if values.get("id") else []  # type: ignore[list-item]
         self.links += [value for key, value in attrs if key in {"href", "src"} and value]
         if tag not in VOID:
             self.open.append(tag)
@@ -48,8 +48,8 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def attributes(**told: str) -> list[dict[str, Any]]:
-    return [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in told.items()]
+def attributes(**labels: str) -> list[dict[str, Any]]:
+    return [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in labels.items()]
 
 
 def metrics_line(second: int) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def metrics_line(second: int) -> dict[str, Any]:
     def number(name: str, kind: str, values: list[tuple[dict[str, str], float]]) -> dict[str, Any]:
         points = [
             {
-                "attributes": attributes(**told),
+                "attributes": attributes(**labels),
                 "asDouble": value,
                 "timeUnixNano": str((1000 + second) * 10**9),
             }
-            for told, value in values
+            for labels, value in values
         ]
         return {"name": name, kind: {"dataPoints": points}}
 
@@ -173,7 +173,7 @@ def test_a_histogram_keeps_its_empty_buckets(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
-    """It may have died early, or been told to write little."""
+    """It may have died early, or been set to write little."""
     run = a_run(tmp_path, capture=False)
     (run / "rank0/metrics.otlp.jsonl").unlink()
     target = tmp_path / "there.html"

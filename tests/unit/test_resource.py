@@ -96,7 +96,7 @@ def test_making_an_id_leaves_the_seeds_alone() -> None:
     ],
 )
 def test_the_run_id_comes_from_whoever_started_the_run(environ: dict[str, str], run_id: str) -> None:
-    """All ranks and all restarts are told the same, so they agree without talking."""
+    """All ranks and all restarts get the same variables, so they agree without talking."""
     assert found(environ).run_id == run_id
 
 
@@ -214,16 +214,16 @@ def test_the_namespace_of_a_pod_is_read_where_kubernetes_mounts_it(tmp_path: Pat
 
 def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp_path: Path) -> None:
     """What torchrun tells its workers is its own, and changes with its versions."""
-    program = tmp_path / "told.py"
+    program = tmp_path / "start.py"
     program.write_text(
         "import os, sys\n"
         "from otel_train.config import Config\n"
         "from otel_train.resource import detect\n"
         f"folder = os.path.join({str(tmp_path)!r}, sys.argv[1])\n"
         "os.makedirs(folder, exist_ok=True)\n"
-        "told = os.environ['RANK'] + '-' + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "open(os.path.join(folder, told), 'w').write(detect(Config()).run_id)\n"
-        "sys.exit(told.endswith('-0'))\n"
+        "started = os.environ['RANK'] + '-' + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "open(os.path.join(folder, started), 'w').write(detect(Config()).run_id)\n"
+        "sys.exit(started.endswith('-0'))\n"
     )
     launch = [
         *(
@@ -243,11 +243,11 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
         subprocess.run(
             [sys.executable, *launch, start], capture_output=True, timeout=100, check=True, env=bare
         )
-        told = {path.name: path.read_text() for path in (tmp_path / start).iterdir()}
-        assert {"0-1", "1-1"} <= told.keys()
-        assert {"0-0", "1-0"} & told.keys()  # torchrun ends the other one when the first has failed
-        assert len(set(told.values())) == 1
-        starts.append(told["0-1"])
+        started = {path.name: path.read_text() for path in (tmp_path / start).iterdir()}
+        assert {"0-1", "1-1"} <= started.keys()
+        assert {"0-0", "1-0"} & started.keys()  # torchrun ends the other one when the first has failed
+        assert len(set(started.values())) == 1
+        starts.append(started["0-1"])
 
     assert starts[0] != starts[1]
 
@@ -285,7 +285,7 @@ def test_ranks_of_two_hosts_agree_on_an_id_without_talking() -> None:
 
 
 def test_children_of_one_process_see_the_same_parent() -> None:
-    """Read from the system, not made up: this is what ranks of one host agree by."""
+    """Read from the system, not invented: this is what ranks of one host agree by."""
     program = "from otel_train.resource import parent_mark; print(parent_mark())"
     marks = [
         subprocess.run(
@@ -550,7 +550,7 @@ def test_the_resource_says_who_sends() -> None:
 
 
 def test_the_resource_says_whose_run_it_is_and_where() -> None:
-    """Alerts carry it; the first attribute of several that mean the same wins, and what is not told is empty."""
+    """Alerts carry it; the first attribute of several that mean the same wins, and what is not set is empty."""
     slurm = {"train.run.name": "gpt", "team": "speech", "service.namespace": "x", "slurm.job.id": "8"}
 
     assert about_run(slurm) == ("gpt", "speech", "", "8", "", "")
@@ -566,7 +566,7 @@ def test_without_torch_and_names_the_resource_has_neither() -> None:
     assert "" not in attributes.values()
 
 
-def test_a_host_name_that_is_told_wins_over_the_one_that_is_found() -> None:
+def test_a_host_name_that_is_set_wins_over_the_one_that_is_found() -> None:
     """In a container the host calls itself by a random id; other exporters on it do not."""
     assert found({"OTEL_RESOURCE_ATTRIBUTES": "host.name=gpu-17"}).host == "gpu-17"
 

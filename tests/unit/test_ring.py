@@ -53,7 +53,7 @@ def test_a_lap_too_late_counts_what_was_overwritten() -> None:
 
 
 def test_what_was_read_stays_when_the_ring_goes_on() -> None:
-    """The pump works on a slice while training writes."""
+    """The agent works on a slice while training writes."""
     ring, _ = ring_of(4, [])
     ring.edge(1)
     part = ring.read(4)

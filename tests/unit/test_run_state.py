@@ -174,7 +174,7 @@ def test_an_exemplar_points_to_a_span_that_is_sent() -> None:
     assert {(e.trace_id, e.span_id) for _, point in points for e in point.exemplars} <= sent
 
 
-# --- what else is told ----------------------------------------------------------------------------
+# --- what else is reported ------------------------------------------------------------------------
 
 
 def test_an_evaluation_is_one_span() -> None:
@@ -222,7 +222,7 @@ def test_a_failed_ask_is_an_error_of_its_loader() -> None:
     assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
 
 
-def test_a_hang_is_told_while_it_hangs() -> None:
+def test_a_hang_is_reported_while_it_hangs() -> None:
     """A run that never comes back can send nothing afterwards."""
     tape = steps(Tape(), 12).begin(SourceKind.DATA, "code")
     run = Run(stall_after_s=1.0).feed(tape)
@@ -265,7 +265,7 @@ def test_the_state_follows_the_run() -> None:
     assert run.feed(tape).account.state() == "evaluating"
 
 
-def test_open_stages_are_told_outermost_first() -> None:
+def test_open_stages_are_listed_outermost_first() -> None:
     """A post-mortem says where it was."""
     tape = steps(Tape(), 12).ask().begin(SourceKind.FORWARD, "model", flags=3)
     tape.begin(SourceKind.STAGE, "attention")

@@ -102,7 +102,7 @@ def complaining() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("complaining")
-def test_a_death_is_told_when_the_work_is_done() -> None:
+def test_a_death_is_reported_when_the_work_is_done() -> None:
     """The summary is written first, and the program learns of it all the same."""
     done = []
 
@@ -119,7 +119,7 @@ def test_a_death_is_told_when_the_work_is_done() -> None:
 
 
 @pytest.mark.usefixtures("complaining")
-def test_without_a_death_nothing_is_told() -> None:
+def test_without_a_death_nothing_is_reported() -> None:
     """The handler is put back, not called."""
     with sigchld_deferred():
         pass

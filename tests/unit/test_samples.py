@@ -44,7 +44,7 @@ def test_samples_are_counted_in_any_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("odd", [None, 3, "text", b"bytes", object(), [], {}, array()])
-def test_what_cannot_be_told_is_unknown(odd: Any) -> None:
+def test_what_cannot_be_counted_is_unknown(odd: Any) -> None:
     """Unknown is not zero: it would lower the rate."""
     assert size_of_batches(odd, 4)(odd) == 0
 

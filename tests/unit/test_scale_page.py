@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MACHINE = Machine(
-    date="2030-01-02T03:04:05+00:00", cpu="Made-Up CPU", cores=2, system="Linux 6 x86_64", python="3.11.0",
+    date="2030-01-02T03:04:05+00:00", cpu="Example CPU", cores=2, system="Linux 6 x86_64", python="3.11.0",
     torch="", load_1min=3.25,
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_only_what_was_measured_is_replaced(tmp_path: Path) -> None:
     write_page(page, MACHINE, "newer")
 
     text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\nMeasured 2030-01-02 on Made-Up CPU")
+    assert text.startswith(f"before\n{BEGIN}\nMeasured 2030-01-02 on Example CPU")
     assert text.endswith(f"\n\nnewer\n{END}\nafter\n")
     assert "load before the start 3.2" in text
 

@@ -1,4 +1,4 @@
-"""An update that only its device knows to be skipped is unknown until the device has told."""
+"""An update that only its device knows to be skipped is unknown until the device has answered."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_an_optimizer_that_does_not_update_is_seen_without_asking_its_device() -
     assert bench.updates.take() == Outcomes()
 
 
-@pytest.mark.parametrize("what", ["captured", "elsewhere", "untold"])
+@pytest.mark.parametrize("what", ["captured", "elsewhere", "unreported"])
 def test_what_cannot_be_read_stays_unknown(what: str) -> None:
     """No event is recorded into a graph under capture, and another kind of device has no driver here."""
     bench = Bench()
     bench.driver.captures = what == "captured"
-    found = [] if what == "untold" else [there(1.0, "xpu" if what == "elsewhere" else "meta")]
+    found = [] if what == "unreported" else [there(1.0, "xpu" if what == "elsewhere" else "meta")]
 
     bench.updates.note(Scaler(*found), FUSED)
     bench.driver.captures = False

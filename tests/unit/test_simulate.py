@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scale``: ranks that do not exist, told apart by whoever receives them."""
+"""``python -m benchmarks.scale``: ranks that do not exist, distinguished by whoever receives them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_loop_goes_on_where_it_was_read_last() -> None:
     assert np.all(np.diff(once.times) >= 0)
 
 
-def test_the_account_finds_the_steps_that_were_made_up() -> None:
+def test_the_account_finds_the_steps_that_were_simulated() -> None:
     """The figures come from the real account: if it does not see the loop, they are of something else."""
     simulated = cast_of(1)
     account = simulated.accounts[0]

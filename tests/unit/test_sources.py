@@ -1,4 +1,4 @@
-"""Settings from code, the environment, a YAML file and pyproject.toml: who wins, and what a mistake is told."""
+"""Settings from code, the environment, a YAML file and pyproject.toml: which wins, and what a mistake is answered with."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp
 
 
 def test_whoever_switches_everything_off_is_not_asked_to_correct_a_file(project: Path) -> None:
-    """The way out must not depend on what is broken."""
+    """Switching off must not depend on what is broken."""
     table(project, "run_dri = 1")
 
     resolved = resolve(environ={"OTEL_TRAIN_DISABLED": "true", FILE_VARIABLE: "/nowhere"}, folder=project)
@@ -244,7 +244,7 @@ def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
     assert resolve(None, {"mlflow": "off"}, environ={}, folder=project).given == {}
 
 
-# --- what a mistake is told -----------------------------------------------------------------------
+# --- what a mistake is answered with -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
         ("run_id: !!python/object:os.system x", "no YAML: "),
     ],
 )
-def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key_and_ignored(
+def test_a_mistake_in_a_yaml_file_is_reported_with_the_file_and_the_key_and_ignored(
     tmp_path: Path, text: str, said: str
 ) -> None:
     """Whoever reads the message knows where to look, what is wrong, and what would be right."""
@@ -280,7 +280,7 @@ def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key_and_ignored(
         ("x = [", ": no TOML: "),
     ],
 )
-def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key_and_ignored(
+def test_a_mistake_in_pyproject_is_reported_with_the_file_the_table_and_the_key_and_ignored(
     project: Path, text: str, said: str
 ) -> None:
     """As above."""
@@ -289,7 +289,7 @@ def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key_and_
     assert ignored(folder=project).startswith(str(path) + said)
 
 
-def test_a_mistake_in_a_file_is_told_even_where_code_overrides_it(project: Path) -> None:
+def test_a_mistake_in_a_file_is_reported_even_where_code_overrides_it(project: Path) -> None:
     """It would come into force on the day when the keyword goes."""
     table(project, "max_label_values = -1")
 
@@ -297,7 +297,7 @@ def test_a_mistake_in_a_file_is_told_even_where_code_overrides_it(project: Path)
 
 
 def test_a_table_with_a_dash_is_not_passed_over(project: Path) -> None:
-    """The package is called otel-train; whoever writes that must be told."""
+    """The package is called otel-train; whoever writes that must get a message."""
     table(project, "run_id = 'x'", name="tool.otel-train")
 
     assert "Write [tool.otel_train]" in ignored(folder=project)
@@ -344,7 +344,7 @@ def test_without_yaml_the_message_says_what_to_install(
     assert resolve(environ={}, folder=tmp_path).config == Config()
 
 
-def test_a_variable_close_to_that_of_the_file_is_told_its_name() -> None:
+def test_a_variable_close_to_that_of_the_file_gets_its_name() -> None:
     """``OTEL_TRAIN_CONFIG_FILE`` would be passed over in silence otherwise."""
     message = ignored(environ={"OTEL_TRAIN_CONFIG_FILE": "x.yaml"})
 

@@ -29,7 +29,7 @@ def steps(durations_ns: list[int], *, started_ns: int = 0, failed: tuple[int, ..
 
 
 class Loop:
-    """A loop whose steps go to one keeper, slice by slice."""
+    """A loop whose steps go to one sampler, slice by slice."""
 
     def __init__(self, rules: SamplingRules = QUIET) -> None:
         self.sampler = SpanSampler(rules, started_ns=0)
@@ -163,13 +163,13 @@ def test_never_more_than_the_burst_and_the_rate_allow(
     slices: list[list[int]], per_s: float, burst: int
 ) -> None:
     """In any stretch of any run: the price of traces is known beforehand."""
-    keeper = SpanSampler(SamplingRules(NEVER, NEVER, 2.0, per_s, burst), started_ns=0)
+    sampler = SpanSampler(SamplingRules(NEVER, NEVER, 2.0, per_s, burst), started_ns=0)
     ends: list[int] = []
     now_ns, wanted = 0, 0
     for durations in slices:
         rows = steps(durations, started_ns=now_ns)
         numbers = np.arange(wanted, wanted + len(durations))
-        kept = keeper.choose(rows, numbers, np.arange(len(durations)))
+        kept = sampler.choose(rows, numbers, np.arange(len(durations)))
         ends += [int(rows.ended_ns[step.row]) for step in kept]
         now_ns, wanted = int(rows.ended_ns[-1]), wanted + len(durations)
 
@@ -177,12 +177,12 @@ def test_never_more_than_the_burst_and_the_rate_allow(
         for j in range(i, len(ends)):
             allowed = burst + per_s * (ends[j] - first) / NS_PER_S
             assert j - i + 1 <= allowed + 1e-6
-    assert len(ends) + keeper.limited == wanted
+    assert len(ends) + sampler.limited == wanted
 
 
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=80), st.data())
 def test_it_does_not_matter_much_how_steps_are_sliced(durations: list[int], data: st.DataObject) -> None:
-    """How often the pump looks must not decide about warm-up steps, baselines and failures."""
+    """How often the agent polls must not decide about warm-up steps, baselines and failures."""
     cut = data.draw(st.integers(0, len(durations)))
     rules = SamplingRules(3, 7, 1e9, 1e9, 10**6)
     whole, halves = Loop(rules), Loop(rules)

@@ -123,15 +123,15 @@ print(json.dumps([written, file.failed_lines, len(errors)]))
 def test_a_disk_that_fills_up_in_mid_line_leaves_whole_lines(tmp_path: Path) -> None:
     """The half that went to disk is taken back, the rest of the run goes on."""
     path = tmp_path / "a.jsonl"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True
     )
 
-    assert json.loads(told.stdout) == [[True, True, False, False, True], 2, 2]
+    assert json.loads(done.stdout) == [[True, True, False, False, True], 2, 2]
     assert [json.loads(text)["n"] for text in path.read_text().splitlines()] == [0, 1, 9]
 
 
-def test_a_file_taken_away_is_begun_anew(tmp_path: Path, errors: list[OSError]) -> None:
+def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path, errors: list[OSError]) -> None:
     """People tidy up below live runs; what is written into a file without a name is lost."""
     file = BoundedLines(tmp_path / "a.jsonl", max_bytes=1000, on_error=errors.append)
     file.append(line(1))
@@ -157,7 +157,7 @@ def numbers(lines: Iterable[bytes]) -> list[int]:
 
 
 def drained(waiting: SpoolQueue) -> list[int]:
-    """What the queue hands out, in order, each taken away."""
+    """What the queue hands out, in order, each removed."""
     out = []
     with waiting.sending() as granted:
         assert granted
@@ -193,7 +193,7 @@ def test_the_spool_holds_one_request_a_line(tmp_path: Path) -> None:
 
 
 def test_another_process_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
-    """The offset is on disk, so SIGKILL sends nothing twice that was taken away."""
+    """The offset is on disk, so SIGKILL sends nothing twice that was removed."""
     killed = queue(tmp_path)
     for number in range(6):
         killed.append(request(number))
@@ -267,7 +267,7 @@ def test_what_waits_in_memory_at_the_end_goes_to_disk_where_that_is_possible_aga
 
 
 def test_appending_while_another_thread_sends_loses_nothing(tmp_path: Path) -> None:
-    """The pump appends while the sender removes segments."""
+    """The export loop appends while the sender removes segments."""
     waiting, out = queue(tmp_path), []
     done = threading.Event()
 
@@ -370,11 +370,11 @@ print(json.dumps([sent, bool(errors)]))
 
 def test_a_disk_that_fills_up_loses_nothing_while_there_is_memory(tmp_path: Path) -> None:
     """Half a line on disk, and the rest in memory, would be a line lost."""
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", FULL_SPOOL, str(tmp_path)], check=True, capture_output=True, text=True
     )
 
-    assert json.loads(told.stdout) == [[0, 1, 2, 3, 4, 5], True]
+    assert json.loads(done.stdout) == [[0, 1, 2, 3, 4, 5], True]
 
 
 def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
     assert numbers(waiting.waiting()) == [2]
 
 
-def test_what_finds_no_room_among_the_rejected_is_counted(
+def test_what_does_not_fit_among_the_rejected_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It went without a word: the bound dropped the oldest, and a line longer than that was never written."""

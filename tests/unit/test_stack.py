@@ -82,7 +82,7 @@ def test_a_stack_starts_is_well_and_stops(stack: LocalStack) -> None:
     assert set(stack.states().values()) == {"down"}
 
 
-def test_a_second_start_is_told_of_the_first(stack: LocalStack) -> None:
+def test_a_second_start_names_the_first(stack: LocalStack) -> None:
     """Two stacks on one folder would write into each other's data."""
     stack.start("prometheus")
 
@@ -220,7 +220,7 @@ def test_a_part_that_was_named_must_be_there(
         stack.start("prometheus", "jaeger")
 
 
-def test_a_machine_without_any_part_is_told_how_to_get_them(tmp_path: Path) -> None:
+def test_a_machine_without_any_part_gets_how_to_get_them(tmp_path: Path) -> None:
     """An empty stack must not say that it is up."""
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
     with pytest.raises(StackError, match=r"nothing to start.*tools/get_components.sh"):
@@ -285,7 +285,7 @@ def test_compose_gets_the_shipped_file_profiles_and_store(docker: dict[str, str]
 
 
 def test_down_takes_the_profiles_with_it_and_keeps_the_data(docker: dict[str, str]) -> None:
-    """Compose leaves running what belongs to a profile it was not told of."""
+    """Compose leaves running what belongs to a profile that it did not receive."""
     Compose({}, docker).down(data=False)
     said = Path(docker["SAID"]).read_text()
 
@@ -293,13 +293,13 @@ def test_down_takes_the_profiles_with_it_and_keeps_the_data(docker: dict[str, st
     assert "--volumes" not in said
 
 
-def test_a_compose_that_fails_is_an_error_with_a_way_out(docker: dict[str, str]) -> None:
+def test_a_compose_that_fails_is_an_error_with_a_remedy(docker: dict[str, str]) -> None:
     """Most often the engine is not there."""
     with pytest.raises(StackError, match=r"code 7.*stack up --local"):
         Compose({}, {**docker, "CODE": "7"}).status()
 
 
-def test_no_compose_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+def test_no_compose_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     """A training machine often has no container engine."""
     with pytest.raises(StackError, match=r"stack up --local"):
         Compose({}, {"PATH": str(tmp_path)})

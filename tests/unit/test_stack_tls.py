@@ -54,7 +54,7 @@ def test_no_other_user_can_read_them(made: Path) -> None:
 
 
 def test_they_are_made_once(made: Path) -> None:
-    """Trainers that were told of them go on after a restart of the stack; two stacks have different ones."""
+    """Trainers that have them go on after a restart of the stack; two stacks have different ones."""
     before = {name: (made / name).read_bytes() for name in NAMES}
     tls.make(made.parent, endpoint_port=4318)
     tls.make(made.parent / "other", endpoint_port=4318)
@@ -71,10 +71,10 @@ def test_existing_keys_are_kept(tmp_path: Path) -> None:
         (place / name).write_text("mine")
     (place / tls.TOKEN).write_text("my-token\n")
     # Nothing is left to make, so openssl is not needed either.
-    told = tls.make(tmp_path, endpoint_port=1, environ={"PATH": ""})
+    trainer = tls.make(tmp_path, endpoint_port=1, environ={"PATH": ""})
 
     assert (place / tls.CERTIFICATE).read_text() == "mine"
-    assert "authorization=Bearer%20my-token\n" in told.read_text()
+    assert "authorization=Bearer%20my-token\n" in trainer.read_text()
 
 
 def test_without_openssl_it_says_what_to_do(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_the_strictest_client_accepts_the_certificate_by_address(made: Path, ser
         socket.create_connection((host, int(port)), 10) as plain,
         context.wrap_socket(plain, server_hostname=host) as secured,
     ):
-        told = secured.getpeercert() or {}
+        certificate = secured.getpeercert() or {}
         secured.sendall(b"x")
         secured.recv(4096)
 
-    assert ("IP Address", "127.0.0.1") in told["subjectAltName"]
-    assert ("DNS", "localhost") in told["subjectAltName"]
+    assert ("IP Address", "127.0.0.1") in certificate["subjectAltName"]
+    assert ("DNS", "localhost") in certificate["subjectAltName"]
 
 
 def test_the_named_certificate_wins_over_the_bundle_of_the_machine(

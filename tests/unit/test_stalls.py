@@ -22,7 +22,7 @@ def test_a_silence_is_a_stall_only_after_its_threshold() -> None:
     assert stalls.look(seconds(300), 0)
 
 
-def test_one_stall_is_told_once() -> None:
+def test_one_stall_is_reported_once() -> None:
     """Ten hours of hanging are one event, not seventy thousand."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
     stalls.look(seconds(301), 0)

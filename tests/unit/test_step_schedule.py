@@ -127,7 +127,7 @@ def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them(
     ]
 
 
-def test_every_edge_is_written_whatever_the_gate_does() -> None:
+def test_every_edge_is_written_whatever_the_scheduler_does() -> None:
     """A capture must not cost a single figure."""
     loop = LoopState()
     loop.steps(1)
@@ -393,7 +393,7 @@ def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
     assert [boundary.begins(edge) for edge in edges[2:7]] == [False, False, False, False, True]
 
 
-def test_a_number_is_told_by_an_instant_at_the_step_s_own_work() -> None:
+def test_a_number_is_reported_with_an_instant_at_the_step_s_own_work() -> None:
     """Between the end of one step and the work of the next there may be an evaluation, which is of neither."""
     loop = LoopState()
     loop.arm(steps=1)

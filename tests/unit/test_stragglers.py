@@ -1,4 +1,4 @@
-"""Which rank is slow: told by its own work, and only when it is the same one again and again."""
+"""Which rank is slow: known by its own work, and only when it is the same one again and again."""
 
 from __future__ import annotations
 

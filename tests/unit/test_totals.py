@@ -100,7 +100,7 @@ def test_a_failed_occurrence_is_timed_and_marked() -> None:
     assert forward.inclusive_s == pytest.approx(71e-9)
 
 
-def test_samples_that_cannot_be_told_are_not_zero() -> None:
+def test_samples_that_cannot_be_counted_are_not_zero() -> None:
     """A batch of unknown size must not turn samples per second into a lower figure."""
     tape = Tape()
     for samples in (4, 4, 2):
@@ -151,7 +151,7 @@ def test_a_copy_is_left_alone() -> None:
     assert (copied.updates, copied.self_ns.tolist(), dict(copied.batches), copied.steps_by_phase()) == before
 
 
-def test_seconds_of_training_are_told_apart_by_loader() -> None:
+def test_seconds_of_training_are_distinguished_by_loader() -> None:
     """The verdict asks: how long did training wait for this one, how long did it work on its batches."""
     tape = epoch(Tape(), 10, "code")
     epoch(tape, 5, "prose")

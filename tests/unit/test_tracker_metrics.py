@@ -210,7 +210,7 @@ def epochs(*, samples: int = 8, count: int = 2) -> Tape:
     return tape
 
 
-def test_throughput_is_told_once_per_pass_of_the_training_loader() -> None:
+def test_throughput_is_reported_once_per_pass_of_the_training_loader() -> None:
     """5 batches of 8 in 0.5 s, twice."""
     rows = [row for row in Rows(every_steps=0).play(epochs()) if row.of_epoch]
 
@@ -246,7 +246,7 @@ def test_efficiency_compares_with_the_slower_of_loading_and_computing_alone() ->
 
 
 def test_efficiency_is_absent_until_build_times_are_known() -> None:
-    """Workers that have told nothing may be fast or slow."""
+    """Workers that have reported nothing may be fast or slow."""
     row = Rows(every_steps=0, workers=2).play(epochs())[0]
 
     assert not {key for key in row.values if key.startswith(("throughput_eff", "batch_transform"))}
@@ -258,9 +258,9 @@ def test_epochs_that_are_accounted_at_once_each_have_the_builds_of_their_batches
     built_ms = [10] * 5 + [30] * 5 + [90] * 3
     rows.account.totals.loaders.add_builds("code", np.array(built_ms) * 1_000_000, 0)
 
-    told = [row.values["batch_transform_time_ms_avg"] for row in rows.play(epochs()) if row.of_epoch]
+    averages = [row.values["batch_transform_time_ms_avg"] for row in rows.play(epochs()) if row.of_epoch]
 
-    assert told == [pytest.approx(10), pytest.approx(30)]
+    assert averages == [pytest.approx(10), pytest.approx(30)]
     assert rows.account.totals.loaders.take_builds("code", 9).tolist() == [90_000_000] * 3
 
 
@@ -528,7 +528,7 @@ def test_epochs_are_counted_without_a_tracker() -> None:
 @given(cuts=st.lists(st.integers(1, 100), max_size=6, unique=True).map(sorted))
 @settings(max_examples=40, deadline=None)
 def test_rows_of_marked_epochs_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
-    """What lies before a mark is of the epoch before it, whenever the pump reads it."""
+    """What lies before a mark is of the epoch before it, whenever the agent reads it."""
     tape = marked()
     assert len(tape.times) > 100
 
@@ -542,7 +542,7 @@ def test_rows_of_marked_epochs_do_not_depend_on_how_the_edges_were_sliced(cuts: 
 @given(cuts=st.lists(st.integers(1, 87), max_size=6, unique=True).map(sorted))
 @settings(max_examples=40, deadline=None)
 def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
-    """The pump reads when it can; what is logged at step 4 is what happened up to step 4."""
+    """The agent reads when it can; what is logged at step 4 is what happened up to step 4."""
     tape = epochs()
     assert len(tape.times) > 80
 

@@ -38,7 +38,7 @@ EPOCH = FlatRow(5 * 10**9, 100, 1, of_epoch=True, values={
 
 
 class FakeTracker:
-    """Takes rows, or does with them what it is told."""
+    """Takes rows, or does with them what the test says."""
 
     name = "fake"
 
@@ -63,16 +63,16 @@ class FakeTracker:
 
 def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
     """The ordinary case."""
-    outlet = FakeTracker()
-    desk = TrackerQueue(outlet)
+    tracker = FakeTracker()
+    queue = TrackerQueue(tracker)
 
     for step in range(5):
-        desk.put(ROW._replace(step=step), "here")
-    desk.end()
-    desk.join(30)
+        queue.put(ROW._replace(step=step), "here")
+    queue.end()
+    queue.join(30)
 
-    assert [row.step for row in outlet.rows] == [0, 1, 2, 3, 4]
-    assert outlet.closed
+    assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]
+    assert tracker.closed
 
 
 def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,14 +81,14 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     def fail(_: FlatRow) -> None:
         raise ConnectionError("server lost")
 
-    desk = TrackerQueue(FakeTracker(fail))
+    queue = TrackerQueue(FakeTracker(fail))
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
-            desk.put(ROW, "here")
-        desk.end()
-        desk.join(30)
+            queue.put(ROW, "here")
+        queue.end()
+        queue.join(30)
 
-    assert desk.guard.faults == 3
+    assert queue.guard.faults == 3
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
 
 
@@ -100,19 +100,19 @@ def test_a_tracker_that_hangs_does_not_block(caplog: pytest.LogCaptureFixture) -
         began.set()
         freed.wait(60)
 
-    desk = TrackerQueue(FakeTracker(hang), most=2)
+    queue = TrackerQueue(FakeTracker(hang), most=2)
     with caplog.at_level(logging.WARNING, "otel_train"):
-        desk.put(ROW, "here")
+        queue.put(ROW, "here")
         assert began.wait(30)
         for _ in range(10):
-            desk.put(ROW, "here")  # two find room
-        desk.end()
+            queue.put(ROW, "here")  # two fit
+        queue.end()
         begun = time.monotonic()
-        desk.join(0.05)
+        queue.join(0.05)
         waited_s = time.monotonic() - begun
 
     freed.set()
-    assert desk.dropped == 8 + 2
+    assert queue.dropped == 8 + 2
     assert waited_s < 30
     assert len(caplog.records) == 1
 
@@ -124,10 +124,10 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
         log=lambda values, commit: calls.append((values, commit)),
         define_metric=lambda name, **how: calls.append((name, how)),
     )
-    outlet = WandbTracker(run)
+    tracker = WandbTracker(run)
 
-    outlet.write(ROW, outlet.place())
-    outlet.write(ROW, outlet.place())
+    tracker.write(ROW, tracker.place())
+    tracker.write(ROW, tracker.place())
 
     assert calls[:3] == [
         ("otel_train/step", {"hidden": True}),
@@ -140,20 +140,20 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
 def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that comes after the end has no place; the program's own run keeps no hook of otel_train."""
     hooks: list[Any] = []
-    told: list[str] = []
+    calls: list[str] = []
     run = SimpleNamespace(log=print, define_metric=print, _teardown_hooks=hooks)
     module = SimpleNamespace(
         TeardownHook=lambda call, stage: (call, stage), TeardownStage=SimpleNamespace(EARLY=1)
     )
     monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", module)
-    outlet = WandbTracker(run, before_finish=lambda: told.append("finishing"))
-    assert outlet.wanted()
-    assert outlet.wanted()
+    tracker = WandbTracker(run, before_finish=lambda: calls.append("finishing"))
+    assert tracker.wanted()
+    assert tracker.wanted()
 
     ((call, stage),) = hooks
     call()
-    outlet.close()
-    assert (told, stage, hooks) == (["finishing"], 1, [])
+    tracker.close()
+    assert (calls, stage, hooks) == (["finishing"], 1, [])
 
 
 def test_a_given_writer_gets_scalars() -> None:
@@ -169,10 +169,10 @@ def test_a_given_writer_gets_scalars() -> None:
 
 def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts read them."""
-    outlet = BlocksTracker({"profiling", "throughput"})
+    tracker = BlocksTracker({"profiling", "throughput"})
 
-    outlet.write(ROW, None)
-    outlet.write(EPOCH, None)
+    tracker.write(ROW, None)
+    tracker.write(EPOCH, None)
 
     assert capsys.readouterr().err == (
         "--- Profiling Metrics (Step 100) ---\n"
@@ -223,12 +223,12 @@ def test_runs_and_dicts_are_separated_from_settings() -> None:
 def test_what_is_handed_over_can_be_waited_for() -> None:
     """Before a run of the program's ends; not for ever, and not for a tracker that is off."""
     freed = threading.Event()
-    desk = TrackerQueue(FakeTracker(lambda _: freed.wait(60)))
-    assert desk.emptied(0)
-    desk.put(ROW, "here")
-    assert not desk.emptied(0.01)
+    queue = TrackerQueue(FakeTracker(lambda _: freed.wait(60)))
+    assert queue.emptied(0)
+    queue.put(ROW, "here")
+    assert not queue.emptied(0.01)
     freed.set()
-    assert desk.emptied(30)
+    assert queue.emptied(30)
 
     def fail(_: FlatRow) -> None:
         raise ConnectionError("server lost")

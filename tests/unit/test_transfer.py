@@ -42,7 +42,7 @@ class Bench:
         self.probe = TransferProbe(self.recorder, self.driver, find_torch=find_torch)
         self.probe.look()
 
-    def told(self) -> list[tuple[str, str, int]]:
+    def written(self) -> list[tuple[str, str, int]]:
         """Op, source and payload of every edge of the main thread."""
         codes = self.recorder.main.ring.read(1 << 12).codes.tolist()
         return [
@@ -80,7 +80,7 @@ def test_every_way_to_say_to_is_a_transfer_of_its_bytes(bench: Bench, move: Any)
     moved = move(torch.ones(8))
 
     assert moved.device.type == AWAY
-    assert bench.told() == [("BEGIN", "meta:0", 0), ("END", "meta:0", 33)]
+    assert bench.written() == [("BEGIN", "meta:0", 0), ("END", "meta:0", 33)]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_what_moves_nothing_to_a_device_is_no_transfer(bench: Bench, call: Any) 
     """A cast is work of the stage it stands in."""
     call(torch.ones(8))
 
-    assert [edge for edge in bench.told() if edge[1] != "meta:0"] == []
-    assert len(bench.told()) <= 2
+    assert [edge for edge in bench.written() if edge[1] != "meta:0"] == []
+    assert len(bench.written()) <= 2
 
 
 def test_a_model_on_its_way_to_a_device_is_no_batch(bench: Bench) -> None:
@@ -111,7 +111,7 @@ def test_a_model_on_its_way_to_a_device_is_no_batch(bench: Bench) -> None:
     torch.nn.Linear(2, 2).weight.to(AWAY)
     torch.nn.Sequential(torch.nn.BatchNorm1d(4)).to(device=AWAY, dtype=torch.float64)
 
-    assert bench.told() == []
+    assert bench.written() == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda() works here")
@@ -132,7 +132,7 @@ def test_a_transfer_that_fails_fails_as_before(bench: Bench) -> None:
     finally:
         again.probe.remove()
 
-    assert again.told() == [("BEGIN", "meta:0", 0), ("FAIL", "meta:0", 0)]
+    assert again.written() == [("BEGIN", "meta:0", 0), ("FAIL", "meta:0", 0)]
 
 
 def test_whoever_asks_the_class_gets_the_original(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_subclass_is_seen_and_sees_the_call_it_always_saw(bench: Bench) -> Non
 
     assert Noting.calls == [torch.Tensor.to]
     assert type(moved) is Noting
-    assert bench.told() == [("BEGIN", "meta:0", 0), ("END", "meta:0", 33)]
+    assert bench.written() == [("BEGIN", "meta:0", 0), ("END", "meta:0", 33)]
 
 
 def test_tensors_that_only_stand_for_others_are_left_alone(bench: Bench) -> None:
@@ -178,7 +178,7 @@ def test_tensors_that_only_stand_for_others_are_left_alone(bench: Bench) -> None
     with FakeTensorMode():
         torch.ones(8).to(AWAY)
 
-    assert bench.told() == []
+    assert bench.written() == []
 
 
 def test_instrumentation_adds_no_graph_break_to_compiled_code(bench: Bench) -> None:
@@ -224,7 +224,7 @@ def test_code_that_was_compiled_before_is_not_compiled_again() -> None:
 
 
 def test_a_close_in_the_middle_of_a_look_leaves_nothing_behind() -> None:
-    """The pump looks, another thread closes."""
+    """The agent polls, another thread closes."""
     bench = Bench()
     bench.driver.used = [0]
 
@@ -245,7 +245,7 @@ def test_tensors_are_copied_and_pickled_as_before(bench: Bench) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(x)), x)
     assert torch.equal(copy.deepcopy(x), x)
     assert pickle.loads(pickle.dumps(x.to))("cpu").tolist() == x.tolist()
-    assert bench.told() == []
+    assert bench.written() == []
 
 
 def test_a_thread_that_trains_nothing_writes_nothing(bench: Bench) -> None:
@@ -254,7 +254,7 @@ def test_a_thread_that_trains_nothing_writes_nothing(bench: Bench) -> None:
     thread.start()
     thread.join()
 
-    assert bench.told() == []
+    assert bench.written() == []
     assert len(bench.recorder.threads) == 1
 
 
@@ -299,7 +299,7 @@ def test_a_patch_put_over_ours_stays() -> None:
 
         assert torch.Tensor.to is theirs
         assert torch.ones(2).to(AWAY).device.type == AWAY
-        assert bench.told() == []
+        assert bench.written() == []
     finally:
         del torch.Tensor.to
 
@@ -319,7 +319,7 @@ def test_what_was_there_before_is_there_after() -> None:
         bench.probe.remove()
 
         assert vars(torch.Tensor)["to"] is theirs
-        assert [op for op, _, _ in bench.told()] == ["BEGIN", "END"]
+        assert [op for op, _, _ in bench.written()] == ["BEGIN", "END"]
     finally:
         del torch.Tensor.to
 

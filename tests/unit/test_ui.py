@@ -50,7 +50,7 @@ class Html(HTMLParser):
             assert self.open.pop() == tag
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [told for name, told in self.seen if name == tag]
+        return [attrs for name, attrs in self.seen if name == tag]
 
 
 def page(root: Path, run: str = "20260131-x7", **query: str) -> Answer:
@@ -67,7 +67,7 @@ def test_every_tab_has_the_verdicts(tmp_path: Path, tab: str) -> None:
 
     assert answer.status == 200
     seen = Html(answer.text)
-    assert [told["aria-selected"] for told in seen.of("a") if told.get("role") == "tab"] == [
+    assert [attrs["aria-selected"] for attrs in seen.of("a") if attrs.get("role") == "tab"] == [
         str(tab == other).lower() for other in TABS
     ]
     assert "Training waits." in answer.text
@@ -112,7 +112,7 @@ def test_names_cannot_become_code(tmp_path: Path, query: dict[str, str]) -> None
     text = page(tmp_path, **query).text
 
     assert EVIL not in text
-    assert [told["src"] for told in Html(text).of("script")] == ["/page.js"]
+    assert [attrs["src"] for attrs in Html(text).of("script")] == ["/page.js"]
 
 
 def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
@@ -125,7 +125,9 @@ def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
     answer = ask(application(tmp_path / "runs"), "/")
     assert Html(answer.text).of("img") == []
     assert EVIL not in answer.text
-    [link] = [told["href"] for told in Html(answer.text).of("a") if (told["href"] or "").startswith("/run/")]
+    [link] = [
+        attrs["href"] for attrs in Html(answer.text).of("a") if (attrs["href"] or "").startswith("/run/")
+    ]
     assert ask(application(tmp_path / "runs"), str(link)).status == 200
 
 
@@ -250,7 +252,7 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
         assert not re.search(r"https?://|src=\"//|url\(|@import", text)
 
 
-def test_a_file_of_the_run_can_be_taken_away(tmp_path: Path) -> None:
+def test_a_file_of_the_run_can_be_downloaded(tmp_path: Path) -> None:
     """As a file, whatever is in it: a browser must not show a foreign report as a page of otel_train."""
     run = a_run(tmp_path)
     (run / "report.html").write_text(EVIL)
@@ -282,7 +284,7 @@ def test_a_rank_can_be_chosen(tmp_path: Path) -> None:
 
     chosen = Html(page(tmp_path, rank="1").text)
 
-    assert [told["value"] for told in chosen.of("option") if "selected" in told] == ["1"]
+    assert [attrs["value"] for attrs in chosen.of("option") if "selected" in attrs] == ["1"]
     assert "<dt>training steps</dt><dd>77</dd>" in page(tmp_path, rank="1").text
     for rank in ("9", "-1", "1e9", "٣", "9" * 30, EVIL):
         assert "<dd>1,000</dd>" in page(tmp_path, rank=rank).text
@@ -431,12 +433,12 @@ def many(root: Path, number: int) -> None:
     for each in range(number):
         run = root / f"run-{each:04}"
         (run / "rank0").mkdir(parents=True)
-        told = {"run_name": f"sweep-{each % 10}", "started_unix_ns": (each + 1) * 10**9, "host": "gpu-17"}
-        (run / "run.json").write_text(json.dumps(told))
+        about = {"run_name": f"sweep-{each % 10}", "started_unix_ns": (each + 1) * 10**9, "host": "gpu-17"}
+        (run / "run.json").write_text(json.dumps(about))
 
 
 def names(answer: Answer) -> list[str]:
-    links = [told["href"] or "" for told in Html(answer.text).of("a")]
+    links = [attrs["href"] or "" for attrs in Html(answer.text).of("a")]
     return [link.removeprefix("/run/") for link in links if link.startswith("/run/")]
 
 

@@ -114,7 +114,7 @@ def test_steps_are_seen_as_soon_as_they_are_made(training: Training) -> None:
     assert list(view.progress.stages_s) == ["data", "forward", "optimizer"]
 
 
-def test_the_stage_that_is_open_is_told(training: Training) -> None:
+def test_the_stage_that_is_open_is_shown(training: Training) -> None:
     """A run that hangs shows where."""
     training.train(2)
     training.begin("data")
@@ -189,19 +189,19 @@ def test_a_zombie_process_is_gone() -> None:
         assert dead.stdout is not None
         dead.stdout.read()  # ends with the process, which is a zombie until it is waited for
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        told = {"state": "running", "host": HERE}
+        about = {"state": "running", "host": HERE}
         last = heartbeat(QUIET_S + 1, dead.pid)
 
-        assert liveness(told, {}, last, written_s=None, now_s=START_S + 100.0).word == "gone"
+        assert liveness(about, {}, last, written_s=None, now_s=START_S + 100.0).word == "gone"
 
 
 def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
     """On network file systems there is none: a summary comes every 30 s."""
-    told = {"state": "running", "host": HERE, "pid": NO_PROCESS}
+    about = {"state": "running", "host": HERE, "pid": NO_PROCESS}
     for age_s, word in ((40.0, "running"), (100.0, "gone")):
-        assert liveness(told, {}, None, written_s=START_S - age_s, now_s=float(START_S)).word == word
+        assert liveness(about, {}, None, written_s=START_S - age_s, now_s=float(START_S)).word == word
     slow = {"settings": {"tuning": {"summary_interval_s": 60}}}
-    assert liveness(told, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
+    assert liveness(about, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
 
 
 def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_the_page_is_served_without_torch_until_ctrl_c(tmp_path: Path) -> None:
     assert "backward" in text
 
 
-def test_the_beat_of_a_file_that_otel_train_did_not_write_is_none(tmp_path: Path) -> None:
+def test_the_heartbeat_of_a_file_that_otel_train_did_not_write_is_none(tmp_path: Path) -> None:
     """The list looks at the first bytes of whatever is called flight.bin."""
     path = tmp_path / "flight.bin"
     assert heartbeat_of(path) is None

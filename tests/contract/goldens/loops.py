@@ -53,7 +53,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Net(nn.Module):
-    """A layer whose forward and backward take as long as they are told; without gradients it takes half as long."""
+    """A layer whose forward and backward take a given time; without gradients it takes half as long."""
 
     def __init__(self, forward_ms: float, backward_ms: float, *, outputs: int = 1, on: str = "") -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Net(nn.Module):
 
 
 class Sgd(torch.optim.SGD):
-    """Gradient descent whose steps take as long as they are told."""
+    """Gradient descent whose steps take a given time."""
 
     def __init__(self, model: nn.Module, ms: float, *, on: str = "") -> None:
         super().__init__(model.parameters(), lr=0.01)

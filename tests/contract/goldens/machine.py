@@ -1,4 +1,4 @@
-"""A machine on which nothing is left to chance: one clock that moves only when told, one place that sets it.
+"""A machine on which nothing is left to chance: one clock that moves only when advanced, one place that sets it.
 
 Import this module, and call ``freeze``, before ``otel_train`` is imported: it takes its clocks from ``time``.
 """

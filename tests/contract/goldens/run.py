@@ -103,7 +103,7 @@ def _said(name: str, home: Path) -> dict[str, str]:
 
 
 def _run(name: str, runs: Path, killed: Path) -> tuple[Console, dict[str, Any] | None]:
-    """What was printed and served at the end, and what the program was told in mid-run."""
+    """What was printed and served at the end, and what the program received in mid-run."""
     console, usual = Console(), sys.stderr
     sessions: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""transformers' guide to fine-tuning with ``Trainer``: a tiny BERT from its configuration, made-up sentences."""
+"""transformers' guide to fine-tuning with ``Trainer``: a tiny BERT from its configuration, synthetic sentences."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def main() -> None:
         json.dumps(
             {
                 "same outside": outside == bare, "same inside": inside == bare, "different": [
-                    way for way in bare if inside[way] != bare[way]
+                    call for call in bare if inside[call] != bare[call]
                 ], "calls": dict(calls), "ready": ready, "method": scaled == bits(ONES * 3.0),
                 "documented": Scaled.scale.__doc__, "refused": refused, "raised": raised,
                 "failed": sum(row["failed"] for row in figures["stages"] if row["stage"] == "make_step"),

@@ -1,4 +1,4 @@
-"""A job of several gloo ranks that sleeps where it is told to: ``python train.py RUNS OPTIONS-AS-JSON``.
+"""A job of several gloo ranks that sleeps where its options say: ``python train.py RUNS OPTIONS-AS-JSON``.
 
 Without ``RANK`` in its environment it forks the ranks itself, with torch imported once for all of them.
 """
@@ -65,7 +65,7 @@ STEP_S = 0.005
 
 
 class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Made-up rows; reading the first of a batch takes as long as it is told to."""
+    """Synthetic rows; reading the first of a batch takes a given time."""
 
     def __init__(self, number: int) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def train_compiled(
     watch: Watch, given: nn.Module, called: Callable[[torch.Tensor], torch.Tensor], truth: Truth | None = None
 ) -> Truth:
-    """An ordinary loop: ``given`` is what ``instrument`` is told of, ``called`` what the loop calls."""
+    """An ordinary loop: ``given`` is what ``instrument`` receives, ``called`` what the loop calls."""
     train, truth = loader(5), truth or Truth()
     optimizer = sgd(given)
     watch(given, {"train": train})
@@ -46,7 +46,7 @@ class Wrapper(nn.Module):
 
 @loop
 def compiled_and_then_given(watch: Watch) -> Truth:
-    """The compiled object is the model that the session is told of."""
+    """The compiled object is the model that the session receives."""
     compiled = torch.compile(Net(), backend="eager")
     return train_compiled(watch, compiled, compiled)
 

@@ -1,4 +1,4 @@
-"""Evaluation in every manner, each time told from training by what runs and not by what it is called."""
+"""Evaluation in every manner, each time distinguished from training by what runs and not by what it is called."""
 
 from __future__ import annotations
 

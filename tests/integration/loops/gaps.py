@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 SAVING_S = 0.12
-"""Long enough to be told from what a busy machine adds to a step."""
+"""Long enough to be distinguished from what a busy machine adds to a step."""
 
 
 @timed

@@ -59,7 +59,7 @@ def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
 def gradient_penalty(watch: Watch) -> Truth:
     """``autograd.grad`` in a run that has a backward stays where it runs, from the first step on.
 
-    The pause lets the pump look in between, when it has seen the former and not yet the latter.
+    The pause lets the agent poll in between, when it has seen the former and not yet the latter.
     """
     model, train, truth = Net(4, 1), loader(4), Truth()
     optimizer = sgd(model)

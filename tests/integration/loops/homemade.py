@@ -87,14 +87,14 @@ class Sharpness(torch.optim.Optimizer):
     @torch.no_grad()
     def first_step(self) -> None:
         self.climbed = {p: 0.05 * p.grad for group in self.param_groups for p in group["params"]}
-        for p, way in self.climbed.items():
-            p.add_(way)
+        for p, direction in self.climbed.items():
+            p.add_(direction)
         self.zero_grad()
 
     @torch.no_grad()
     def second_step(self) -> None:
-        for p, way in self.climbed.items():
-            p.sub_(way)
+        for p, direction in self.climbed.items():
+            p.sub_(direction)
         self.base.step()
         self.zero_grad()
 

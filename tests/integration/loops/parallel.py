@@ -50,7 +50,7 @@ def train_on(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, b
 
 @parallel
 def data_parallel(watch: Watch) -> Truth:
-    """``DistributedDataParallel`` is what the session is told of."""
+    """``DistributedDataParallel`` is what the session receives."""
     model, train = DistributedDataParallel(Net()), shared_loader()
     watch(model, {"train": train})
     return train_on(Truth(), model, sgd(model), train)

@@ -29,7 +29,7 @@ QUIET: dict[str, Any] = {
 """Nothing listens, prints or sends; a ring of 16384 edges is plenty for a few dozen steps."""
 
 EAGER: dict[str, Any] = {"tuning": {"poll_interval_s": 0.01}}
-"""The pump looks a hundred times a second, so that loops are cut into slices at odd places."""
+"""The agent polls a hundred times a second, so that loops are cut into slices at odd places."""
 
 torch.set_num_threads(1)  # a second thread only waits for the first in models as small as these
 

@@ -49,16 +49,16 @@ def main() -> None:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    told = {"torch": torch.__version__, "weights": digest.hexdigest()}
+    result = {"torch": torch.__version__, "weights": digest.hexdigest()}
     if session is not None:
         session.close()
         summary = session.summary()
-        told["steps"] = summary["steps"]
-        told["faults"] = summary["telemetry"]["faults"]
-        told["calls"] = {
+        result["steps"] = summary["steps"]
+        result["faults"] = summary["telemetry"]["faults"]
+        result["calls"] = {
             f"{row['phase']}/{row['stage']}": row["count"] for row in summary["stages"] if row.get("count")
         }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
