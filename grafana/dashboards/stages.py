@@ -191,7 +191,7 @@ STEPS: Final = Row(
             "Stages, models and loops that could not be observed or distinguished.",
             "it is not 0: their time is in other rows; `summary.json` says which",
             [Query(f"sum({run('train_instrumentation_gaps')}) or vector(0)")],
-            3, 8, ((1, ORANGE),), runbook="TrainUnobserved",
+            3, 8, ((1, ORANGE),), runbook="TrainInstrumentationGaps",
         ),
         Panel(
             "Checkpoints", "lines", "s",

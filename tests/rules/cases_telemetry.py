@@ -78,9 +78,9 @@ CASES = (
         (
             quiet("TrainTelemetryFault", 29),
             fires("TrainTelemetryFault", 35, train_run_id="r", train_telemetry_component="/metrics"),
-            quiet("TrainUnobserved", 25),
+            quiet("TrainInstrumentationGaps", 25),
             fires(
-                "TrainUnobserved",
+                "TrainInstrumentationGaps",
                 40,
                 train_run_id="r",
                 train_instrumentation_gaps_kind="model",
