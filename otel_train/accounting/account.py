@@ -108,6 +108,10 @@ class ThreadAccount(Nesting):
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
         decision, kinds = self._decision, self._sources.kinds
+        if decision.final and self._latest is self:
+            for ns, code in zip(times, codes, strict=True):
+                self.edge(ns, code)
+            return
         for ns, code in zip(times, codes, strict=True):
             if not decision.final:
                 decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
@@ -158,7 +162,9 @@ class ThreadAccount(Nesting):
         """
         if self._phases.stopped >= 0:
             self._phases.after_stop(begins)
-        begun_ns, self.accounted_ns = self.accounted_ns, max(ns, self.accounted_ns)
+        begun_ns = self.accounted_ns
+        if ns > begun_ns:
+            self.accounted_ns = ns
         return Item(self.stack, begun_ns, self.accounted_ns - begun_ns)
 
     def _place(self, item: Item) -> None:

@@ -181,8 +181,9 @@ class BatchPhases:
     def place(self, item: Item) -> None:
         """Take time, and what happened at its end."""
         if self.batch is not None:
-            self.batch.items.append(item)
-            if len(self.batch.items) > MOST_ITEMS:
+            items = self.batch.items
+            items.append(item)
+            if len(items) > MOST_ITEMS:
                 self.boundary(Boundary.SAID)
         elif self.began:
             self._book.apart((item,), Activity.OUTSIDE)
@@ -365,12 +366,15 @@ class BatchPhases:
         self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, Shows.NOTHING
-        for place, item in reversed(list(enumerate(items))):
+        for place in range(len(items) - 1, -1, -1):
+            item = items[place]
+            if item.shows == Shows.NOTHING:
+                continue
             if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == Shows.GRADIENTS and not self._certain
                 item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD
-            following = item.shows or following
-            if last < 0 and item.shows in ends:
+            following = item.shows
+            if last < 0 and following in ends:
                 last = place
         if last >= 0:
             waiting, self.waiting = self.waiting, []
