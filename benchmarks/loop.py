@@ -116,7 +116,7 @@ class Loop:
         return np.diff(np.array(ends[warm_up:], dtype=np.int64))
 
     def _run_observed(self, ends: list[int]) -> None:
-        """The same steps, with the lines of someone who adds a histogram per stage to the loop."""
+        """The same steps, with a histogram per stage added to the loop."""
         data, forward, backward, optimizer = self.observe
         now = time.perf_counter
         batches = self._batches(len(ends) - 1)

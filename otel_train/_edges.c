@@ -114,7 +114,7 @@ static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* Another owner, or none, and who takes the codes of all others. */
+/* Another owner, or none, and the callable that takes the codes of all other threads. */
 static PyObject *writer_lend(PyObject *object, PyObject *args) {
     Writer *self = (Writer *)object;
     unsigned long to;
@@ -432,8 +432,8 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
 /* The reader of device events: a thread that never takes the interpreter lock, so it goes on while training hangs with it.
 
    `push_events` queues what the training thread has recorded. The thread asks the driver, by pointers to its functions, whether
-   the device got there, in order, and writes what it finds where the agent reads it. It owns no memory: the layout, and who
-   keeps it, are in recording/device_ring.py and instrumentation/event_reader.py. */
+   the device got there, in order, and writes what it finds where the agent reads it. It owns no memory: the layout and
+   its owner are in recording/device_ring.py and instrumentation/event_reader.py. */
 
 #define MOST_DEVICES 16     /* device_ring.MOST_DEVICES */
 #define QUEUED 4096         /* event_reader.QUEUED */

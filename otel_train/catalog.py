@@ -205,7 +205,7 @@ CPU_MODE: Final = Label(
 MEMORY_COMPONENT: Final = Label(
     name="train.memory.component",
     bound=6,
-    meaning="Who holds the memory; components are disjoint.",
+    meaning="What holds the memory; components are disjoint.",
     values=("dataset", "cache", "prefetch_queue", "pinned", "workers"),
 )
 DEVICE: Final = Label(
@@ -242,7 +242,7 @@ RUN_NAME: Final = Label(name="train.run.name", bound=1, meaning="Name of the run
 TEAM: Final = Label(
     name="train.team",
     bound=1,
-    meaning="Who the run belongs to: resource attribute `train.team`, `team` or `service.namespace`.",
+    meaning="Team that the run belongs to: resource attribute `train.team`, `team` or `service.namespace`.",
     open=True,
 )
 OWNER: Final = Label(

@@ -291,7 +291,7 @@ class DeviceTimes(NamedTuple):
     """What the device did for occurrences of the training thread. All columns are int64[occurrences].
 
     Attributes:
-        source: who was called.
+        source: number of the source that was called.
         begun_ns: an instant after it began and before anything that was called in it.
         ended_ns: an instant before it ended.
         device_ns: how long the device took, on its own clock.

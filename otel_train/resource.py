@@ -41,7 +41,7 @@ class Launcher(NamedTuple):
 LOOPBACK: Final = ("", "localhost", "127.0.0.1", "::1")
 
 LAUNCHERS: Final = (
-    # torchrun, and those who speak like it: Ray Train, Kubeflow, accelerate, DeepSpeed.
+    # torchrun, and launchers that set the same variables: Ray Train, Kubeflow, accelerate, DeepSpeed.
     Launcher("RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK")),
     # Before Slurm: what mpirun starts inside an allocation inherits the SLURM_* of its daemon.
     Launcher(
@@ -179,7 +179,7 @@ def _speaks(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     in_step = (
         launcher.rank != "SLURM_PROCID" or "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ
     )
-    # Independent trials are pods of an Indexed Job as well: only who says how many there are makes them ranks.
+    # Independent trials are pods of an Indexed Job as well: they are ranks only if WORLD_SIZE is set.
     in_job = launcher.rank != "JOB_COMPLETION_INDEX" or _number(environ, "WORLD_SIZE") is not None
     return rank is not None and (rank > 0 or in_step) and in_job
 
@@ -227,7 +227,7 @@ SLURM_ATTRIBUTES: Final = {
 
 @fast_dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Who this process is.
+    """Identity of this process.
 
     Attributes:
         run_id: the same on all ranks and after restarts.
@@ -377,7 +377,7 @@ class Process:
 def detect(
     config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
 ) -> RunInfo:
-    """Find out who this process is, from its environment; ranks on several hosts ask ``process.start`` as well.
+    """Find the identity of this process in its environment; ranks on several hosts ask ``process.start`` as well.
 
     The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
     ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
@@ -433,7 +433,7 @@ def instance_id(run_id: str, rank: int) -> str:
 def resource_attributes(
     info: RunInfo, environ: Mapping[str, str] = os.environ, *, modules: Mapping[str, Any] = sys.modules
 ) -> dict[str, str | int]:
-    """Attributes of the OpenTelemetry resource: who sends.
+    """Attributes of the OpenTelemetry resource, which identify the sender.
 
     ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
     """

@@ -328,7 +328,7 @@ class PrintableRecords(logging.Filter):
         """Change the record; keep it."""
         try:
             said = record.getMessage()
-        except (TypeError, ValueError):  # its arguments do not fit; who formats it says so
+        except (TypeError, ValueError):  # its arguments do not fit; the handler that formats it reports that
             return True
         shown = printable(said, lines=True)
         if shown != said:

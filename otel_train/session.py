@@ -71,7 +71,7 @@ class Session:
 
     @property
     def info(self) -> RunInfo:
-        """Who we are."""
+        """Identity of the run and the rank."""
         return self._service.info
 
     # -- what the user calls ---------------------------------------------------------------------

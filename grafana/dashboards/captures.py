@@ -83,7 +83,7 @@ COST: Final = Row(
         Panel(
             "Captures by trigger", "bars", "short",
             "Finished captures.",
-            "there are more than anyone reads",
+            "there are more than can be read",
             [Query(f"sum by (train_profiler_trigger) ({grown('train_profiler_captures_total')})", "{{train_profiler_trigger}}")],
             12,
         ),

@@ -182,7 +182,7 @@ class DevicePairs:
 
     Args:
         ring: has them.
-        sources: who the codes are about; called before they are needed.
+        sources: sources of the codes; called before they are needed.
     """
 
     def __init__(self, ring: DeviceRingReader, sources: Callable[[], Sequence[Instrumented]]) -> None:

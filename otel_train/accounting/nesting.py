@@ -1,4 +1,4 @@
-"""Edges of one thread to nested calls: who owns each instant, and which calls count.
+"""Edges of one thread to nested calls: the stage that owns each instant, and which calls count.
 
 At every instant the innermost open stage owns the time. An edge whose counterpart was lost (an optimizer that raised
 fires no hook) is repaired here, so that what follows sees calls that nest.
@@ -51,7 +51,7 @@ class OpenStage:
     """A stage that has begun and not ended.
 
     Attributes:
-        source: who was called.
+        source: number of the source that was called.
         kind: its ``SourceKind``.
         begun_ns: when.
         flags: ``Flag`` of its begin edge.

@@ -123,7 +123,7 @@ class StageCalls(NamedTuple):
     """Calls that have ended, in the order of their ends. All columns are int64[occurrences].
 
     Attributes:
-        source: who was called.
+        source: number of the source that was called.
         loader: loader of the batch it worked on; -1 for none.
         phase: index into ``PHASES``, or ``NO_PHASE``.
         started_ns: when it began.

@@ -75,7 +75,7 @@ class AgentClient:
 
     Attributes:
         here: the agent, where it is a thread of this process.
-        info: who we are; run and attempt are known for good once the agent has opened the run directory.
+        info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
         recording: what writes.
         caches: of the program's own.
 

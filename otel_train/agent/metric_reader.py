@@ -74,7 +74,7 @@ class MetricReader:
     Args:
         run: the account.
         readings: everything else.
-        info: who we are.
+        info: identity of the run and the rank.
         config: settings that become metrics.
     """
 

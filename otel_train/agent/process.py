@@ -67,7 +67,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
 
     Args:
-        info: who this rank is.
+        info: identity of the run and the rank.
         environ: its environment.
 
     Raises:
@@ -78,7 +78,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
         return AgentConnection(_start_alone(), found=False)
     address = _address(info, environ)
-    for _ in range(_TRIES):  # who has the name may not listen yet, or may be leaving
+    for _ in range(_TRIES):  # the agent that has the name may not listen yet, or may be leaving
         try:
             return _first(address) or _found(address)
         except ConnectionRefusedError:  # noqa: PERF203 - ten times at most

@@ -112,7 +112,7 @@ class SharedRings:
 
     @property
     def sources(self) -> list[Instrumented]:
-        """Who wrote, by number: whoever has written by now is there. The same list every time."""
+        """All sources of edges written so far, by number. The same list every time."""
         self._learn()
         return self._sources
 

@@ -334,7 +334,7 @@ class AgentService:
 
     Args:
         config: how the run is observed.
-        info: who we are.
+        info: identity of the run and the rank.
         recording: stands for what writes.
         exporters: not connected yet.
         anchor: one instant on both clocks.
@@ -346,7 +346,7 @@ class AgentService:
         loop: the thread that reads.
         capturing: profiler captures.
         tracking: rows for trackers of experiments.
-        trackers: who gets them.
+        trackers: receive the rows.
 
     Raises:
         ConfigError: a setting of captures cannot be honoured.

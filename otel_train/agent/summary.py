@@ -252,7 +252,7 @@ class Documents:
 
     Args:
         run: the account.
-        info: who we are.
+        info: identity of the run and the rank.
         loop: reads the records.
         exporters: where things are.
         health: what the telemetry costs and loses.

@@ -56,7 +56,7 @@ def schema(name: str) -> str:
 
 
 def config(left: RunReader) -> dict[str, Any]:
-    """Who, where, versions and settings; what opens doors is left out."""
+    """Identity, host, versions and settings, without secrets."""
     about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
     return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
 

@@ -228,7 +228,7 @@ def compare(
 class _Measured(NamedTuple):
     """Times per step of a window, a row for each rank."""
 
-    who: list[RankReport]
+    reports: list[RankReport]
     per_step: np.ndarray
     work: np.ndarray
     stages: list[str]
@@ -250,10 +250,10 @@ class _Measured(NamedTuple):
     def top(self) -> tuple[Excess, ...]:
         found = []
         for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
-            excess_s, who = self.excess_s(row), self.who[row]
+            excess_s, report = self.excess_s(row), self.reports[row]
             others_s = float(self.work[row]) - excess_s
             if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
-                found.append(Excess(who.rank, who.host, self.worst(row), excess_s / others_s))
+                found.append(Excess(report.rank, report.host, self.worst(row), excess_s / others_s))
         return tuple(found)
 
     def candidate(self) -> Straggler | None:
@@ -266,8 +266,8 @@ class _Measured(NamedTuple):
         # The last rank to arrive waits least. Otherwise the others do not wait for it.
         if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
             return None
-        who = self.who[slowest]
-        return Straggler(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
+        report = self.reports[slowest]
+        return Straggler(report.rank, report.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
 
 
 def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:

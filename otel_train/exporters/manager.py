@@ -82,14 +82,14 @@ class ExportManager:
 
     Args:
         config: what is wanted.
-        info: who we are.
+        info: identity of the run and the rank.
         environ: the process environment.
         directory: the run directory.
         origins: where settings come from.
         shared: what ranks of this agent have in common.
 
     Attributes:
-        info: who we are, as the run directory counts it.
+        info: identity of the run and the rank, with the attempt that the run directory counts.
         terminal: the page that is printed on, and what prints; None for standard error.
         disk: where everything is written once the run directory is open.
         ignored: what the environment or a file gives and is not honoured.
@@ -138,7 +138,7 @@ class ExportManager:
 
         Args:
             config: where it lies, and what it may take.
-            info: who writes.
+            info: identity of the run and the rank.
             environ: the environment of the rank.
             origins: where each setting comes from.
             shared: what the ranks of a node have in common.

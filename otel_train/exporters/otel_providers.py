@@ -42,7 +42,7 @@ class ProviderExporter:
     are aggregated already, so what the readers call to collect is wrapped; a provider without it is refused.
 
     Args:
-        resource: who we are; what the provider says of itself wins.
+        resource: resource attributes; those of the provider win.
         version: of the instrumentation scope.
         meters: a ``MeterProvider`` of the SDK, or None.
         tracers: a ``TracerProvider`` of the SDK, or None.

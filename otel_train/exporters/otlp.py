@@ -36,7 +36,7 @@ class OtlpExporter:
 
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        resource: who we are; every request repeats it.
+        resource: resource attributes; every request repeats them.
         version: version of the instrumentation scope.
         directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
         max_bytes: bound on the spool on disk.
@@ -407,7 +407,7 @@ class Sender:
             lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
-            if not self._abandoned:  # else it is we who ended the connection
+            if not self._abandoned:  # else the sender closed the connection itself
                 self._log_lines.lost(answer.reason)
         elif answer is not None:
             lane.backoff.reset()

@@ -87,7 +87,7 @@ class PrometheusExporter:
         host: address to listen on.
         port: first port to try; 0 takes any.
         constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
-        resource: who we are, by OpenTelemetry name; becomes ``target_info``.
+        resource: resource attributes, by OpenTelemetry name; become ``target_info``.
         servers: of all ranks that publish on one page; None for a page of its own.
 
     Attributes:

@@ -55,7 +55,7 @@ class RankPage:
         self._target = {label_name(key): str(value) for key, value in resource.items()}
 
     def add_target(self, page: PrometheusFamily) -> None:
-        """Say who publishes."""
+        """Add ``target_info``, which carries the resource attributes."""
         page.add_sample("target_info", {**self._target, **self._labels}, 1.0)
 
     def add(self, page: PrometheusFamily, family: MetricFamily) -> None:

@@ -120,7 +120,7 @@ class RunDirectory:
             root: parent of all runs. When this call creates it, git is counted to ignore it.
             run_id: the run's id; characters that no folder should have are replaced.
             rank: this process.
-            run: what ``run.json`` says: who, where, versions, settings.
+            run: content of ``run.json``: identity, host, versions, settings.
             attempt: which attempt this is, when that is known; else counted.
             restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
@@ -176,7 +176,7 @@ class RunDirectory:
         make_folder(home)
         self.rank_path.rename(home / self.rank_path.name)
         make_folder(self.rank_path)
-        with suppress(FileNotFoundError):  # what has not been sent is sent by who comes next
+        with suppress(FileNotFoundError):  # the next attempt sends what has not been sent
             (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
         if not (home / "run.json").exists():
             with suppress(RunDirectoryError):
@@ -287,7 +287,7 @@ class RunDirectoryExporter:
 
     Args:
         directory: where to.
-        resource: who we are; every OTLP line repeats it.
+        resource: resource attributes; every OTLP line repeats them.
         version: version of the instrumentation scope.
     """
 

@@ -364,7 +364,7 @@ class SpoolQueue:
             with suppress(FileNotFoundError):
                 if self._state_path.stat().st_ino == os.fstat(fd).st_ino:
                     return fd
-            _held.discard(fd)  # removed by the one who held it before us
+            _held.discard(fd)  # removed by the process that held it before
             os.close(fd)
 
     @property

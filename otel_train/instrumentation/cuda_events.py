@@ -147,7 +147,7 @@ MOST_EVENTS = 2048
 """Events per device, at most: what a device that hangs can cost in memory."""
 
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
-_LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
+_LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code for operation and source
 _BEGUN = {
     SourceKind.DATA: Does.ASKS, SourceKind.FORWARD: Does.RUNS, SourceKind.WHOLE: Does.RUNS,
     SourceKind.STAGE: Does.STAGES,

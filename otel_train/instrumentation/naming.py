@@ -114,7 +114,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
 
 
 def _is_module(model: Any) -> bool:  # Any: the user's own
-    torch: Any = sys.modules.get("torch")  # who has a Module has imported it
+    torch: Any = sys.modules.get("torch")  # a program that has a Module has imported it
     return torch is not None and isinstance(model, torch.nn.Module)
 
 

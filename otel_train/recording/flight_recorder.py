@@ -159,7 +159,7 @@ class Flight(NamedTuple):
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         turn_unix_ns: when the agent last polled.
-        identity: who wrote it; any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and
+        identity: identity of the writer; any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and
             ``started_unix_ns`` (whole numbers from 0).
         sources: by their numbers in the codes.
         threads: one entry per ring that was used.
@@ -230,7 +230,7 @@ def _header(data: bytes) -> Header:
 
 
 def _identity(field: object) -> dict[str, Any]:
-    """Who wrote a file, as far as that is well-formed."""
+    """Identity of the rank that wrote a file, as far as that is well-formed."""
     known = field if isinstance(field, dict) else {}
     texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
     numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int and known[name] >= 0}

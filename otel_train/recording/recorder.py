@@ -1,4 +1,4 @@
-"""Who writes where: one ring per thread, one number per source."""
+"""Where edges are written: one ring per thread, one number per source."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Recorder:
         return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
 
     def identify(self, identity: dict[str, object]) -> None:
-        """Store who this process is beside the sources, for readers of the flight file."""
+        """Store the identity of this process beside the sources, for readers of the flight file."""
         with self._lock:
             self.identity = identity
             self._write_names()

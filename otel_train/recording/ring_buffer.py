@@ -180,7 +180,7 @@ class Ring(RingReader):
         self._stand(1, see)
 
     def attend(self, see: _See | None) -> None:
-        """The same for one more, who sees a code before whoever it is diverted to."""
+        """The same for one more callable, which is called before the one that ``divert`` was given."""
         self._stand(0, see)
 
     def _stand(self, place: int, see: _See | None) -> None:

@@ -25,7 +25,7 @@ _LONGEST = 200
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is one of a run: it says who it is, or a rank has a folder in it."""
+    """Whether a folder is one of a run: it has a ``run.json``, or a rank has a folder in it."""
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 

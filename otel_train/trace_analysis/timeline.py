@@ -116,7 +116,7 @@ SYNCHRONIZE = re.compile(r"(?:cuda|hip)(?:\w*Synchronize|Memcpy)\Z|cuStreamSynch
 
 
 class Launches(NamedTuple):
-    """Who launched what ran on the device. All columns are int64[device row] or intp[device row].
+    """The launch of each device row. All columns are int64[device row] or intp[device row].
 
     Attributes:
         row: the row of the launch; -1 where the trace does not have it.
@@ -203,7 +203,7 @@ class Scene:
 
     @cached_property
     def launches(self) -> Launches:
-        """Who launched each device row."""
+        """The launch of each device row."""
         spans, calls_ = self.trace.spans, self.trace.rows(Kind.RUNTIME)
         calls_ = calls_[spans.correlation[calls_] >= 0]
         order = np.argsort(spans.correlation[calls_], kind="stable")

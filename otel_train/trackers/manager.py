@@ -116,7 +116,7 @@ class Trackers:
 
     Args:
         config: what is wanted.
-        info: who we are.
+        info: identity of the run and the rank.
         folder: the run directory, if there is one.
         thread: the training thread; the calling one when None.
 

@@ -425,7 +425,7 @@ class Slice(NamedTuple):
     """A part of ``ClosedSteps``. Columns are int64.
 
     Attributes:
-        source: who was called, per call that ended.
+        source: number of the source that was called, per call that ended.
         loader: loader of the batch it worked on; -1 for none.
         phase: index into ``PHASES``, or ``NO_PHASE``.
         started_ns: when it began.

@@ -84,7 +84,7 @@ EVERY_STEPS = 50
 
 
 class Listeners(Protocol):
-    """Who is logged to: see ``otel_train.trackers.manager``."""
+    """The trackers that rows are logged to: see ``otel_train.trackers.manager``."""
 
     @property
     def any(self) -> bool:
@@ -118,7 +118,7 @@ class Tracking:
 
     Args:
         config: what is wanted.
-        trackers: who is logged to.
+        trackers: the trackers that rows are logged to.
         run: the account.
         epochs: sums up what happens, for a row about each epoch.
         anchor: turns the run's clock into wall time.

@@ -62,7 +62,7 @@ def application(
         root: the folder.
         only: the one run to show; None for all.
         hosts: names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
-        captures: who looks into captures; one of its own if None.
+        captures: analyses captures; a new one if None.
     """
     site = _Site(root, only, captures or Captures())
     routes = [

@@ -97,7 +97,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 
 def test_nothing_is_left_to_do() -> None:
-    """A note in the code is an issue nobody sees."""
+    """A note in the code is an issue that no tracker lists."""
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     left = [name_of(module) for module in MODULES if marks.search(module.read_text(encoding="utf-8"))]
 
@@ -124,8 +124,8 @@ def test_every_silence_gives_its_reason() -> None:
     assert [line for line in silences() if not REASONED.search(line)] == []
 
 
-def test_every_test_says_why_anyone_cares() -> None:
-    """A test nobody understands gets deleted when it fails."""
+def test_every_test_says_why_it_exists() -> None:
+    """A test without a reason gets deleted when it fails."""
     silent = [
         f"{test.relative_to(ROOT)}:{function.name}"
         for test in TESTS

@@ -126,7 +126,7 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
 
 
 def test_a_handler_that_was_set_over_ours_stays(sigterm: None) -> None:
-    """What someone patched over ours stays theirs."""
+    """A handler that the program sets over ours stays."""
     hook = ExitHook(lambda _: None)
     hook.install()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -65,7 +65,7 @@ def _observe(package: str) -> None:
 
 
 def _find_otel_train() -> None:
-    """Make the package importable where it only was so for who started us: run from its sources, say."""
+    """Make the package importable where it only was so for the launcher: run from its sources, say."""
     if "otel_train" in sys.modules or find_spec("otel_train") is not None:
         return
     spec = spec_from_file_location("otel_train", f"{_PACKAGE}/__init__.py")
