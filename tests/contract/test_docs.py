@@ -235,8 +235,8 @@ def run_in(folder: Path, code: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     (summary,) = folder.glob("runs/*/rank0/summary.json")
-    figures: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-    return figures
+    values: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+    return values
 
 
 @pytest.mark.slow
@@ -245,12 +245,12 @@ def test_the_ten_line_start_runs_and_is_observed(tmp_path: Path) -> None:
     """It is the first code that a new user runs."""
     start = blocks(ROOT / "README.md", "python")[0]
 
-    figures = run_in(tmp_path, start)
+    values = run_in(tmp_path, start)
 
     assert len([line for line in start.splitlines() if line]) <= 10
-    assert figures["steps"] == {"train": 64}
-    assert figures["batches"] == {"train": 64}
-    assert figures["unobserved"] == []
+    assert values["steps"] == {"train": 64}
+    assert values["batches"] == {"train": 64}
+    assert values["unobserved"] == []
 
 
 @pytest.mark.slow
@@ -259,11 +259,11 @@ def test_the_tutorial_counts_what_it_says(tmp_path: Path) -> None:
     """The page says 384 training batches and 12 of evaluation: a reader compares."""
     script = blocks(ROOT / "docs/tutorial/first-run.md", "python")[0]
 
-    figures = run_in(tmp_path, script)
+    values = run_in(tmp_path, script)
 
-    assert figures["batches"] == {"train": 384, "val": 12}
-    assert figures["steps"]["train"] == 384
-    assert figures["steps"]["eval"] == 12
+    assert values["batches"] == {"train": 384, "val": 12}
+    assert values["steps"]["train"] == 384
+    assert values["steps"]["eval"] == 12
 
 
 def test_every_spelling_on_the_settings_page_is_read_as_the_default(tmp_path: Path) -> None:

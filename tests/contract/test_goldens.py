@@ -19,7 +19,7 @@ FILES = (
     "spent.json",
     "summary.json",
     "summary_running.json",
-    "card.txt",
+    "run_summary.txt",
     "metrics.txt",
     "metrics.otlp.jsonl",
     "spans.otlp.jsonl",

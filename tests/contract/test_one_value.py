@@ -1,4 +1,4 @@
-"""One figure, one value: what the card, ``/metrics``, OTLP and the report show of ten loops is what ``summary.json`` says."""
+"""The run summary, ``/metrics``, OTLP and the report of ten loops show the values of ``summary.json``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from otel_train.artifacts.validate import laws_of
 from tests.contract.goldens.loops import LOOPS
-from tests.support.card import card_differences
 from tests.support.metrics_shown import METRICS, metric_differences, of_otlp, of_page
+from tests.support.run_summary import run_summary_differences
 from tests.support.shown import Shown
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def test_the_summary_of_a_loop_is_lawful(loop: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_every_figure_of_the_card_is_a_key(loop: str) -> None:
-    """Whoever reads the card and whoever parses the file must not get two numbers for one thing."""
-    assert list(card_differences(text_of(loop, "card.txt"), summary_of(loop))) == []
+def test_every_value_of_the_run_summary_is_a_key(loop: str) -> None:
+    """Whoever reads the run summary and whoever parses the file must not get two numbers for one thing."""
+    assert list(run_summary_differences(text_of(loop, "run_summary.txt"), summary_of(loop))) == []
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_is_pushed_and_pulled_is_what_the_summary_says(loop: str) -> None:
-    """A dashboard and a card of one run, side by side: one number."""
+    """A dashboard and the run summary show one number for one run."""
     summary, pushed = summary_of(loop), of_otlp(text_of(loop, "metrics.otlp.jsonl"))
     pulled = of_page(text_of(loop, "metrics.txt"), [*METRICS, *pushed])
 
@@ -110,6 +110,6 @@ def report_differences(text: str, summary: Summary) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_every_figure_of_the_report_is_a_key(loop: str) -> None:
-    """The report is what is passed on; it must not divide by something else than the card."""
+def test_every_value_of_the_report_is_a_key(loop: str) -> None:
+    """The report is what is passed on; it must not divide by something else than the run summary."""
     assert list(report_differences(text_of(loop, "report.txt"), summary_of(loop))) == []

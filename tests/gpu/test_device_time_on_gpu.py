@@ -300,7 +300,7 @@ def test_device_memory_is_what_torch_says_and_its_peaks_stay_the_programs() -> N
 
 
 def test_four_stages_cost_less_than_the_budget() -> None:
-    """Events and edges in a tight loop; ``make bench-gpu`` has the figure inside a real one."""
+    """Events and edges in a tight loop; ``make bench-gpu`` has the value inside a real one."""
     bench = Bench()
     spent_us = []
 

@@ -21,7 +21,7 @@ pytestmark = [
 
 MIB = 2**20
 AGREEMENT = 0.02
-"""The peak against the driver's own figure. Source: the criteria for memory."""
+"""The peak against the driver's own value. Source: the criteria for memory."""
 
 
 class Writer:

@@ -130,10 +130,10 @@ def summary(tmp_path: Path, state: str) -> dict[str, Any]:
     return found
 
 
-def test_a_program_that_ends_by_itself_leaves_its_figures_and_no_agent(
+def test_a_program_that_ends_by_itself_leaves_its_metrics_and_no_agent(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """The card comes before the prompt, although another process has the figures."""
+    """The run summary comes before the prompt, although another process has the metrics."""
     process = begin("start(); train(); train()")
     said, errors = process.communicate(timeout=60)
 
@@ -377,7 +377,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, disk: Path
 ) -> None:
-    """The run directory is on it. Figures are counted, served and shown all the same: writing is another thread's."""
+    """The run directory is on it. Metrics are counted, served and shown all the same: writing is another thread's."""
     process = begin(
         f"""
         RUNS = {str(disk / "runs")!r}
@@ -417,7 +417,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
 def test_without_a_process_a_thread_does_the_work(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """A machine that cannot start one: said once, and every figure is there."""
+    """A machine that cannot start one: said once, and every metric is there."""
     process = begin("sys.executable = ''; start(); train()")
     _, errors = process.communicate(timeout=60)
 

@@ -98,7 +98,7 @@ def test_a_training_that_ends_leaves_its_artifacts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_after_sigkill_the_launcher_writes_them_up_to_the_last_step(tmp_path: Path) -> None:
-    """Nothing in the program can: the launcher counts to the end, and its figures agree."""
+    """Nothing in the program can: the launcher counts to the end, and its metrics agree."""
     (tmp_path / "train.py").write_text(PROGRAM)
 
     done = otel_train_command(tmp_path, "run", "--set", "artifacts=true", "train.py", "9", "0.002", "die")

@@ -249,7 +249,7 @@ def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(killed: Path, 
 # --- forks ----------------------------------------------------------------------------------------
 
 
-def test_a_fork_in_mid_training_leaves_the_parents_figures_exact(watch: Watch, tmp_path: Path) -> None:
+def test_a_fork_in_mid_training_leaves_the_parents_metrics_exact(watch: Watch, tmp_path: Path) -> None:
     """A child shares the map: one edge of its own would be a step that never was."""
     model, batches = Net(), loader(20)
     with http_receiver() as received:

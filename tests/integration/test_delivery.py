@@ -21,8 +21,8 @@ from otel_train.cli.replay import Counts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
-from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
+from tests.support.snapshots import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,7 +226,7 @@ PROGRAM = textwrap.dedent(
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
     from otel_train.datamodel import ExportBatch
-    from tests.support.figures import RESOURCE, snapshot
+    from tests.support.snapshots import RESOURCE, snapshot
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     first, count = int(sys.argv[2]), int(sys.argv[3])
     stop = []

@@ -110,8 +110,8 @@ def test_the_verdict_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy:
     assert wait_per_batch(summary_below(tmp_path / "then")) < wait_per_batch(before) / 2
 
 
-def test_ctrl_c_ends_the_demo_with_the_card(tmp_path: Path) -> None:
-    """Ctrl-C prints the card at once, and is no failure."""
+def test_ctrl_c_ends_the_demo_with_the_run_summary(tmp_path: Path) -> None:
+    """Ctrl-C prints the run summary at once, and is no failure."""
     process = start(tmp_path, "--minutes=5")
     began_s = time.monotonic()
     while not steps_below(tmp_path) and time.monotonic() < began_s + 90:

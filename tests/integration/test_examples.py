@@ -93,14 +93,14 @@ def test_loaders_drawn_by_weight_have_times_of_their_own(tmp_path: Path) -> None
     """One runs out before the other, an evaluation comes in between, and every batch is counted once."""
     said = run(tmp_path, str(EXAMPLES / "several_loaders.py"))
 
-    figures = _summary(tmp_path)
-    assert figures["batches"] == {"code": 60, "prose": 20, "val": 20}
-    assert figures["steps"] == {"train": 80, "eval": 20}
-    assert {row["loader"]: row["endings"]["epoch_end"] for row in figures["loaders"]} == {
+    values = _summary(tmp_path)
+    assert values["batches"] == {"code": 60, "prose": 20, "val": 20}
+    assert values["steps"] == {"train": 80, "eval": 20}
+    assert {row["loader"]: row["endings"]["epoch_end"] for row in values["loaders"]} == {
         "code": 1, "prose": 1, "val": 2,
     }  # fmt: skip
     assert "--- Profiling Metrics (Step 50) ---" in said
-    assert figures["unobserved"] == []
+    assert values["unobserved"] == []
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def train(model: Any, parameters: Any, loader: Any, *, until: Any = lambda: Fals
 
 
 def counted(run: Path) -> dict[str, float]:
-    """The last figure of each metric that matters here."""
+    """The last value of each metric that matters here."""
     found = {}
     for line in (run / "rank0" / "metrics.otlp.jsonl").read_text().splitlines():
         for resource in json.loads(line)["resourceMetrics"]:
@@ -109,9 +109,9 @@ def test_the_flop_of_one_step_are_counted_and_the_weights_are_bit_identical(watc
     assert flops.refusal == ""
     for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    figures = counted(session.run_directory)
-    assert figures["train.model.flops"] == STEP_FLOPS * figures["train.steps"] == STEP_FLOPS * steps
-    assert figures["train.accelerator.flops.limit"] == 1e12
+    values = counted(session.run_directory)
+    assert values["train.model.flops"] == STEP_FLOPS * values["train.steps"] == STEP_FLOPS * steps
+    assert values["train.accelerator.flops.limit"] == 1e12
     events = [
         json.loads(line)
         for line in (session.run_directory / "rank0" / "events.jsonl").read_text().splitlines()

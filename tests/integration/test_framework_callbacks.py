@@ -47,15 +47,15 @@ def run(library: str, folder: Path, how: str) -> tuple[dict[str, Any], dict[str,
 
 @pytest.mark.parametrize("library", EPOCHS)
 def test_a_callback_counts_what_the_launcher_counts(library: str, tmp_path: Path) -> None:
-    """A translation: the same figures, in the library's own words for epochs, and weights as without us."""
+    """A translation: the same values, in the library's own words for epochs, and weights as without us."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: pip install 'otel-train[frameworks]'")
     said, summary, printed = run(library, tmp_path / "with", "callback")
     said_bare, bare, _ = run(library, tmp_path / "without", "nothing")
 
-    figures = counted(summary)
-    assert figures == counted(bare)
-    assert (figures["steps"], figures["evals"]) == (said["steps"], said["evals"])
+    values = counted(summary)
+    assert values == counted(bare)
+    assert (values["steps"], values["evals"]) == (said["steps"], said["evals"])
     assert said == said_bare
     assert (summary["state"], summary["telemetry"]["faults"]) == ("finished", {})
     assert summary["batches"] == bare["batches"] == LOADERS[library]

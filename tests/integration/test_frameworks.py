@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "tests" / "integration" / "frameworks"
 TIMES = re.compile(r"\w+_(runtime|per_second)\W+[\d.]+")
 """What a library prints of its own speed."""
 
-FIGURES = ("batches", "forwards", "backwards", "updates")
+VALUES = ("batches", "forwards", "backwards", "updates")
 
 
 class Example(NamedTuple):
@@ -30,8 +30,8 @@ class Example(NamedTuple):
     Attributes:
         library: the module to import.
         shape: as the table has it.
-        unseen: figures that a session has not, or not as the program has them.
-        why: why; or why the figures of an unchanged program differ from those of an instrumented one.
+        unseen: values that a session has not, or not as the program has them.
+        why: why; or why the values of an unchanged program differ from those of an instrumented one.
         differs: whether they are not.
     """
 
@@ -101,13 +101,13 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
     found, printed_found = run(name, "nothing", tmp_path)
 
     program = {key: profiled[key] for key in ("steps", "evals")}
-    program |= {figure: profiled["counts"].get(figure, 0) for figure in FIGURES}
+    program |= {value: profiled["counts"].get(value, 0) for value in VALUES}
     if "updates" in example.unseen:  # an optimizer that is none of torch's: one per step, as the library says
         program["updates"] = program["steps"]
     seen = counted(instrumented["summary"])
-    same = [figure for figure in program if figure not in example.unseen]
+    same = [value for value in program if value not in example.unseen]
     assert {f: seen[f] or 0 for f in same} == {f: program[f] for f in same}
-    assert all(seen[figure] != program[figure] for figure in example.unseen)
+    assert all(seen[value] != program[value] for value in example.unseen)
     for one, text in ((instrumented, printed_instrumented), (found, printed_found)):
         assert one["summary"]["telemetry"]["faults"] == {}
         assert laws_of(one["summary"]) == []

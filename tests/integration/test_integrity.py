@@ -187,7 +187,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copy_of_a_model_is_clean(way: str, watch: Callable[..., Any]) -> None:
-    """An averaged copy that counts as the model doubles its figures; one that cannot be saved loses the run."""
+    """An averaged copy that counts as the model doubles its values; one that cannot be saved loses the run."""
     model = Net()
     session = watch(model, {"train": loader(2)})
     x = torch.randn(3, 4)

@@ -119,7 +119,7 @@ def test_a_capture_is_refused_with_what_to_use_instead(runs: str) -> None:
 
 @pytest.mark.parametrize(("kind", "asks"), [("bare", True), ("loader", False), ("loss", False)])
 def test_a_session_in_which_no_step_was_seen_says_what_to_add(kind: str, asks: bool, runs: str) -> None:
-    """`instrument` alone sees nothing of JAX but its compiler; the card of such a run was full of dashes."""
+    """`instrument` alone sees nothing of JAX but its compiler; the run summary of such a run was full of dashes."""
     summary = said_by("own_session.py", runs, kind)
     [missing] = summary["unobserved"]
     leading = summary["verdicts"][0]
@@ -223,17 +223,17 @@ def test_an_equinox_loop_is_counted_and_its_weights_are_the_same_without_us(tmp_
     instrumented = example(tmp_path / "instrumented", ROOT)
     switched_off = example(tmp_path / "off", ROOT, OTEL_TRAIN_DISABLED="true")
     (summary,) = (tmp_path / "instrumented").glob("runs/*/rank0/summary.json")
-    figures = json.loads(summary.read_text())
-    rows = {(row["stage"], row["loader"]): row["count"] for row in figures["stages"]}
+    values = json.loads(summary.read_text())
+    rows = {(row["stage"], row["loader"]): row["count"] for row in values["stages"]}
 
     assert "128 steps, weights " in bare  # its own counter
     assert instrumented == bare
     assert switched_off == bare
     assert not list((tmp_path / "bare").iterdir())
-    assert figures["steps"] == {"train": 128, "eval": 16}
-    assert figures["updates"] == 128
+    assert values["steps"] == {"train": 128, "eval": 16}
+    assert values["updates"] == 128
     assert (rows["make_step", "train"], rows["evaluate", "val"]) == (128, 16)
-    assert figures["samples"] == {"train": 8192, "val": 1024}
-    assert figures["activities"]["compile"] > 0
-    assert figures["unobserved"] == []
-    assert figures["telemetry"]["faults"] == {}
+    assert values["samples"] == {"train": 8192, "val": 1024}
+    assert values["activities"]["compile"] > 0
+    assert values["unobserved"] == []
+    assert values["telemetry"]["faults"] == {}

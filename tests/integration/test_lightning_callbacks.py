@@ -69,7 +69,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 def test_nothing_is_counted_that_is_not_counted_without_a_callback(trained: Done, bare: Done) -> None:
-    """A translation adds no figures of its own: all ways together are what the launcher counts of them."""
+    """A translation adds no values of its own: all ways together are what the launcher counts of them."""
     [whole] = summaries_below(bare.folder / "runs")
     parts = [counted(trained.summary(each)) for each in WAYS]
 

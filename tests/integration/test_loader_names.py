@@ -194,7 +194,7 @@ def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Callable[...
 
 
 def test_threads_that_run_side_by_side_have_a_name_each(observed: Callable[..., dict[str, Any]]) -> None:
-    """Two trainings in one process share their code, not their figures."""
+    """Two trainings in one process share their code, not their metrics."""
     both = threading.Barrier(2)
 
     def work() -> None:
@@ -267,7 +267,7 @@ def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(
     assert passes(summary) == {"batches": 4, "batches_2": 2}
 
 
-def test_a_new_loader_under_a_given_name_goes_on_with_its_figures(
+def test_a_new_loader_under_a_given_name_goes_on_with_its_metrics(
     observed: Callable[..., dict[str, Any]],
 ) -> None:
     """Folds give each loader the same name on purpose."""

@@ -33,9 +33,9 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     updates,
 )
 from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
-from tests.support.card import card_differences
 from tests.support.loop_table import check_row, counted, shape_of
 from tests.support.metrics_shown import metric_differences, of_otlp
+from tests.support.run_summary import run_summary_differences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ def expected(truth: Truth) -> dict[str, Any]:
     forwards: Counter[Any] = Counter()
     for (model, phase), number in truth.forwards.items():
         forwards[model if named else "", phase if truth.phases else ""] += number
-    figures = {
+    values = {
         "steps": some(truth.steps),
         "batches": some(truth.batches),
         "data": some(truth.batches),
@@ -101,18 +101,18 @@ def expected(truth: Truth) -> dict[str, Any]:
         "checkpoints": truth.checkpoints,
     }
     if truth.samples is not None:
-        figures["samples"] = some(truth.samples)
+        values["samples"] = some(truth.samples)
     if truth.source is not None:
-        figures["source"] = truth.source
+        values["source"] = truth.source
     if truth.partial is not None:
-        figures["partial"] = some({TRAIN: truth.partial})
+        values["partial"] = some({TRAIN: truth.partial})
     if truth.names is not None:
-        figures["names"] = truth.names
-    return {name: figure for name, figure in figures.items() if name not in hidden(truth)}
+        values["names"] = truth.names
+    return {name: value for name, value in values.items() if name not in hidden(truth)}
 
 
 def hidden(truth: Truth) -> set[str]:
-    """The figures that a shape cannot have."""
+    """The values that a shape cannot have."""
     optimizer = {"updates"} if "optimizer" in truth.unseen else set()
     return {*truth.unseen, *optimizer}
 
@@ -128,7 +128,7 @@ def found(summary: dict[str, Any], truth: Truth) -> dict[str, Any]:
             key = row["model"] if named else "", row["phase"] if truth.phases else ""
             forwards[key] += row["count"]
     own = {row["stage"] for row in summary["stages"]} - set(OWN_STAGES)
-    figures = {
+    values = {
         "steps": some(summary["steps"] if truth.phases else {TRAIN: summary["steps"].get(TRAIN, 0)}),
         "batches": some(by_loader(summary["batches"], truth)),
         "data": some(by_loader(stage_counts(summary, "data", by="loader"), truth)),
@@ -145,7 +145,7 @@ def found(summary: dict[str, Any], truth: Truth) -> dict[str, Any]:
         "partial": some(summary["partial_steps"]),
         "names": len(some(summary["batches"])),
     }
-    return {name: figures[name] for name in expected(truth)}
+    return {name: values[name] for name in expected(truth)}
 
 
 def by_loader(counts: Any, truth: Truth) -> Counter[str]:
@@ -182,7 +182,7 @@ def test_an_agent_in_a_process_counts_what_one_in_a_thread_counts(
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> None:
-    """A figure that depends on how the loop is written cannot be trusted."""
+    """A value that depends on how the loop is written cannot be trusted."""
     truth, watch = run(name, tmp_path, **({} if name in SEEN_WHOLE else EAGER))
     summary = watch.sessions[-1].summary()
 
@@ -191,7 +191,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
     broken = laws_of(summary)
-    broken += card_differences(render_run_summary(summary, color=False, unicode=True), summary)
+    broken += run_summary_differences(render_run_summary(summary, color=False, unicode=True), summary)
     broken += metric_differences(exported(tmp_path), summary)
     assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)
@@ -219,7 +219,7 @@ def row(truth: Truth, summary: dict[str, Any], program: Any) -> dict[str, Any]:
 
 
 def assert_absent_and_said(summary: dict[str, Any], truth: Truth) -> None:
-    """A stage that cannot be seen has no figure, and an entry with its remedy, where anything could be seen."""
+    """A stage that cannot be seen has no value, and an entry with its remedy, where anything could be seen."""
     said = {thing["name"] if thing["what"] == "stage" else "forward" for thing in summary["unobserved"]}
     for stage in truth.unseen:
         assert stage_counts(summary, stage).total() == 0
@@ -268,8 +268,8 @@ def test_a_session_says_the_same_as_its_file(tmp_path: Path) -> None:
     written = json.loads(path.read_text(encoding="utf-8"))
     said = watch.sessions[-1].summary()
     assert written["run_id"] == path.parent.parent.name
-    for figure in ("run_id", "state", "steps", "batches", "stages", "updates", "step_source"):
-        assert written[figure] == said[figure]
+    for value in ("run_id", "state", "steps", "batches", "stages", "updates", "step_source"):
+        assert written[value] == said[value]
 
 
 def test_a_second_thread_does_not_stretch_the_ledger(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_second_thread_does_not_stretch_the_ledger(tmp_path: Path) -> None:
 
 
 ROUNDED_S = 1e-4
-"""More than rounding can take off a figure of a summary."""
+"""More than rounding can take off a value of a summary."""
 
 
 def test_sleeping_stages_take_the_time_they_slept(tmp_path: Path) -> None:

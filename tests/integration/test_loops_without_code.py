@@ -42,7 +42,7 @@ DIFFERS: dict[str, str] = {
     "a_traced_model": BEFORE,
     "optimizer_subclass": BEFORE,
 }
-"""Where the figures are not those of in-code, and why."""
+"""Where the values are not those of in-code, and why."""
 
 
 def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
@@ -57,7 +57,7 @@ def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_unchanged_loop_is_counted_the_same(name: str, tmp_path: Path) -> None:
-    """Who cannot touch the code must not get other figures."""
+    """Who cannot touch the code must not get other values."""
     _, summary = found(name, tmp_path)
     seen = counted(summary)
 

@@ -59,7 +59,7 @@ def steps(model: Net, batches: Any, *, end: Callable[[], None] = lambda: None) -
         end()
 
 
-def test_operations_are_in_every_figure_and_in_no_steps_time(
+def test_operations_are_in_every_metric_and_in_no_steps_time(
     watch: Watch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ten uploads of 5 ms in a thread of their own, and one that lasts over all steps."""
@@ -134,8 +134,8 @@ def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(wat
     assert {name for stage, name, _ in called if stage == "backward"} == {"code"}
     assert all(same for *_, same in called)
     assert session.last_batch_fetch_ms > 0
-    figures = {row["stage"]: row["count"] for row in session.summary()["stages"] if row["phase"] == "train"}
-    assert (figures["forward"], figures["backward"]) == (10, 10)
+    metrics = {row["stage"]: row["count"] for row in session.summary()["stages"] if row["phase"] == "train"}
+    assert (metrics["forward"], metrics["backward"]) == (10, 10)
     assert torch.equal(
         torch.cat([p.flatten() for p in bare.parameters()]),
         torch.cat([p.flatten() for p in instrumented.parameters()]),

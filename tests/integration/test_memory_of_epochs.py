@@ -65,7 +65,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 def run(folder: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
-    """What the program says when it is over: the rows of its tracker, and the system's figure."""
+    """What the program says when it is over: the rows of its tracker, and the system's value."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(workers), json.dumps(settings), str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=240,

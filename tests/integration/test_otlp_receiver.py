@@ -17,8 +17,8 @@ from otel_train.cli.replay import Counts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
-from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
+from tests.support.snapshots import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def test_standard_variables_are_honoured(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_certificate_that_is_not_there_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found at start, not after a night without figures."""
+    """Found at start, not after a night without metrics."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem")
     with pytest.raises(ConfigError, match=r"/nowhere/ca.pem"):
@@ -126,7 +126,7 @@ TROUBLES = ["refuse", "black hole", "500", "429", "slow"]
 def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once(  # noqa: PLR0917  # fixtures
     trouble: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """A collector that is away costs no exit and no figures."""
+    """A collector that is away costs no exit and no metrics."""
     rank = tmp_path / "rank0"
     with no_place(trouble) as place:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
@@ -165,7 +165,7 @@ def test_a_retry_that_succeeds_is_no_loss(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_log_names_the_reason_and_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line, from which a person knows where the figures are."""
+    """One line, from which a person knows where the metrics are."""
     with refusing_address() as place:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
@@ -201,7 +201,7 @@ SCRIPT = textwrap.dedent(
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
     from otel_train.datamodel import ExportBatch
-    from tests.support.figures import RESOURCE, snapshot, spans
+    from tests.support.snapshots import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     if "fork" in sys.argv:
@@ -254,7 +254,7 @@ def test_a_black_hole_does_not_delay_the_end_of_the_process(
 def test_a_forked_child_exports_nothing(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker's copy of the figures would double every sum."""
+    """A worker's copy of the metrics would double every sum."""
     with RECEIVERS[protocol]() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)

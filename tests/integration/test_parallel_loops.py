@@ -111,7 +111,7 @@ def start(way: str, words: list[str], runs: Path) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rank_of_an_unchanged_program_is_counted_the_same(name: str, tmp_path: Path) -> None:
-    """Who starts a job by `torchrun` must not need a line in the code to get its figures."""
+    """Who starts a job by `torchrun` must not need a line in the code to get its metrics."""
     done = start(WAYS[name], [str(LOOPS / "parallel.py"), str(tmp_path), name], tmp_path / "runs")
     assert done.returncode == 0, done.stderr[-3000:]
 

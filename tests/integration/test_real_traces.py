@@ -1,4 +1,4 @@
-"""Traces that torch.profiler wrote: our figures against its own."""
+"""Traces that torch.profiler wrote: our values against its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 def test_self_time_of_every_operator_is_that_of_the_profiler(recorded: tuple[dict[str, Any], Any]) -> None:
-    """Two ways to the same figure: the profiler's own tree, and ours from the file."""
+    """Two ways to the same value: the profiler's own tree, and ours from the file."""
     document, averages = recorded
     ours = {row["name"]: row for row in document["top_cpu_ops"]}
     theirs = {each.key: each for each in averages if each.key in ours}

@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 def test_output_and_weights_are_those_of_a_bare_run(tmp_path: Path) -> None:
-    """To the last digit; and its figures are there."""
+    """To the last digit; and its metrics are there."""
     import subprocess
 
     script = program(tmp_path, TRAINING, "print(train(20)); print(torch.rand(2), sys.argv)")

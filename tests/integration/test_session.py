@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_is_refused_at_once_and_nothing_stays(name: str, watch: Watch, tmp_path: Path) -> None:
-    """Value, rule and remedy now, instead of a night of training without figures; and no hook left behind."""
+    """Value, rule and remedy now, instead of a night of training without metrics; and no hook left behind."""
     make, said = WRONG[name]
     before = traces_of_us()
     given = {"prometheus_address": "127.0.0.1:0", **make()}
@@ -249,7 +249,7 @@ def test_a_new_session_begins_from_nothing(watch: Watch) -> None:
 
 
 def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
-    """Figures of this epoch, not of all; what the telemetry costs included."""
+    """Metrics of this epoch, not of all; what the telemetry costs included."""
     model, batches = Net(), loader(12)
     session = watch(model, {"train": batches})
     train(model, batches, epochs=3)
@@ -415,7 +415,7 @@ def spans_of(session: Any) -> list[dict[str, Any]]:
 
 
 def test_the_run_directory_is_what_its_contract_says(watch: Watch) -> None:
-    """Other programs read it: each file parses, the summary fits its schema, figures add up."""
+    """Other programs read it: each file parses, the summary fits its schema, metrics add up."""
     model, batches, val = Net(), loader(12), loader(3)
     session = watch(model, {"train": batches, "val": val}, run_name="a run", **FAST)
     train(model, batches, epochs=2, log=True)
@@ -468,7 +468,7 @@ def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
 def test_a_run_directory_that_cannot_be_made_costs_only_itself(
     watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once; training goes on, and the figures are there."""
+    """Said once; training goes on, and the metrics are there."""
     (tmp_path / "file").write_text("in the way")
     model, batches = Net(), loader(12)
     with caplog.at_level(logging.WARNING, "otel_train"):

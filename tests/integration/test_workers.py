@@ -54,7 +54,7 @@ def senders(received: Received) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_path: Path) -> None:
-    """Each worker of each epoch would be one more phantom process, with figures frozen at the fork."""
+    """Each worker of each epoch would be one more phantom process, with metrics frozen at the fork."""
     said = said_by(context, tmp_path, receiver)
     summary = said["summary"]
 
@@ -73,7 +73,7 @@ def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_p
 
 
 def test_a_forked_child_that_trains_leaves_its_parent_exact(receiver: Received, tmp_path: Path) -> None:
-    """``os.fork`` in mid-run: the child's edges must not land in the parent's map, nor its figures be sent."""
+    """``os.fork`` in mid-run: the child's edges must not land in the parent's map, nor its metrics be sent."""
     said = said_by("child", tmp_path, receiver)
     summary = said["summary"]
 

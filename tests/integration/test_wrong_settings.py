@@ -110,11 +110,11 @@ def test_a_program_under_the_launcher_trains_with_a_wrong_environment_and_warns_
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert (
         done.stderr.count("OTEL_TRAIN_STALL_AFTER_S='soon': expected a number") == 2
-    )  # the log, and the card
+    )  # the log, and the run summary
     assert "run_dri: not a setting of otel_train. Did you mean run_dir?" in done.stderr
 
 
-def test_what_is_ignored_is_on_the_card_and_on_the_page() -> None:
+def test_what_is_ignored_is_in_the_run_summary_and_on_the_page() -> None:
     """Whoever looks at a run that behaves otherwise than set finds the reason there."""
     ignored = {
         "name": "OTEL_TRAIN_OTLP",

@@ -26,9 +26,9 @@ SAME = (
 """Programs whose models and loaders are what zero-code would find."""
 
 
-def stripped(figures: dict[str, Any], truth: Truth) -> dict[str, Any]:
-    """Figures without the names that only the program could give."""
-    plain = dict(figures)
+def stripped(values: dict[str, Any], truth: Truth) -> dict[str, Any]:
+    """Values without the names that only the program could give."""
+    plain = dict(values)
     for name in ("batches", "data", "samples"):
         if name in plain:
             plain[name] = sorted(plain[name].values())
@@ -37,7 +37,7 @@ def stripped(figures: dict[str, Any], truth: Truth) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SAME)
 def test_an_unchanged_loop_is_counted_the_same(name: str, tmp_path: Path) -> None:
-    """Who cannot touch the code must not get other figures."""
+    """Who cannot touch the code must not get other values."""
     with zero_code(tmp_path, **QUIET, **EAGER) as sessions:
         truth = LOOPS[name](NoSession())  # type: ignore[arg-type]  # called like one
     [session] = sessions

@@ -1,4 +1,4 @@
-"""Reading what workers measure, while they write, never yields half a figure; what was missed is counted."""
+"""Reading what workers measure, while they write, never yields half a value; what was missed is counted."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_count_that_shows_before_its_slot_waits_for_the_slot() -> None:
 
 
 def test_a_slot_that_was_overwritten_while_it_was_read_is_missed() -> None:
-    """The figure of a later batch must not count twice."""
+    """The value of a later batch must not count twice."""
     rows = SharedRows(1)
     times = BuildTimeReader(rows)
     row = rows.row(0)

@@ -134,7 +134,7 @@ def test_a_flight_file_with_anything_in_it_is_read_or_refused(
 def test_a_flight_file_with_any_table_of_names_is_read_or_refused(
     whole: Content, tmp_path_factory: pytest.TempPathFactory, table: object
 ) -> None:
-    """Names and kinds go into every figure; codes point past the end of a table that is too short."""
+    """Names and kinds go into every metric; codes point past the end of a table that is too short."""
     folder = Path(tmp_path_factory.getbasetemp())
     (folder / "flight.bin").write_bytes(with_table(whole, table))
 

@@ -96,7 +96,7 @@ def test_a_quantile_is_within_one_bucket_of_numpys(values: list[int], q: float) 
 
 @given(some_durations, st.lists(st.floats(0, 1), min_size=2, max_size=10))
 def test_quantiles_rise_with_q_from_the_minimum_to_the_maximum(values: list[int], qs: list[float]) -> None:
-    """A p50 above the p95 would discredit every other figure."""
+    """A p50 above the p95 would discredit every other metric."""
     histograms = filled([(0, value) for value in values])
 
     estimates = [histograms.quantile(0, q) for q in [0.0, *sorted(qs), 1.0]]

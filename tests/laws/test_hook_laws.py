@@ -127,7 +127,7 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
 def test_hooks_in_c_write_what_hooks_in_python_write(
     acts: list[str], batches: list[Any], fault: BaseException
 ) -> None:
-    """Whoever has no compiler gets the same figures, and the same exceptions."""
+    """Whoever has no compiler gets the same metrics, and the same exceptions."""
     native = played(acts, batches, fault)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring_buffer, "EXTENSION", None)

@@ -64,7 +64,7 @@ def test_the_summary_of_any_loop_is_lawful(names: list[str], at: list[float], ta
 def test_the_summary_of_torn_edges_is_lawful(
     pairs: list[tuple[int, int]], at: list[float], tail: int
 ) -> None:
-    """Hooks get lost, raise and nest in unforeseen ways; figures may then be of less, and still agree."""
+    """Hooks get lost, raise and nest in unforeseen ways; values may then be of less, and still agree."""
     tape = raw(pairs)
 
     assert laws_of(summary_of(tape, cuts_of(tape, at), tail_ns=tail * TICK_NS)) == []

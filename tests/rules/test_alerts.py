@@ -67,7 +67,7 @@ def test_an_alert_that_does_not_resolve_is_noticed(tmp_path: Path) -> None:
         check(tmp_path, "classic", [document])
 
 
-def figures() -> dict[str, Any]:
+def metrics() -> dict[str, Any]:
     """One step of a second takes a batch of each of two loaders; the step is booked under `prose`."""
     run = 'train_run_id="r",train_rank="0",train_phase="train"'
     parts = (("code", "data", 0.3), ("prose", "data", 0.1), ("prose", "forward", 0.5))
@@ -98,7 +98,7 @@ def figures() -> dict[str, Any]:
     bound = {
         'train_throughput_theoretical_per_second{train_run_id="r",train_rank="0",train_loader="code"}': "50x20"
     }
-    return Case("figures", 30, {**steps, **samples, **spent, **bound}, (), (*durations, step)).document(
+    return Case("metrics", 30, {**steps, **samples, **spent, **bound}, (), (*durations, step)).document(
         "native"
     )
 
@@ -124,7 +124,7 @@ def test_shares_add_up_over_loaders_and_ranks(tmp_path: Path) -> None:
 
     A loader's rate is over the time of its own batches, not over wall time.
     """
-    document = figures()
+    document = metrics()
     document["promql_expr_test"] = [
         {
             "expr": f"round(sum({expr}), 0.01)",

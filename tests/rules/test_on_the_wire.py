@@ -1,4 +1,4 @@
-"""Rules on what ranks really send, in every export profile: figures against the truth, and what pages."""
+"""Rules on what ranks really send, in every export profile: metrics against the truth, and what pages."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_every_recorded_rule_is_compared_with_the_truth() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_recorded_figure_is_the_truth_in_every_profile(profile: str, variant: str, tmp_path: Path) -> None:
+def test_a_recorded_metric_is_the_truth_in_every_profile(profile: str, variant: str, tmp_path: Path) -> None:
     """Throughput that is too low by the number of ranks looks like a slow run, not like a rule that is wrong."""
     run = busy(profile).until(12)
     asks = [near(11, expr, truth, EXACT) for expr, truth in TRUTH.items()]
@@ -244,16 +244,16 @@ def test_the_fleet_has_a_row_for_each_run_in_every_profile(profile: str, tmp_pat
         ' train_job="4711", train_cluster="berlin", train_namespace="gpu"'
     )
     state, *others = [filled_in(query.expr, "", team="speech|vision") for query in RUNS.queries]
-    figures = dict(zip([query.legend for query in RUNS.queries[1:]], others, strict=True))
+    metrics = dict(zip([query.legend for query in RUNS.queries[1:]], others, strict=True))
     truth = {"ranks": RANKS, "steps/s": 1 / STEP_S, "samples/s": SAMPLES_PER_S, "tokens/s": TOKENS_PER_S}
     asks: dict[str, dict[str, float]] = {
         f"11 {state}": {f'{{{whose}, train_run_state="training"}}': 1.0},
         f"25 {state}": {f'{{{whose}, train_run_state="silent"}}': 1.0},
         f"11 {filled_in(RUNS.queries[0].expr, '', team='vision')}": {},
-        f"11 count({figures['step']})": {"{}": 1.0},
-        f"18 {figures['alerts']}": {'{train_run_id="r"}': 1.0},
+        f"11 count({metrics['step']})": {"{}": 1.0},
+        f"18 {metrics['alerts']}": {'{train_run_id="r"}': 1.0},
     }
-    asks |= {near(11, f"({figures[name]})", value, EXACT): {"{}": 1.0} for name, value in truth.items()}
+    asks |= {near(11, f"({metrics[name]})", value, EXACT): {"{}": 1.0} for name, value in truth.items()}
 
     check(tmp_path, "native", [scenario(run.until(12), "native", asks)])
 

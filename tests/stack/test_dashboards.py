@@ -29,7 +29,7 @@ NEEDS = {
 }
 PANELS = [(board.file, panel) for board in BOARDS for panel in panels(JSON / f"{board.file}.json")]
 FROM_SYNTHETIC = {name for name, needs in NEEDS.items() if needs}
-"""Panels on what a laptop does not have: fed by synthetic figures under real names. All others by the run."""
+"""Panels on what a laptop does not have: fed by synthetic metrics under real names. All others by the run."""
 
 
 @pytest.fixture(scope="module", params=["scraped", "pushed"])

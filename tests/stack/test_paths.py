@@ -48,7 +48,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
                     timeout_s=240,
                     what="30 steps",
                 )
-            time.sleep(12)  # the window of the recorded figures, hurried, has to fill
+            time.sleep(12)  # the window of the recorded metrics, hurried, has to fill
             at_s = time.time()
             time.sleep(3)
             yield Paths(pushed, pulled, at_s)
@@ -64,11 +64,11 @@ def bucket(seconds: float | None) -> int:
 
 
 @pytest.mark.parametrize(("loader", "stage"), STAGES)
-@pytest.mark.parametrize("figure", ["p50_5m", "p95_5m"])
-def test_both_paths_record_the_same_answer(paths: Paths, loader: str, stage: str, figure: str) -> None:
+@pytest.mark.parametrize("metric", ["p50_5m", "p95_5m"])
+def test_both_paths_record_the_same_answer(paths: Paths, loader: str, stage: str, metric: str) -> None:
     """Native histograms by push, classic buckets by pull: dashboards read one name and must not care."""
     query = (
-        f"run_loader_stage:train_stage_duration_seconds:{figure}"
+        f"run_loader_stage:train_stage_duration_seconds:{metric}"
         f'{{train_loader="{loader}",train_stage="{stage}",train_phase="train"}}'
     )
     pushed, pulled = (value(made, query, paths.at_s) for made in (paths.pushed, paths.pulled))

@@ -19,7 +19,7 @@ import pytest
 from otel_train.catalog import Kind, Label, Metric
 from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.exporters.prometheus import PrometheusExporter
-from tests.support.figures import RESOURCE
+from tests.support.snapshots import RESOURCE
 from tests.support.stack import program, wait_for
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ TRACE_ID = 0xABCDEF0123456789ABCDEF0123456789
 DURATIONS_S = np.random.default_rng(7).lognormal(mean=-3, sigma=0.8, size=20_000)
 
 
-def figures(durations_s: Any) -> Snapshot:
+def metrics(durations_s: Any) -> Snapshot:
     """What an honest aggregator makes of these durations."""
     counts = [0] * (len(BOUNDS) + 1)
     for duration_s in durations_s:
@@ -71,7 +71,7 @@ def figures(durations_s: Any) -> Snapshot:
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[PrometheusExporter]:
     made = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
-    made.export(ExportBatch(snapshot=figures(DURATIONS_S)))
+    made.export(ExportBatch(snapshot=metrics(DURATIONS_S)))
     yield made
     made.close(2)
 
@@ -128,7 +128,7 @@ def base(exporter: PrometheusExporter, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9, 0.95, 0.99])
 def test_a_quantile_is_within_one_bucket_of_the_truth(base: str, quantile: float) -> None:
-    """The figure people act on."""
+    """The metric people act on."""
     answer = value(base, f"histogram_quantile({quantile}, sum by (le) (train_step_duration_seconds_bucket))")
     assert answer is not None
     truth = float(np.quantile(DURATIONS_S, quantile))

@@ -121,7 +121,7 @@ def test_the_wrong_one_is_one_clear_line_and_costs_nothing(
     wrong: str,
     protocol: str,
 ) -> None:
-    """A rotated secret must not cost a run its figures, and least of all the run."""
+    """A rotated secret must not cost a run its metrics, and least of all the run."""
     run = f"wrong-{wrong}-{protocol[:4]}"
     tls.make(tmp_path, endpoint_port=1)  # another authority
     right = {**trainer_variables(secure, protocol), "OTEL_TRAIN_RUN_ID": run}
@@ -162,7 +162,7 @@ def test_what_is_not_encrypted_is_refused(secure: LocalStack, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-def test_the_doctor_follows_a_figure_and_a_span_all_the_way(
+def test_the_doctor_follows_a_metric_and_a_span_all_the_way(
     secure: LocalStack,
     protocol: str,
     *,

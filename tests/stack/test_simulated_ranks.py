@@ -26,10 +26,10 @@ def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.Captu
         words = ["--ranks", "32", "--profile", "reduced", "--duration", "8", "--export-every", "3"]
         # On a busy machine an export may be left out, which is 1.
         assert main(["--json", "--run-id", "synthetic", *words, "--endpoint", endpoint]) in {0, 1}
-        figures = json.loads(capsys.readouterr().out)
+        values = json.loads(capsys.readouterr().out)
 
         count = wait_for(
-            lambda: (value(made, f"count({OF_THE_RUN})") or 0) == figures["series"] > 0, what="the series"
+            lambda: (value(made, f"count({OF_THE_RUN})") or 0) == values["series"] > 0, what="the series"
         )
         ranks = value(made, f"count(count by (train_rank) ({OF_THE_RUN}))")
         finished = value(
@@ -39,4 +39,4 @@ def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.Captu
     assert count
     assert ranks == 32
     assert finished == 32
-    assert figures["failures"] == 0
+    assert values["failures"] == 0

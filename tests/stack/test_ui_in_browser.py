@@ -160,7 +160,7 @@ def _usable(node: dict[str, Any]) -> bool:
 
 
 def test_ranks_and_runs_are_chosen(address: str, browser: Chromium) -> None:
-    """A word in the filter leaves the runs that say it; a rank in the list shows its figures."""
+    """A word in the filter leaves the runs that say it; a rank in the list shows its metrics."""
     browser.open(address, until="document.querySelectorAll('#runs tbody tr').length === 1")
     browser.ask("document.querySelector('.filter input').focus()")
     browser.write("nowhere")
@@ -214,7 +214,7 @@ def test_a_capture_is_looked_into(address: str, browser: Chromium) -> None:
 
 
 def test_the_page_says_when_the_server_is_gone(address: str, browser: Chromium, runs: Path) -> None:
-    """Figures that stand still because the server is gone must not look live."""
+    """Metrics that stand still because the server is gone must not look live."""
     browser.open(f"{address}/run/20260131-x7")
     browser.ask(
         "const ask = fetch; window.fetch = () => Promise.reject(new TypeError('gone')); window.again = () => { window.fetch = ask; }"

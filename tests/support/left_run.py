@@ -75,7 +75,7 @@ def leave_run(
     return run
 
 
-def say_summary(run: Path, **figures: Any) -> None:
+def say_summary(run: Path, **values: Any) -> None:
     """Leave a ``summary.json`` of rank 0, of a run that ended."""
     stages = [
         {"stage": name, "phase": "train", "loader": "code", "model": "", "count": 5, "failed": 0,
@@ -86,5 +86,5 @@ def say_summary(run: Path, **figures: Any) -> None:
         "schema": "otel_train.summary/1", "run_id": "r1", "run_name": "nightly", "attempt": 0, "rank": 0,
         "state": "finished", "wall_seconds": 0.05, "steps": {"train": 5}, "stages": stages,
         "activities": {"productive": 0.045, "data_wait": 0.005}, "telemetry": {"records_lost": 0}, "verdicts": [],
-    } | figures  # fmt: skip
+    } | values  # fmt: skip
     (run / "rank0" / "summary.json").write_text(json.dumps(summary), encoding="utf-8")

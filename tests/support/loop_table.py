@@ -48,7 +48,7 @@ def shape_of(program: Any) -> tuple[str, str]:
 
 
 def counted(summary: dict[str, Any]) -> dict[str, int | None]:
-    """The six figures of a summary; None where a figure is absent."""
+    """The six values of a summary; None where a value is absent."""
     stages: dict[str, int] = {}
     for row in summary["stages"]:
         if row["count"] is not None:

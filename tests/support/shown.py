@@ -1,4 +1,4 @@
-"""Figures that were shown to people, read back and compared with keys of the summary that they are of."""
+"""Values that were shown to people, read back and compared with keys of the summary that they are of."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ UNITS = {
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 SHOWN = rf"<0\.01 %|{NUMBER}(?: ?(?:%|ns|µs|ms|s|min|h|B|kB|MB)(?![\w/]))?|–"  # noqa: RUF001 - the dash of what is not known
-"""A figure as the card writes it."""
+"""A value as the run summary writes it."""
 
 DIGITS = re.compile(r"\d")
 
 
 class Shown(NamedTuple):
-    """A figure and what it may have been before it was rounded; None for a dash."""
+    """A value and what it may have been before it was rounded; None for a dash."""
 
     value: float | None
     rounded_by: float = 0.0
 
     @classmethod
     def of(cls, text: str) -> Shown:
-        """Read ``text``; a figure with its unit."""
+        """Read ``text``; a value with its unit."""
         if text.startswith("<"):  # the least that is shown
             return cls(0.5e-4, 0.5e-4)
         found = re.fullmatch(rf"({NUMBER}) ?([%µa-zA-Z]*)", text.strip())
@@ -59,10 +59,10 @@ class Shown(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A form in which figures are shown, and the keys they are of.
+    """A form in which values are shown, and the keys they are of.
 
     Attributes:
-        pattern: with a group for each figure.
+        pattern: with a group for each value.
         keys: of those groups, in order, from the match.
     """
 
@@ -71,7 +71,7 @@ class Line(NamedTuple):
 
 
 def line(pattern: str, keys: Callable[[re.Match[str]], Sequence[float | None]]) -> Line:
-    """A form; ``#`` in it stands for a figure."""
+    """A form; ``#`` in it stands for a value."""
     return Line(re.compile(pattern.replace("#", f"(?P<_>{SHOWN})").replace("(?P<_>", "(")), keys)
 
 
@@ -81,13 +81,13 @@ def differences(text: str, forms: Sequence[Line], *, where: str) -> Iterator[str
     for form in forms:
         for found in list(form.pattern.finditer(rest)):
             named = set(form.pattern.groupindex.values())
-            figures = [value for place, value in enumerate(found.groups(), 1) if place not in named]
+            values = [value for place, value in enumerate(found.groups(), 1) if place not in named]
             keys = form.keys(found)
-            if len(figures) != len(keys):
-                yield f"{where}: {found[0]!r} shows {len(figures)} figures, of {len(keys)} keys"
-            for figure, key in zip(figures, keys, strict=False):
-                if not Shown.of(figure or "").is_of(key):
-                    yield f"{where}: {found[0]!r} shows {figure}; the key is {key}"
+            if len(values) != len(keys):
+                yield f"{where}: {found[0]!r} shows {len(values)} values, of {len(keys)} keys"
+            for value, key in zip(values, keys, strict=False):
+                if not Shown.of(value or "").is_of(key):
+                    yield f"{where}: {found[0]!r} shows {value}; the key is {key}"
         rest = form.pattern.sub(" ", rest)
     if DIGITS.search(rest):
         yield f"{where}: no key is known of what is left: {' '.join(rest.split())!r}"

@@ -28,7 +28,7 @@ ACTIVITIES = ("init", "outside", "eval", "checkpoint", "data_wait", "productive"
 def times_of(summary: dict[str, Any], truth: Truth, watch: Watch) -> list[str]:
     """Which times of ``summary`` are not what the program measured; empty when all are.
 
-    A program claims the time of its sleeps and no other. So a figure is at least what was claimed for it,
+    A program claims the time of its sleeps and no other. So a value is at least what was claimed for it,
     and at most that and all time that nothing was claimed for: the loop's own work and, on a busy machine, the
     time in which it did not run.
     """
@@ -49,16 +49,14 @@ class _Times:
         """Seconds of the claims for which ``which`` is true."""
         return sum(seconds for claim, seconds in self.truth.seconds.items() if which(claim))
 
-    def differ(
-        self, what: str, figure: float | None, truth_s: float, *, more_s: float = 0.0
-    ) -> Iterator[str]:
-        """What is wrong with ``figure``; ``more_s``: what else it may contain."""
+    def differ(self, what: str, value: float | None, truth_s: float, *, more_s: float = 0.0) -> Iterator[str]:
+        """What is wrong with ``value``; ``more_s``: what else it may contain."""
         least = truth_s * (1 - WITHIN) - SLACK_S
         most = truth_s * (1 + WITHIN) + SLACK_S + self.unclaimed_s + more_s
-        if figure is None and truth_s > SLACK_S:
+        if value is None and truth_s > SLACK_S:
             yield f"{what} is not known; it lasts {truth_s:.3f} s"
-        elif figure is not None and not least <= figure <= most:
-            yield f"{what} is {figure:.3f} s, not {truth_s:.3f} s (at most {most:.3f} s)"
+        elif value is not None and not least <= value <= most:
+            yield f"{what} is {value:.3f} s, not {truth_s:.3f} s (at most {most:.3f} s)"
 
 
 def _wall(summary: dict[str, Any], times: _Times) -> Iterator[str]:
@@ -72,8 +70,8 @@ def _activities(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     for activity in ACTIVITIES:
         claimed_s = times.of(lambda claim, activity=activity: claim.activity == activity)  # type: ignore[misc]
         more_s = around_s if activity in AROUND else 0.0
-        figure = summary["activities"].get(activity)
-        yield from times.differ(f"activity {activity}", figure, claimed_s, more_s=more_s)
+        value = summary["activities"].get(activity)
+        yield from times.differ(f"activity {activity}", value, claimed_s, more_s=more_s)
     absent_s = sum(summary["activities"].get(activity, 0.0) for activity in ABSENT)
     yield from times.differ("other activities", absent_s, 0.0, more_s=around_s)
 

@@ -43,8 +43,8 @@ def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any
     name: str | None = session.last_loader_name
     wait_ms: float | None = session.last_batch_fetch_ms
     del name, wait_ms
-    figures: dict[str, Any] = otel_train.summary()
-    figures.clear()
+    values: dict[str, Any] = otel_train.summary()
+    values.clear()
     otel_train.reset_window()
     folder: Path | None = session.run_directory
     url: str | None = session.metrics_url

@@ -132,7 +132,7 @@ def test_intels_memory_is_read_and_a_device_with_next_to_nothing_on_it_is_not_co
     assert driver.hardware_ids() == {}
 
 
-def test_a_torch_without_figures_of_intels_memory_leaves_the_device_timed() -> None:
+def test_a_torch_without_metrics_of_intels_memory_leaves_the_device_timed() -> None:
     """Torch 2.4 has none; an allocator of the program's own refuses."""
     for lacking in ("absent", "refused"):
         intel = Intel(FakeClock(0), 400, 400)

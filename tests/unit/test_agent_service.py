@@ -81,7 +81,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
-    """From ring to figures; the last step is open until the next ask."""
+    """From ring to metrics; the last step is open until the next ask."""
     kept = rig.route()
     rig.steps(20)
     rig.loop.run_once()
@@ -181,7 +181,7 @@ def test_a_broken_exporter_stops_no_other(rig: Rig) -> None:
     assert len(kept.batches) == 6
 
 
-def test_without_figures_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
+def test_without_metrics_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
     """A reading of the operating system that fails must not cost the traces."""
     kept = rig.route()
 

@@ -60,7 +60,7 @@ def run_of(loaders: int = 1, steps: int = 12) -> Tape:
 
 
 def test_metrics_say_what_the_account_says() -> None:
-    """One source of figures for everything that goes out."""
+    """One source of values for everything that goes out."""
     found = published(account(run_of()))
 
     assert found["train.steps"]["loader0", "train"].value == 12
@@ -132,10 +132,10 @@ def test_own_stages_are_bounded_and_the_built_in_ones_are_not_counted() -> None:
 
 def test_what_was_folded_is_counted() -> None:
     """The summary has to say that a label was folded into ``_OTHER``."""
-    figures_ = RunMetrics(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
-    figures_.write(MetricBuilder())
+    run_metrics = RunMetrics(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
+    run_metrics.write(MetricBuilder())
 
-    assert figures_.overflows() == {"train.loader": 36, "train.stage": 0}
+    assert run_metrics.overflows() == {"train.loader": 36, "train.stage": 0}
 
 
 def test_a_stall_in_a_stage_of_ones_own_is_counted() -> None:
@@ -163,7 +163,7 @@ def document(tape: Tape, **more: Any) -> dict[str, Any]:
     return summary_values(run.totals, **given)
 
 
-def test_a_summary_holds_the_figures_by_name() -> None:
+def test_a_summary_holds_the_values_by_name() -> None:
     """What a script asks a finished run."""
     found = document(run_of(2), loaders={"loader0": LoaderFacts(), "never": LoaderFacts()})
 
@@ -202,7 +202,7 @@ def test_the_self_times_of_a_summary_add_up_to_its_wall_time() -> None:
 @pytest.mark.parametrize(
     "tape", [Tape().spend(5), run_of(), run_of().ask(op=Op.FAIL)], ids=["empty", "run", "failed"]
 )
-def test_the_figures_fit_the_published_schema(tape: Tape) -> None:
+def test_the_values_fit_the_published_schema(tape: Tape) -> None:
     """Scripts of other people read this file."""
     schema = json.loads(SCHEMA_FILE.read_text())
     found = json.loads(json.dumps({**document(tape), "schema": SUMMARY_SCHEMA}))

@@ -325,11 +325,11 @@ def test_a_summary_of_an_earlier_start_is_not_taken_for_this_one(run: Path) -> N
     assert read(written.folder, "profiler_summary.json")["ended"] is False
 
 
-@pytest.mark.parametrize("figure", ["x", None, [], {}, float("nan"), -1, 10**400])
+@pytest.mark.parametrize("value", ["x", None, [], {}, float("nan"), -1, 10**400])
 @pytest.mark.parametrize("key", ["stages", "steps", "loaders", "activities", "run_id"])
-def test_a_figure_of_the_wrong_shape_does_no_harm(run: Path, key: str, figure: Any) -> None:
+def test_a_value_of_the_wrong_shape_does_no_harm(run: Path, key: str, value: Any) -> None:
     """It was edited, or a later version wrote it."""
-    say_summary(run, **{key: figure})
+    say_summary(run, **{key: value})
 
     folder = write(run, 0).folder
 
@@ -429,7 +429,7 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.Captu
     assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
 
 
-def test_a_run_whose_figures_break_a_law_is_not_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen: a stage was innermost for 1.11 s and open for 0.31 s, and the check passed it."""
     say_summary(run)
     summary = read(run / "rank0", "summary.json")

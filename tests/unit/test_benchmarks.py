@@ -116,7 +116,7 @@ def test_what_was_not_measured_fails() -> None:
     assert failed([row(1.0), row(reason="no device")])
 
 
-def test_figures_without_a_budget_never_fail() -> None:
+def test_values_without_a_budget_never_fail() -> None:
     """They explain the others."""
     assert not failed([row(1.0), row(99.0, budget=None)])
 
@@ -186,7 +186,7 @@ def test_what_people_wrote_stays() -> None:
     assert "1.00 µs" not in again
 
 
-def test_writing_the_same_figures_twice_changes_nothing() -> None:
+def test_writing_the_same_values_twice_changes_nothing() -> None:
     """A table that drifts with every run cannot be reviewed."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="")
 

@@ -65,14 +65,14 @@ def test_builds_starts_waits_and_endings_stand_together() -> None:
 
 
 def test_without_workers_the_build_is_the_wait_and_says_so() -> None:
-    """One figure under two names must not pass for two measurements."""
+    """One value under two names must not pass for two measurements."""
     val = row("val")
 
     assert val["build"]["measured_in"] == "training_thread"
     assert val["build"]["count"] == val["wait"]["count"] == 3
 
 
-def test_a_loader_never_read_has_no_figures() -> None:
+def test_a_loader_never_read_has_no_values() -> None:
     """Not measured is not zero."""
     never = row("never")
 
@@ -124,7 +124,7 @@ def test_as_many_workers_are_needed_as_leave_a_margin(build_s: float, ask_s: flo
 
 
 def test_too_few_workers_get_the_right_number() -> None:
-    """What to type, and the figures it comes from."""
+    """What to type, and the values it comes from."""
     first = judged(FOUR)[0]
 
     assert (first.name, first.loader) == ("input_bound", "code")
@@ -196,7 +196,7 @@ def test_a_slow_start_of_another_kind_gets_another_advice(throughput: LoaderThro
 
 
 def test_a_pass_that_takes_seconds_to_begin_says_seconds() -> None:
-    """``1.92e+03 ms`` is no figure for a person."""
+    """``1.92e+03 ms`` is hard to read."""
     found = judged(FOUR._replace(persistent=False, passes=2, first_s=3.84), wait_s=4.0)
 
     assert "takes 1.92 s, 2 times" in found[0].summary

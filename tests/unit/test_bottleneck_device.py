@@ -1,4 +1,4 @@
-"""What the figures of compiled programs mean: recompiling, small calls, what fills the step."""
+"""What the metrics of compiled programs mean: recompiling, small calls, what fills the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures mean: the sentence a person acts on."""
+"""What the metrics mean: the sentence a person acts on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_loader_that_training_waits_for_is_named() -> None:
     [(9.0, "compute_bound", "ok"), (11.0, "input_bound", "warning"), (21.0, "input_bound", "critical")],
 )
 def test_how_bad_it_is_depends_on_the_share(waiting_s: float, name: str, severity: str) -> None:
-    """The thresholds of the alert rules: what the card calls critical also pages."""
+    """The thresholds of the alert rules: what the run summary calls critical also pages."""
     first = verdict(stage("data", waiting_s), stage("forward", 100.0 - waiting_s))[0]
 
     assert (first.name, first.severity) == (name, severity)
@@ -314,7 +314,7 @@ def test_much_time_in_no_stage_is_said() -> None:
 def test_a_verdict_is_never_missing_and_its_shares_are_shares(
     rows: list[tuple[str, float, str]], steps: int, evaluating_s: float
 ) -> None:
-    """Whatever the figures: one verdict, shares within 0 and 1, advice that is not empty."""
+    """Whatever the metrics: one verdict, shares within 0 and 1, advice that is not empty."""
     found = findings(
         [stage(name, self_s, loader) for name, self_s, loader in rows],
         steps=steps, activities={"productive": 1.0, "eval": evaluating_s}, loaders={},

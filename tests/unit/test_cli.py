@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = TextLayout(80, color=False, unicode=True)
 
 
-def rank_summary(rank: int, **figures: Any) -> dict[str, Any]:
+def rank_summary(rank: int, **values: Any) -> dict[str, Any]:
     """What a rank leaves behind, as far as these tests look."""
     return {
         "schema": "otel_train.summary/1",
@@ -37,7 +37,7 @@ def rank_summary(rank: int, **figures: Any) -> dict[str, Any]:
         "activities": {"productive": 10.0 - rank, "data_wait": float(rank)},
         "verdicts": [{"name": "input_bound", "loader": "code", "claim": "c"}] if rank else [],
         "telemetry": {"records_lost": 0},
-    } | figures
+    } | values
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_json_is_one_object_per_rank(run_of_two: Path, capsys: pytest.CaptureFix
 def test_a_summary_that_is_none_is_refused(
     run_of_two: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half a card from half a file would be believed."""
+    """Half a run summary from half a file would be believed."""
     (run_of_two / "rank0" / "summary.json").write_text(text)
 
     assert main(["summary", str(run_of_two)]) == 2
@@ -283,7 +283,7 @@ def report(**facts: Any) -> dict[str, Any]:
 
 def test_a_postmortem_looks_as_it_was_approved() -> None:
     """Read on a bad day; rewrite with GOLDEN=write, then look at it."""
-    path = GOLDEN / "card_postmortem_80.txt"
+    path = GOLDEN / "run_summary_postmortem_80.txt"
 
     text = postmortem.render(PLAIN, report())
 

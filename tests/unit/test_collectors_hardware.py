@@ -147,7 +147,7 @@ def test_of_a_device_in_parts_the_only_one_that_we_see_is_ours() -> None:
 
 
 def test_where_it_is_unknown_which_part_is_ours_none_is_read() -> None:
-    """The memory of the whole device, or of another's part, would be a wrong figure."""
+    """The memory of the whole device, or of another's part, would be a wrong metric."""
     hardware = reader(SlicedNvml(3), used=1)
 
     assert shown(hardware) == {}
@@ -171,7 +171,7 @@ def test_nvml_is_started_once_and_given_back() -> None:
     ("mode", "answers", "there"), [("auto", True, False), ("on", True, True), ("off", False, False)]
 )
 def test_where_an_exporter_answers_we_are_silent(mode: str, *, answers: bool, there: bool) -> None:
-    """The same figure from two sources is a sum that means nothing."""
+    """The same metric from two sources is a sum that means nothing."""
     nvml = Nvml()
 
     assert bool(shown(reader(nvml, mode=mode, answers=answers))) == there

@@ -146,7 +146,7 @@ def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
     assert 0.8 * own.memory_info().rss <= level <= 1.2 * (own.memory_info().rss + children)
 
 
-def test_figures_are_in_mib_under_their_flat_names() -> None:
+def test_values_are_in_mib_under_their_flat_names() -> None:
     """``*_mb`` is bytes by 2**20, whatever a disk maker says."""
     clock, driver = FakeClock(), FakeDriver(FakeClock())
     driver.used, driver.taken_bytes = [0, 1], 3 * MIB
@@ -167,7 +167,7 @@ def test_figures_are_in_mib_under_their_flat_names() -> None:
     assert found.values(["code"], clock())["memory_peak_device_mb"] == 2
 
 
-def test_what_is_not_there_has_no_figure() -> None:
+def test_what_is_not_there_has_no_value() -> None:
     """A program without a cache has no cache of zero."""
     clock = FakeClock()
     found = memories(clock)

@@ -1,4 +1,4 @@
-"""The card: what a person sees of a run."""
+"""The run summary: what a person sees of a run."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ GOLDEN = ROOT / "tests" / "golden"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def stage(name: str, loader: str, phase: str, **figures: Any) -> dict[str, Any]:
+def stage(name: str, loader: str, phase: str, **values: Any) -> dict[str, Any]:
     """A row of ``stages``; ``each`` seconds per occurrence."""
-    each, number = figures.pop("each", None), figures.pop("count", None)
+    each, number = values.pop("each", None), values.pop("count", None)
     total = None if each is None else each * number
     row = {"stage": name, "loader": loader, "phase": phase, "model": "", "count": number, "failed": 0}
     row |= {"inclusive_seconds": total, "self_seconds": total}
     row |= {key: None if each is None else each * factor for key, factor in FACTORS.items()}
-    return row | figures
+    return row | values
 
 
 FACTORS = {"min": 0.5, "avg": 1.0, "p50": 0.9, "p95": 1.5, "p99": 2.0, "max": 3.0}
@@ -51,11 +51,11 @@ FACTORS = {"min": 0.5, "avg": 1.0, "p50": 0.9, "p95": 1.5, "p99": 2.0, "max": 3.
 
 def step(loader: str, phase: str, number: int, each: float) -> dict[str, Any]:
     """A row of ``step_durations``."""
-    figures = {key: each * factor for key, factor in FACTORS.items()}
-    return {"loader": loader, "phase": phase, "count": number, "total_seconds": number * each} | figures
+    values = {key: each * factor for key, factor in FACTORS.items()}
+    return {"loader": loader, "phase": phase, "count": number, "total_seconds": number * each} | values
 
 
-def empty(**figures: Any) -> dict[str, Any]:
+def empty(**values: Any) -> dict[str, Any]:
     """The summary of a run in which nothing has happened yet."""
     return {
         "schema": "otel_train.summary/1",
@@ -97,7 +97,7 @@ def empty(**figures: Any) -> dict[str, Any]:
         },
         "metrics_url": None,
         "run_dir": None,
-    } | figures
+    } | values
 
 
 def throughput(wall_s: float, steps: int | None = None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def finding(**fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def full(**figures: Any) -> dict[str, Any]:
+def full(**values: Any) -> dict[str, Any]:
     """A run of two training loaders and one for validation, as the demo leaves it."""
     telemetry = {
         "overhead_seconds": 0.0034,
@@ -231,7 +231,7 @@ def full(**figures: Any) -> dict[str, Any]:
             metrics_url="http://127.0.0.1:9464/metrics",
             run_dir="runs/20260131-x7",
         )
-        | figures
+        | values
     )
 
 
@@ -263,20 +263,20 @@ def hostile() -> dict[str, Any]:
     )
 
 
-CARDS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
-    "card_80": (full, {"width": 80, "unicode": True}),
-    "card_120": (full, {"width": 120, "unicode": True}),
-    "card_ascii_80": (full, {"width": 80, "unicode": False}),
-    "card_empty_80": (empty, {"width": 80, "unicode": True}),
-    "card_hostile_80": (hostile, {"width": 80, "unicode": True}),
-    "card_hostile_ascii_120": (hostile, {"width": 120, "unicode": False}),
+RUN_SUMMARIES: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
+    "run_summary_80": (full, {"width": 80, "unicode": True}),
+    "run_summary_120": (full, {"width": 120, "unicode": True}),
+    "run_summary_ascii_80": (full, {"width": 80, "unicode": False}),
+    "run_summary_empty_80": (empty, {"width": 80, "unicode": True}),
+    "run_summary_hostile_80": (hostile, {"width": 80, "unicode": True}),
+    "run_summary_hostile_ascii_120": (hostile, {"width": 120, "unicode": False}),
 }
 
 
-@pytest.mark.parametrize("name", CARDS)
-def test_the_card_looks_as_it_was_approved(name: str) -> None:
-    """A change of the card is read as a diff. Rewrite with GOLDEN=write, then look at it."""
-    make, how = CARDS[name]
+@pytest.mark.parametrize("name", RUN_SUMMARIES)
+def test_the_run_summary_looks_as_it_was_approved(name: str) -> None:
+    """A change of the run summary is read as a diff. Rewrite with GOLDEN=write, then look at it."""
+    make, how = RUN_SUMMARIES[name]
     path = GOLDEN / f"{name}.txt"
 
     text = render_run_summary(make(), color=False, **how)
@@ -286,10 +286,10 @@ def test_the_card_looks_as_it_was_approved(name: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", RUN_SUMMARIES)
 def test_colours_change_nothing_but_colours(name: str) -> None:
     """Columns that are right without colour stay right with it."""
-    make, how = CARDS[name]
+    make, how = RUN_SUMMARIES[name]
 
     plain, coloured = (render_run_summary(make(), color=color, **how) for color in (False, True))
 
@@ -320,8 +320,8 @@ def test_a_name_cannot_move_the_cursor() -> None:
     assert "a\\nb\\r\\tc" in text
 
 
-def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
-    """Zero is a measurement; a card that invents one sends people the wrong way."""
+def test_values_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
+    """Zero is a measurement; a run summary that invents one sends people the wrong way."""
     row = stage("data", "code", "train", count=None)
 
     text = render_run_summary(empty(stages=[row], wall_seconds=None), width=80, color=False, unicode=True)
@@ -330,8 +330,8 @@ def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
     assert not re.search(r"(?<![\d.,])0(\.0)? (s|ms|µs|%)", text)
 
 
-def test_a_summary_with_nothing_in_it_still_makes_a_card() -> None:
-    """The card is also printed at the end of a crash, when little is known."""
+def test_a_summary_with_nothing_in_it_still_makes_a_run_summary() -> None:
+    """The run summary is also printed at the end of a crash, when little is known."""
     text = render_run_summary({}, width=80, color=False, unicode=True)
 
     assert "otel_train" in text
@@ -352,7 +352,7 @@ def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
 
 
 def test_rates_are_what_was_counted_over_the_time_it_took() -> None:
-    """Ten batches of 4 in five seconds are 2 batches and 8 samples per second: the key's figure, not one of the card's."""
+    """Ten batches of 4 in five seconds are 2 batches and 8 samples per second: the key's value, not one of the run summary's."""
     rows = [stage("data", "a", "train", count=1, each=4.0), stage("data", "a", "eval", count=1, each=1.0)]
     rates = [rate("a", "train", 5.0, 10, samples=40)]
 
@@ -367,13 +367,13 @@ def test_stages_say_their_model_only_where_there_are_several() -> None:
     one = [stage("forward", "a", "train", count=1, each=1.0, model="net")]
     two = [*one, stage("forward", "a", "train", count=1, each=1.0, model="critic")]
 
-    cards = [
+    run_summaries = [
         render_run_summary(empty(stages=rows), width=80, color=False, unicode=True) for rows in (one, two)
     ]
 
-    assert "net" not in cards[0]
-    assert "forward net" in cards[1]
-    assert "forward critic" in cards[1]
+    assert "net" not in run_summaries[0]
+    assert "forward net" in run_summaries[1]
+    assert "forward critic" in run_summaries[1]
 
 
 def test_what_does_not_fit_one_look_is_counted() -> None:
@@ -428,7 +428,7 @@ def test_an_address_is_never_cut() -> None:
 
 @pytest.mark.parametrize("make", [empty, full])
 def test_what_these_tests_show_is_what_the_schema_describes(make: Any) -> None:
-    """A card tested on summaries that cannot occur would prove nothing."""
+    """A run summary tested on summaries that cannot occur would prove nothing."""
     schema = json.loads((ROOT / "docs" / "reference" / "summary.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
 
@@ -456,7 +456,9 @@ def test_what_these_tests_show_is_what_the_schema_describes(make: Any) -> None:
         (-0.5, "-500 ms"),
     ],
 )
-def test_a_duration_has_three_figures_and_the_unit_that_suits_it(seconds: float | None, text: str) -> None:
+def test_a_duration_has_three_significant_digits_and_the_unit_that_suits_it(
+    seconds: float | None, text: str
+) -> None:
     """0.0000081 s and 62000 ms are both right and both unreadable."""
     assert duration(seconds) == text
 
@@ -542,7 +544,7 @@ def test_the_page_suits_the_stream(
 
 
 def inside(text: str) -> list[str]:
-    """The lines of the card about loaders."""
+    """The lines of the run summary about loaders."""
     lines = text.splitlines()
     first = next((n for n, line in enumerate(lines) if "inside the loaders" in line), len(lines))
     return [line.strip() for line in lines[first + 1 : lines.index("", first)]] if first < len(lines) else []
@@ -555,7 +557,7 @@ def test_a_loader_that_reads_on_the_training_thread_and_is_well_needs_no_line() 
     assert inside(render_run_summary(summary, width=100, color=False, unicode=True)) == []
 
 
-def test_a_worker_that_was_killed_is_on_the_card() -> None:
+def test_a_worker_that_was_killed_is_in_the_run_summary() -> None:
     """The first thing to know when a loop has stopped with an error about pids."""
     summary = empty(loaders=[loader(workers=2, build=None, start=None, worker_exits={"SIGKILL": 1})])
     [well, died] = inside(render_run_summary(summary, width=100, color=False, unicode=True))
@@ -564,7 +566,7 @@ def test_a_worker_that_was_killed_is_on_the_card() -> None:
     assert died == "worker died: SIGKILL"
 
 
-def test_very_many_loaders_do_not_fill_the_card() -> None:
+def test_very_many_loaders_do_not_fill_the_run_summary() -> None:
     """A sweep over folds."""
     summary = empty(loaders=[loader(f"fold{n}") for n in range(9)])
 

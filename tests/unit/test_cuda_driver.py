@@ -258,7 +258,7 @@ class Slot:
 
 
 def test_an_allocator_of_the_programs_own_leaves_the_devices_timed() -> None:
-    """``CUDAPluggableAllocator`` (RAPIDS, unified memory) counts nothing: only the figures of memory are missing."""
+    """``CUDAPluggableAllocator`` (RAPIDS, unified memory) counts nothing: only the metrics of memory are missing."""
     stand_in = StandIn(400, 400, 400)
     stand_in.counts, stand_in.contexts = False, (0, 2)
     driver = driver_of(stand_in)

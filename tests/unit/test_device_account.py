@@ -173,7 +173,7 @@ def test_without_a_device_nothing_is_held() -> None:
 
 
 def test_a_window_has_its_own_device_time() -> None:
-    """``reset_window`` starts every figure of the summary anew."""
+    """``reset_window`` starts every value of the summary anew."""
     account = Account()
     account.add()
     account.add_calls((FORWARD, 100, 120))

@@ -547,7 +547,7 @@ def test_without_a_device_or_a_wish_the_recorder_keeps_its_own_edge(mode: str) -
 
 
 def test_its_own_cost_is_known() -> None:
-    """What the telemetry costs is a figure of the run, device events included."""
+    """What the telemetry costs is a metric of the run, device events included."""
     bench = Bench(0)
     bench.driver.record_takes_ns = 2000
 

@@ -202,7 +202,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         ),
     ],
 )
-def test_a_setting_that_stops_figures_is_found(environ: dict[str, str], state: str, word: str) -> None:
+def test_a_setting_that_stops_metrics_is_found(environ: dict[str, str], state: str, word: str) -> None:
     """Nothing arrives, and nothing says why."""
     assert word in only(environment.check_settings(environ), state).what
 
@@ -427,7 +427,7 @@ def sent_to(
 
 
 def test_what_was_sent_is_marked_and_found_in_every_place() -> None:
-    """The whole way at once: the only proof that figures arrive."""
+    """The whole way at once: the only proof that metrics arrive."""
     with http_receiver() as receiver, backend() as made:
         found = sent_to(receiver.endpoint, made, token="t0ken")
         sent = receiver.metrics[0].resource_metrics[0]

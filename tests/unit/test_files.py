@@ -369,15 +369,15 @@ KEYS = (
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(figures=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
+@given(values=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
 def test_no_command_ends_in_a_traceback_whatever_a_summary_says(
-    figures: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """An older version wrote it, or a user edited it."""
     run = tmp_path_factory.getbasetemp() / "any" / "r1"
     if not run.exists():
         leave_run(run.parent, [3])
-    say_summary(run, **figures)
+    say_summary(run, **values)
 
     for command in ("summary", "postmortem", "report", "validate", "export", "compare"):
         said = io.StringIO()

@@ -230,7 +230,7 @@ def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", [b"", b"OTELTRN1" + b"\0" * 400_000, b"x" * 400_000])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
-    """Instead of figures that mean nothing."""
+    """Instead of values that mean nothing."""
     (tmp_path / "flight.bin").write_bytes(content)
 
     with pytest.raises(RunDirectoryError):

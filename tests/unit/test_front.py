@@ -282,7 +282,7 @@ NO_STEP: dict[str, Any] = {
 
 @pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
 def test_a_program_of_jax_without_a_step_gets_what_was_seen_and_what_to_add(source: StepSource) -> None:
-    """Its card has nothing but zeros: the reader must learn which two lines are missing."""
+    """Its run summary has nothing but zeros: the reader must learn which two lines are missing."""
     run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
     [thing] = instrumentation_gaps(run, probes, now_ns=61 * NS_PER_S)
@@ -334,7 +334,7 @@ def test_jax_that_compiled_before_the_session_is_noticed() -> None:
 
 
 def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> None:
-    """Hours of training without a figure are not worth waiting for; in the first minute a step may yet come."""
+    """Hours of training without a metric are not worth waiting for; in the first minute a step may yet come."""
     lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)
     run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)

@@ -154,7 +154,7 @@ def test_a_program_that_only_imports_jax_gets_no_advice(program: Program) -> Non
     assert at_exit(program) == []
 
 
-def test_a_program_that_trains_has_its_card_and_no_line_at_the_end(program: Program) -> None:
+def test_a_program_that_trains_has_its_run_summary_and_no_line_at_the_end(program: Program) -> None:
     """The session says what is missing."""
     program.jax.grad(abs)
     program.monitoring.compile("train_step")

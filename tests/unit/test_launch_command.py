@@ -77,7 +77,7 @@ def test_options_are_settings_and_any_setting_is_an_option() -> None:
 
 @pytest.mark.parametrize("item", ["export_every", "no_such=1", "=3"])
 def test_a_setting_that_is_none_is_refused(item: str) -> None:
-    """A typo must not cost a night of training without figures."""
+    """A typo must not cost a night of training without metrics."""
     with pytest.raises(ConfigError, match="--set"):
         run_command.settings_of(parsed("--set", item, "train.py"))
 

@@ -76,7 +76,7 @@ def summary() -> dict[str, Any]:
 
 
 def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """What sets the figure at ``path``."""
+    """Sets the value at ``path``."""
 
     def apply(of: Any) -> None:
         *way, last = path.split(".")
@@ -150,7 +150,7 @@ WRONG = {
     ),
     "verdicts.1.evidence.outside_ratio": (0.3, "outside_ratio of idle_between_passes is 0.3; by the keys"),
 }
-"""By figure: a wrong value, and what is said of it."""
+"""By key: a wrong value, and the reported fault."""
 
 
 def test_a_summary_that_is_right_breaks_no_law() -> None:
@@ -158,12 +158,12 @@ def test_a_summary_that_is_right_breaks_no_law() -> None:
     assert laws_of(summary()) == []
 
 
-@pytest.mark.parametrize("figure", WRONG)
-def test_a_wrong_figure_breaks_a_law(figure: str) -> None:
-    """Each law is there for a figure that was wrong once."""
-    value, said = WRONG[figure]
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_value_breaks_a_law(key: str) -> None:
+    """Each law is there for a value that was wrong once."""
+    value, said = WRONG[key]
     wrong = copy.deepcopy(summary())
-    change(figure, value)(wrong)
+    change(key, value)(wrong)
 
     assert said in " | ".join(laws_of(wrong))
 
@@ -255,7 +255,7 @@ def test_times_that_are_right_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "value", "said"),
+    ("key", "value", "said"),
     [
         ("wall_seconds", 4.5, "the run lasts 4.500 s"),
         ("activities.outside", 0.6, "activity outside is 0.600 s, not 0.800 s"),
@@ -272,10 +272,10 @@ def test_times_that_are_right_are_left_alone() -> None:
         ("throughput.steps_per_second", 5.0, "throughput is of 20.0 steps, not 10"),
     ],
 )
-def test_a_wrong_time_is_noticed(figure: str, value: Any, said: str) -> None:
+def test_a_wrong_time_is_noticed(key: str, value: Any, said: str) -> None:
     """Each of them was seen in a run whose counts were right."""
     truth, watch = truth_of_it()
     wrong = copy.deepcopy(summary())
-    change(figure, value)(wrong)
+    change(key, value)(wrong)
 
     assert said in " | ".join(times_of(wrong, truth, watch))

@@ -237,7 +237,7 @@ def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
 
 
 def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its figure would be missing without a reason."""
+    """Its metric would be missing without a reason."""
     reading = Reading()
     for _ in range(3):
         reading.notes.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})

@@ -24,7 +24,7 @@ from otel_train.exporters.otlp_json import metrics_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.stack import configuration
-from tests.support.figures import RESOURCE, START_NS, snapshot
+from tests.support.snapshots import RESOURCE, START_NS, snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

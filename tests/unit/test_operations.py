@@ -1,4 +1,4 @@
-"""Operations timed by token, from ``begin`` to the figures."""
+"""Operations timed by token, from ``begin`` to the metrics."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_token_may_end_in_another_thread() -> None:
 
 
 def test_a_token_that_has_ended_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The figure stays that of the first end; after three the operation is off, others go on."""
+    """The metric stays that of the first end; after three the operation is off, others go on."""
     bench = Bench()
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(3):

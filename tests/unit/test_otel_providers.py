@@ -1,4 +1,4 @@
-"""Our figures by way of the program's own OpenTelemetry providers."""
+"""Our metrics by way of the program's own OpenTelemetry providers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import otel_train
 from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otel_providers import ProviderExporter
-from tests.support.figures import RESOURCE, snapshot, spans
+from tests.support.snapshots import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ def test_our_metrics_are_collected_where_the_program_has_none() -> None:
     provider.shutdown()
 
 
-def test_the_last_figures_are_sent_at_the_end() -> None:
+def test_the_last_metrics_are_sent_at_the_end() -> None:
     """A reader that sends once a minute would never see those of a short run."""
     sent = Sent()
     provider = MeterProvider(
@@ -155,7 +155,7 @@ def test_a_session_exports_by_way_of_the_programs_providers(tmp_path: Path) -> N
 
     assert "train.batches" in names
     assert "train.step" in {span.name for span in kept.get_finished_spans()}
-    assert "train.batches" in names_in(reader.get_metrics_data())  # the last figures, sent at the end
+    assert "train.batches" in names_in(reader.get_metrics_data())  # the last metrics, sent at the end
     assert names_in(reader.get_metrics_data()) == set()
     meters.shutdown()
     tracers.shutdown()

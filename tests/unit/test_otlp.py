@@ -1,4 +1,4 @@
-"""Figures in the OpenTelemetry SDK's words, and in those of OTLP/JSON."""
+"""Metrics in the OpenTelemetry SDK's words, and in those of OTLP/JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otel_providers import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
 from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
-from tests.support.figures import RESOURCE, STEP, STEPS, snapshot, spans
 from tests.support.receiver import ids_in_base64
+from tests.support.snapshots import RESOURCE, STEP, STEPS, snapshot, spans
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
-def metrics_request(figures: Snapshot) -> ExportMetricsServiceRequest:
-    return encode_metrics(to_metrics_data(figures, sdk_resource(RESOURCE), sdk_scope("1")))
+def metrics_request(metrics: Snapshot) -> ExportMetricsServiceRequest:
+    return encode_metrics(to_metrics_data(metrics, sdk_resource(RESOURCE), sdk_scope("1")))
 
 
 def trace_request() -> ExportTraceServiceRequest:
@@ -85,7 +85,7 @@ def test_records_are_counted_without_reading_a_request() -> None:
 
 
 def test_a_line_takes_another_resource() -> None:
-    """Simulated ranks that share figures differ in nothing else."""
+    """Simulated ranks that share metrics differ in nothing else."""
     assert with_resource(metrics_line(snapshot(), {}, "1"), RESOURCE) == metrics_line(
         snapshot(), RESOURCE, "1"
     )
@@ -97,7 +97,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(value=numbers, loader=texts, observed=st.lists(durations, min_size=1, max_size=5))
-def test_any_figures_survive_the_way_through_a_file(value: float, loader: str, observed: list[float]) -> None:
+def test_any_metrics_survive_the_way_through_a_file(value: float, loader: str, observed: list[float]) -> None:
     """Infinities, odd label values and tiny numbers are written as the specification wants them."""
     labels = (("train.loader", loader),)
     point = HistogramPoint(
@@ -113,10 +113,10 @@ def test_any_figures_survive_the_way_through_a_file(value: float, loader: str, o
         explicit_counts=(0, 0, 0, len(observed)),
         exemplars=tuple(Exemplar(each, 1, 2, 3) for each in observed),
     )
-    figures = Snapshot(1, 2, (MetricFamily(STEPS, (Point(labels, value),)), MetricFamily(STEP, (point,))))
-    line = metrics_line(figures, RESOURCE, "1")
+    metrics = Snapshot(1, 2, (MetricFamily(STEPS, (Point(labels, value),)), MetricFamily(STEP, (point,))))
+    line = metrics_line(metrics, RESOURCE, "1")
     assert "\n" not in line
-    assert protobuf_of(line.encode(), "metrics") == metrics_request(figures).SerializeToString()
+    assert protobuf_of(line.encode(), "metrics") == metrics_request(metrics).SerializeToString()
 
 
 def test_an_empty_histogram_has_no_minimum() -> None:

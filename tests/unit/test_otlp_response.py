@@ -14,8 +14,8 @@ from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_response import ExportResponse, ExportResult, HttpResponse, read_http
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
-from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
+from tests.support.snapshots import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

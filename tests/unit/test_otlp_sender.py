@@ -15,7 +15,7 @@ from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff,
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
 from otel_train.exporters.spool import SpoolQueue
-from tests.support.figures import RESOURCE, snapshot, spans
+from tests.support.snapshots import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -273,7 +273,7 @@ def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> 
 
 
 def test_closing_sends_what_waits(make: Callable[..., Sender]) -> None:
-    """The last figures of a run matter most."""
+    """The last metrics of a run matter most."""
     collector = Collector()
     sender = make(collector)
     for steps in range(5):
@@ -387,7 +387,7 @@ def test_people_are_notified_of_refusals_once_a_minute(
 
 
 def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Sender], tmp_path: Path) -> None:
-    """DataLoader workers are forks: their figures would be counted twice, and they may outlive their parent."""
+    """DataLoader workers are forks: their metrics would be counted twice, and they may outlive their parent."""
     collector = Collector(held=True)
     sender = make(collector)
     sender.put("metrics", metrics())

@@ -1,4 +1,4 @@
-"""The line on how training goes, and the card that is shown only where it is asked for."""
+"""The line on how training goes, and the run summary that is shown only where it is asked for."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def train(until: Callable[[], bool]) -> None:
             time.sleep(0.001)
 
 
-def test_progress_is_one_line_and_the_card_comes_at_the_end(
+def test_progress_is_one_line_and_the_run_summary_comes_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``log_every_steps=50`` printed sixty lines of card every fifty steps."""
+    """``log_every_steps=50`` printed sixty lines of run summary every fifty steps."""
     said: list[str] = []
 
     def seen() -> bool:
@@ -108,7 +108,9 @@ def test_progress_is_one_line_and_the_card_comes_at_the_end(
     assert at_the_end.count("where the time went") == 1
 
 
-def test_a_report_that_is_asked_for_has_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_that_is_asked_for_has_the_run_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Who asks in the middle wants to see everything."""
     said: list[str] = []
 

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
-from tests.support.figures import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 from tests.support.slow_clients import trickling
+from tests.support.snapshots import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ labels = st.text(st.characters(exclude_categories=["Cs"]))
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(value=durations, gauge=numbers, loader=labels, seen=st.lists(durations, min_size=1, max_size=6))
-def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
+def test_any_metrics_are_read_back(  # noqa: PLR0917  # hypothesis
     exporter: PrometheusExporter, value: float, gauge: float, loader: str, seen: list[float]
 ) -> None:
     """Law 6, for quotes, newlines, infinities and values on a bucket's edge."""

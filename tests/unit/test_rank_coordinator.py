@@ -75,7 +75,7 @@ def join(members: list[Member], store: FakeStore, rank: int, world_size: int, **
 
 
 def test_a_rank_leaves_its_record_and_rank_0_reads_all(members: list[Member], store: FakeStore) -> None:
-    """Two ranks, two records, one figure."""
+    """Two ranks, two records, one metric."""
     first, second = join(members, store, 0, 2), join(members, store, 1, 2)
     second.turns()
     first.turns()
@@ -88,7 +88,7 @@ def test_a_rank_leaves_its_record_and_rank_0_reads_all(members: list[Member], st
 
 
 def test_without_a_process_group_nothing_is_started(members: list[Member], store: FakeStore) -> None:
-    """A run of one rank has no thread, no connection and no figure of ranks."""
+    """A run of one rank has no thread, no connection and no metric of ranks."""
     alone = join(members, store, 0, 1)
     alone.group = None
     alone.ranks.turn()

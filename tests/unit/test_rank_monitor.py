@@ -27,7 +27,7 @@ class Seen:
     def take(self, now_s: float, *reports: RankReport) -> list[HangSuspect]:
         return self.monitor.take({d.rank: encode(d) for d in reports}, now_s)
 
-    def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
+    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
         builder = MetricBuilder()
         self.monitor.write(builder)
         return {
@@ -44,11 +44,11 @@ def events(**counts: int) -> dict[str, int]:
     return dict.fromkeys(RANK_EVENT.values, 0) | counts
 
 
-def test_before_any_record_there_is_no_figure() -> None:
+def test_before_any_record_there_is_no_metric() -> None:
     """Not measured is absent: a 0 would page for two missing ranks."""
     seen = Seen()
 
-    assert seen.figures() == {}
+    assert seen.metrics() == {}
     assert seen.monitor.summary() is None
 
 
@@ -56,10 +56,10 @@ def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
     """It died without a word; the store still holds what it said last."""
     seen = Seen()
     seen.take(0.0, report(0, sequence=1), report(1, sequence=1))
-    assert seen.figures()["train.ranks.reporting"] == {(): 2}
+    assert seen.metrics()["train.ranks.reporting"] == {(): 2}
 
     seen.take(15.1, report(0, sequence=4), report(1, sequence=1))
-    assert seen.figures()["train.ranks.reporting"] == {(): 1}
+    assert seen.metrics()["train.ranks.reporting"] == {(): 1}
     assert seen.monitor.silent == [1]
 
 
@@ -76,7 +76,7 @@ def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
     seen = Seen()
     seen.take(0.0, report(0, events=events(oom=1)), report(1, events=events(oom=2, stall=1)))
     seen.take(5.0, report(0, sequence=2, events=events(oom=1, drop=4)))
-    found = seen.figures()["train.ranks.events"]
+    found = seen.metrics()["train.ranks.events"]
 
     assert found[("oom",)] == 3
     assert (found[("stall",)], found[("drop",)], found[("nonfinite",)]) == (1, 4, 0)
@@ -87,7 +87,7 @@ def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
     seen = Seen()
     seen.monitor.take({0: encode(report(0)), 1: "hello"}, 0.0)
 
-    assert seen.figures()["train.ranks.reporting"] == {(): 1}
+    assert seen.metrics()["train.ranks.reporting"] == {(): 1}
     assert seen.monitor.refused == 1
 
 
@@ -116,7 +116,7 @@ def test_as_many_series_for_many_ranks_as_for_few() -> None:
         seen.take(0.0, *begun)
         spent = {"data": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.001, "other": 0.001}
         seen.take(5.0, *(later(one, 10, spent) for one in begun))
-        return sum(len(points) for points in seen.figures().values())
+        return sum(len(points) for points in seen.metrics().values())
 
     assert series(2) == series(300) == 1 + 6 + 5 * 4
 
@@ -127,7 +127,7 @@ def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
     begun = [report(0), report(1)]
     seen.take(0.0, *begun)
     seen.take(5.0, later(begun[0], 10, {"data": 0.001}), later(begun[1], 10, {"data": 0.003}))
-    found = seen.figures()
+    found = seen.metrics()
 
     assert found["train.rank.work.time"][("data", "min")] == 0.001
     assert found["train.rank.work.time"][("data", "max")] == 0.003
@@ -147,7 +147,7 @@ def test_the_three_ranks_with_the_most_work_of_their_own_are_named() -> None:
             for rank, one in enumerate(begun)
         ),
     )
-    found = seen.figures()["train.straggler.excess.ratio"]
+    found = seen.metrics()["train.straggler.excess.ratio"]
 
     assert found == {
         ("2", "node-2", "data"): pytest.approx(0.5),
@@ -162,10 +162,10 @@ def test_a_rank_that_holds_the_run_up_is_named_until_it_moves() -> None:
     still: dict[str, Any] = {"stalled": True, "quiet_s": 310.0}
     stuck = report(1, stage="data", loader="train", after="optimizer", **still)
     seen.take(0.0, report(0, stage="backward", **still), stuck)
-    assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 310.0}
+    assert seen.metrics()["train.rank.stall.time"] == {("1", "node-1", "data"): 310.0}
 
     seen.take(5.0, report(0, sequence=2), report(1, sequence=2))
-    assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 0.0}
+    assert seen.metrics()["train.rank.stall.time"] == {("1", "node-1", "data"): 0.0}
 
 
 def test_rank_0_counts_samples_for_all_ranks_where_it_alone_exports() -> None:
@@ -175,6 +175,6 @@ def test_rank_0_counts_samples_for_all_ranks_where_it_alone_exports() -> None:
     seen.take(0.0, report(0, counted=mine), report(1, counted=mine))
     seen.take(5.0, report(0, sequence=2, counted=mine))
 
-    assert seen.figures()["train.samples"] == {("main", "train"): 160}
-    assert seen.figures()["train.tokens"] == {("train",): 10}
-    assert "train.samples" not in Seen().figures()
+    assert seen.metrics()["train.samples"] == {("main", "train"): 160}
+    assert seen.metrics()["train.tokens"] == {("train",): 10}
+    assert "train.samples" not in Seen().metrics()

@@ -50,7 +50,7 @@ def test_a_source_has_one_number(recorder: Recorder) -> None:
 def test_sources_beyond_the_bound_share_the_last_and_that_is_said_once(
     recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A number must fit in its twelve bits, and figures of several names are those of none."""
+    """A number must fit in its twelve bits, and metrics of several names are those of none."""
     with caplog.at_level(logging.WARNING, "otel_train"):
         for number in range(MAX_SOURCES + 10):
             last = recorder.source(SourceKind.STAGE, f"stage {number}")

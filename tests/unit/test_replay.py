@@ -17,8 +17,8 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
-from tests.support.figures import RESOURCE, START_NS, snapshot, spans
 from tests.support.receiver import http_receiver, refusing_address
+from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

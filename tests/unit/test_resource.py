@@ -124,7 +124,7 @@ def error_file(folder: str, attempt: int, rank: int) -> str:
 def test_what_is_unique_in_one_place_alone_is_another_run_elsewhere(
     one: dict[str, str], other: dict[str, str]
 ) -> None:
-    """Figures of two jobs under one id are the figures of neither."""
+    """Metrics of two jobs under one id are the metrics of neither."""
     assert found(one).run_id != found(other).run_id
 
 

@@ -26,7 +26,7 @@ from otel_train.exporters.run_directory import (
     read_jsonl,
 )
 from otel_train.files import dump_json
-from tests.support.figures import RESOURCE, snapshot, spans
+from tests.support.snapshots import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

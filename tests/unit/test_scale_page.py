@@ -27,8 +27,8 @@ def row(ranks: int, profile: str) -> Row:
     )  # fmt: skip
 
 
-def test_every_figure_of_a_row_is_in_the_table_under_its_head() -> None:
-    """A column too few and every figure stands for another."""
+def test_every_value_of_a_row_is_in_the_table_under_its_head() -> None:
+    """A column too few and every value stands for another."""
     head, ruler, line = (text.count("|") for text in as_table([row(4096, "reduced")]).splitlines())
 
     assert head == ruler == line

@@ -18,8 +18,8 @@ from benchmarks.scale.ranks import MOST_ACCOUNTS, SimulatedRanks, as_rank
 from benchmarks.scale.workload import EVAL_EVERY_STEPS, Workload
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
-from tests.support.figures import spans
 from tests.support.receiver import http_receiver, refusing_address
+from tests.support.snapshots import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def resources(requests: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_loop_goes_on_where_it_was_read_last() -> None:
-    """Ranks are read at odd moments; a batch that fell between two of them would be a gap in every figure."""
+    """Ranks are read at odd moments; a batch that fell between two of them would be a gap in every value."""
     whole, parts = Workload(10, 3, 0), Workload(10, 3, 0)
     once = whole.until(40 * NS_PER_S)
     pieces = [parts.until(at) for at in range(0, 40 * NS_PER_S + 1, NS_PER_S // 3 + 1)]
@@ -62,7 +62,7 @@ def test_the_loop_goes_on_where_it_was_read_last() -> None:
 
 
 def test_the_account_finds_the_steps_that_were_simulated() -> None:
-    """The figures come from the real account: if it does not see the loop, they are of something else."""
+    """The values come from the real account: if it does not see the loop, they are of something else."""
     simulated = cast_of(1)
     account = simulated.accounts[0]
     account.read(30 * NS_PER_S)
@@ -73,7 +73,7 @@ def test_the_account_finds_the_steps_that_were_simulated() -> None:
     assert account.run.evals.durations.count(0) == 1
 
 
-def test_ranks_beyond_the_accounts_share_figures_and_never_a_name() -> None:
+def test_ranks_beyond_the_accounts_share_values_and_never_a_name() -> None:
     """Two senders of one identity are one series with two truths."""
     simulated = cast_of(3 * MOST_ACCOUNTS)
     identities = {simulated.resource(rank)["service.instance.id"] for rank in simulated.ranks}
@@ -96,7 +96,7 @@ def test_spans_of_another_rank_keep_their_trace_and_get_ids_of_their_own() -> No
     ("profile", "metrics", "traces"), [("rank0_aggregate", {0}, {0, 8}), ("rank0", {0}, {0})]
 )
 def test_a_profile_decides_which_ranks_send(profile: str, metrics: set[int], traces: set[int]) -> None:
-    """The profile is what the figures are about."""
+    """The profile is what the values are about."""
     with http_receiver() as received:
         words = ["--ranks", "16", "--profile", profile, "--duration", "1.5", "--export-every", "1"]
         # On a busy machine an export may be left out, which is 1.
@@ -124,20 +124,20 @@ def test_every_rank_sends_and_ends_its_run(capsys: pytest.CaptureFixture[str]) -
     assert "0 refused" in out
 
 
-def test_its_figures_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_values_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str]) -> None:
     """A stack is sized by them."""
     with http_receiver() as received:
         words = ["--ranks", "3", "--duration", "0.5", "--export-every", "10", "--endpoint", received.endpoint]
         assert main(["--json", *words]) == 0
-        figures = json.loads(capsys.readouterr().out)
+        values = json.loads(capsys.readouterr().out)
     points = [
         sum(len(getattr(m, m.WhichOneof("data")).data_points) for m in scope.metrics)
         for request in received.metrics
         for scope in request.resource_metrics[0].scope_metrics
     ]
 
-    assert figures["samples"] == sum(points[:-3]) > 0
-    assert figures["series"] == sum(points[-3:]) > figures["most_series"] > 0
+    assert values["samples"] == sum(points[:-3]) > 0
+    assert values["series"] == sum(points[-3:]) > values["most_series"] > 0
 
 
 def test_where_no_server_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[str]) -> None:

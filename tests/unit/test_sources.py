@@ -376,7 +376,7 @@ def test_a_run_says_where_each_of_its_settings_comes_from(
     assert otel_train.current() is None
 
 
-def test_the_card_names_files_that_settings_come_from() -> None:
+def test_the_run_summary_names_files_that_settings_come_from() -> None:
     """Whoever starts a run may not know of a file that another user wrote."""
     summary = {
         "settings_from": {
@@ -387,11 +387,11 @@ def test_the_card_names_files_that_settings_come_from() -> None:
         }
     }
 
-    card = render_run_summary(summary, width=80, color=False, unicode=True)
+    run_summary = render_run_summary(summary, width=80, color=False, unicode=True)
 
-    assert "settings   run_dir from /a/pyproject.toml\n" in card
-    assert "wandb from /b\n" in card
-    assert "otlp" not in card
+    assert "settings   run_dir from /a/pyproject.toml\n" in run_summary
+    assert "wandb from /b\n" in run_summary
+    assert "otlp" not in run_summary
 
 
 def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project: Path) -> None:

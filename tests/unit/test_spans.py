@@ -113,7 +113,7 @@ def test_a_step_says_what_it_is() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    """Zero for "not measured" is a wrong figure."""
+    """Zero for "not measured" is a wrong value."""
     attributes = tracer().step(facts(samples=0, loader="", baseline_ns=0))[0][1].attributes
 
     absent = {catalog.SPAN_LOADER.name, catalog.BATCH_SIZE.name, catalog.STEP_BASELINE.name}

@@ -78,7 +78,7 @@ def test_code_runs_before_and_after_a_stage() -> None:
     assert times == [0, 2]
 
 
-def test_what_no_figure_counts_apart_is_no_run_of_its_own() -> None:
+def test_what_no_metric_counts_apart_is_no_run_of_its_own() -> None:
     """A model inside a model, recomputation in backward, an optimizer inside its scaler."""
     bench = Bench()
     bench.watch("forward", "backward", "optimizer")
@@ -193,7 +193,7 @@ def test_one_that_fails_is_said_once_and_off_after_three(caplog: pytest.LogCaptu
 
 
 def test_ctrl_c_in_it_is_the_users() -> None:
-    """A stop that does not stop is worse than a missing figure."""
+    """A stop that does not stop is worse than a missing metric."""
     bench = Bench()
 
     def stop() -> None:

@@ -128,7 +128,7 @@ def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them(
 
 
 def test_every_edge_is_written_whatever_the_scheduler_does() -> None:
-    """A capture must not cost a single figure."""
+    """A capture must not cost a single metric."""
     loop = LoopState()
     loop.steps(1)
     loop.arm(steps=1, warmup=1)

@@ -188,7 +188,7 @@ def test_the_spread_is_over_ranks_per_step() -> None:
     assert data.excess_ratio == pytest.approx(0.0075 / 0.0135)
 
 
-def test_a_stage_that_no_rank_has_measured_has_no_figure() -> None:
+def test_a_stage_that_no_rank_has_measured_has_no_value() -> None:
     """Not measured is absent, never zero."""
     job = Job(2)
     job.window(FAIR, FAIR)

@@ -101,7 +101,7 @@ def test_a_failed_occurrence_is_timed_and_marked() -> None:
 
 
 def test_samples_that_cannot_be_counted_are_not_zero() -> None:
-    """A batch of unknown size must not turn samples per second into a lower figure."""
+    """A batch of unknown size must not turn samples per second into a lower value."""
     tape = Tape()
     for samples in (4, 4, 2):
         tape.ask("code", samples=samples).forward().backward().update()

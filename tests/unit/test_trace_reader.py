@@ -211,7 +211,7 @@ def test_a_value_of_another_type_counts_as_not_said(tmp_path: Path, change: dict
     "change", [{"ts": 1e300}, {"ts": "NaN"}, {"dur": -1.0}, {"dur": 10**400}, {"ts": None}, {"dur": 1e18}]
 )
 def test_an_event_without_an_instant_is_left_out_and_counted(tmp_path: Path, change: dict[str, Any]) -> None:
-    """It would stretch every figure."""
+    """It would stretch every value."""
     events = [EVENT, {**EVENT, **change}, EVENT]
 
     trace = read(write(tmp_path / "t.json", {"traceEvents": events}))

@@ -36,11 +36,11 @@ class Rows:
         self.account = run_state(ANCHOR, stall_after_s=1e9)
         self.facts = {"code": LoaderFacts(workers=workers)}
         epochs = EpochWindow(self.account.totals, lambda: self.facts, **settings)
-        self.figures = FlatMetrics(
+        self.metrics = FlatMetrics(
             self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
         )
         self.rows: list[FlatRow] = []
-        self.account.on_closed_steps = lambda *facts: self.rows.extend(self.figures.take(*facts))
+        self.account.on_closed_steps = lambda *facts: self.rows.extend(self.metrics.take(*facts))
 
     def play(self, tape: Tape, cuts: Sequence[int] = ()) -> list[FlatRow]:
         times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
@@ -196,9 +196,9 @@ def test_a_reset_begins_the_totals_anew() -> None:
     rows.play(Tape().step().step().stop())
     assert rows.rows[-2].values["profiling/training_step_count"] == 2
 
-    rows.figures.reset()
+    rows.metrics.reset()
 
-    assert rows.figures._operations.values() == {}
+    assert rows.metrics._operations.values() == {}
 
 
 def epochs(*, samples: int = 8, count: int = 2) -> Tape:
@@ -303,7 +303,7 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
         tape.update(4 * MS)
     rows = Rows(every_steps=0)
     rows.play(tape.stop("a", ns=0).stop("b", ns=0))
-    values = rows.figures.finish()[-1].values
+    values = rows.metrics.finish()[-1].values
 
     assert values["samples_per_second"] == pytest.approx(800)
     assert values["dl_a/samples_per_second"] == pytest.approx(2 / 0.003)  # over the time of its own batches
@@ -314,7 +314,7 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
 def of_epochs(tape: Tape, cuts: Sequence[int] = ()) -> list[tuple[float, ...]]:
     """Of every epoch its number, the steps up to its end, batches of ``a`` in it, and of ``b``; each step is 62 ns."""
     rows = Rows(every_steps=0)
-    made = [*rows.play(tape, cuts), *rows.figures.finish()]
+    made = [*rows.play(tape, cuts), *rows.metrics.finish()]
     return [
         (row.epoch, row.step, *(row.values.get(f"dl_{name}/batches_per_second", 0.0) for name in "ab"))
         for row in made
@@ -431,7 +431,7 @@ def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> Non
     made = rows.play(steps(steps(tape, "aa").stop("a", ns=0), "b").stop("b", ns=0))
 
     assert [(row.epoch, row.step) for row in made] == [(1, 3)]
-    assert [row for row in rows.figures.finish() if row.of_epoch] == []
+    assert [row for row in rows.metrics.finish() if row.of_epoch] == []
 
 
 def test_an_epoch_that_is_not_over_is_none() -> None:
@@ -444,13 +444,13 @@ def test_an_epoch_that_is_not_over_is_none() -> None:
 def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
     """The step that had its update is in it: the program said "now" between two steps."""
     tape = rounds(Tape(), 3).report(1)
-    figures = Rows(every_steps=0)
-    rows = figures.play(rounds(tape, 2).spend(MS))
+    played = Rows(every_steps=0)
+    rows = played.play(rounds(tape, 2).spend(MS))
 
     assert [(row.step, row.of_epoch) for row in rows] == [(3, False)]
     assert rows[0].values["profiling/training_step_count"] == 3
-    assert figures.figures.report(1, 0) == []
-    (late,) = figures.figures.report(2, 0)
+    assert played.metrics.report(1, 0) == []
+    (late,) = played.metrics.report(2, 0)
     assert (late.step, late.values["profiling/training_step_count"]) == (5, 5)
 
 
@@ -498,10 +498,10 @@ def test_where_epochs_are_marked_the_ends_of_loaders_are_none() -> None:
 
 def test_the_last_epoch_marked_ends_with_the_session() -> None:
     """``epoch()`` at the top of the loop has no later call that ends the last one."""
-    figures = Rows(every_steps=0)
-    rows = figures.play(rounds(Tape().epoch(1), 4))
+    played = Rows(every_steps=0)
+    rows = played.play(rounds(Tape().epoch(1), 4))
 
-    assert [(row.epoch, row.of_epoch) for row in figures.figures.finish()] == [(1, False), (1, True)]
+    assert [(row.epoch, row.of_epoch) for row in played.metrics.finish()] == [(1, False), (1, True)]
     assert rows == []
 
 
@@ -518,11 +518,11 @@ def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
 def test_epochs_are_counted_without_a_tracker() -> None:
     """A run of W&B may open in the third epoch."""
     rows = Rows(every_steps=0)
-    rows.account.on_closed_steps = rows.figures.skip
+    rows.account.on_closed_steps = rows.metrics.skip
 
     rows.play(rounds(Tape().epoch(3), 2).epoch_over().spend(MS))
 
-    assert rows.figures.epoch == 4
+    assert rows.metrics.epoch == 4
 
 
 @given(cuts=st.lists(st.integers(1, 100), max_size=6, unique=True).map(sorted))

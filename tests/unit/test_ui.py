@@ -132,7 +132,7 @@ def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
 
 
 def test_what_opens_doors_is_not_shown(tmp_path: Path) -> None:
-    """The token arms captures: whoever may look at figures may not do that."""
+    """The token arms captures: whoever may look at values may not do that."""
     run = leave_run(tmp_path, [5])
     (run / "rank0/capture-token").write_text(TOKEN)
 
@@ -315,12 +315,12 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "a summary that is a folder": lambda run: folder(run / "rank0/summary.json"),
     "a deep summary": lambda run: (run / "rank0/summary.json").write_text("[" * 100_000),
     "a large summary": lambda run: (run / "rank0/summary.json").write_text(" " * (5 << 20)),
-    "figures that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", verdicts={}, telemetry=[], ranks=3),
-    "figures that are words": lambda run: say_summary(
+    "values that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", verdicts={}, telemetry=[], ranks=3),
+    "values that are words": lambda run: say_summary(
         run, wall_seconds="long", started_unix_s="early", steps={"train": "many"}, stages=[{"stage": {}}], loaders=["x"],
         verdicts=["x"], batches={"a": "b"}, step_durations=[None], activities={"data_wait": "x"}, world_size="two",
     ),
-    "figures too large": lambda run: say_summary(
+    "values too large": lambda run: say_summary(
         run, wall_seconds=1e999, started_unix_s=1e300, steps={"train": 10**400}, activities={"data_wait": float("nan")}, state=[],
     ),
     "surrogates": lambda run: say_summary(run, run_name="\ud800", host="\udfff"),
@@ -484,12 +484,12 @@ def test_one_run_is_shown_alone(tmp_path: Path) -> None:
 def test_memory_is_what_the_files_say_of_it(tmp_path: Path) -> None:
     """Keys come with the version that wrote them; what is not there is absent."""
     run = leave_run(tmp_path, [5])
-    figures: dict[str, Any] = {
+    values: dict[str, Any] = {
         "memory_peak_bytes": 3e8,
         "memory_dataset_mb": 2.0,
         "memory": {"cache_bytes": 5e6, "unknown_bytes": None},
     }
-    say_summary(run, **figures)
+    say_summary(run, **values)
 
     text = page(tmp_path, "r1", tab="memory").text
 

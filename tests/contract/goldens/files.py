@@ -1,6 +1,6 @@
 """What a run says in public, as files that are compared: the same wherever and whenever it is run.
 
-Only this is changed: figures of the machine and of the process are ``MACHINE``, and the versions of what is installed are
+Only this is changed: values of the machine and of the process are ``MACHINE``, and the versions of what is installed are
 left out (``READINGS``, ``VERSIONS``, ``plain``); so are descriptions, which are the catalog's, and what is empty. What has
 no order of its own (attributes, metrics, series, spans) is sorted, and numbers are rounded to twelve digits.
 """

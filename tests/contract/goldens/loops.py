@@ -1,6 +1,6 @@
 """Ten training loops whose every millisecond is spent on purpose; only ``clock.spend`` lets time pass.
 
-Durations differ from stage to stage and from loop to loop, so that time given to the wrong one shows in the figures.
+Durations differ from stage to stage and from loop to loop, so that time given to the wrong one shows in the values.
 """
 
 from __future__ import annotations

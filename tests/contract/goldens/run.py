@@ -50,7 +50,7 @@ class Printed(io.StringIO):
 
 
 class Console(Printed):
-    """Standard error of a program. When the card is printed the figures are final, and ``/metrics`` is still served."""
+    """Standard error of a program. When the run summary is printed the values are final, and ``/metrics`` is still served."""
 
     url: str | None = None
     page = ""
@@ -90,7 +90,7 @@ def _said(name: str, home: Path) -> dict[str, str]:
     said = {
         "spent.json": json.dumps({on: ns / 10**9 for on, ns in clock.spent_ns.items()}, indent=1) + "\n",
         "summary.json": files.summary(json.loads((rank / "summary.json").read_text(encoding="utf-8")), runs),
-        "card.txt": files.plain(console.getvalue(), runs),
+        "run_summary.txt": files.plain(console.getvalue(), runs),
         "metrics.txt": files.page(console.page),
         "metrics.otlp.jsonl": files.metrics(metrics),
         "spans.otlp.jsonl": files.spans(spans),

@@ -36,7 +36,7 @@ def main() -> None:
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            accelerator.log({"loss": loss.detach(), "note": "text is no figure"}, step=steps)
+            accelerator.log({"loss": loss.detach(), "note": "text is no number"}, step=steps)
             steps += accelerator.sync_gradients
     accelerator.end_training()
     tell({"steps": steps, "evals": 0, "weights": digest(accelerator.unwrap_model(model))})

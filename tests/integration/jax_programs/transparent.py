@@ -90,9 +90,9 @@ def main() -> None:
         raised = str(error)
     session.close()
     assert session.run_directory is not None
-    figures = json.loads((session.run_directory / "rank0" / "summary.json").read_text())
+    values = json.loads((session.run_directory / "rank0" / "summary.json").read_text())
     calls = Counter[str]()
-    for row in figures["stages"]:
+    for row in values["stages"]:
         calls[row["stage"]] += row["count"] or 0
     sys.stdout.write(
         json.dumps(
@@ -101,11 +101,11 @@ def main() -> None:
                     call for call in bare if inside[call] != bare[call]
                 ], "calls": dict(calls), "ready": ready, "method": scaled == bits(ONES * 3.0),
                 "documented": Scaled.scale.__doc__, "refused": refused, "raised": raised,
-                "failed": sum(row["failed"] for row in figures["stages"] if row["stage"] == "make_step"),
+                "failed": sum(row["failed"] for row in values["stages"] if row["stage"] == "make_step"),
                 "after close": bits(Scaled().scale(ONES)) == scaled,
                 "torch": [name for name in sys.modules if name.partition(".")[0] == "torch"],
-                "unobserved": figures["unobserved"],
-                "faults": figures["telemetry"]["faults"],
+                "unobserved": values["unobserved"],
+                "faults": values["telemetry"]["faults"],
             }
         )
     )  # fmt: skip

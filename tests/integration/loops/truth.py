@@ -163,7 +163,7 @@ class Truth:
         self.steps[phase] += 1
 
     def counted(self) -> dict[str, int]:
-        """The six figures of the table of loops."""
+        """The six values of the table of loops."""
         return {
             "steps": self.steps[TRAIN],
             "evals": self.steps.total() - self.steps[TRAIN],

@@ -1,4 +1,4 @@
-"""The card of a run, read back: every figure on it, and the key of ``summary.json`` that it shows."""
+"""The printed run summary, read back: every value on it, and the key of ``summary.json`` that it shows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 MODEL_COLUMNS = ("count", "avg", "p50", "p95", "p99")
 
 
-def card_differences(card: str, summary: Summary) -> Iterator[str]:
-    """What the card shows that is not what a key says, or of which no key is known.
+def run_summary_differences(run_summary: str, summary: Summary) -> Iterator[str]:
+    """What the run summary shows that is not what a key says, or of which no key is known.
 
     Args:
-        card: lines without colours.
-        summary: that the card was made of.
+        run_summary: its lines without colours.
+        summary: the document that it was made of.
     """
-    body = card[card.index("━━ otel_train") :]
+    body = run_summary[run_summary.index("━━ otel_train") :]
     for section in re.split(r"\n\s*\n", body):
         lines = [text for text in section.splitlines() if text.strip(" ━")]
         if not lines:
@@ -93,7 +93,7 @@ def _stages(lines: Sequence[str], summary: Summary) -> Iterator[str]:
             ]:
                 yield f"{place}: {text.strip()!r} is no key"
             continue
-        name, *figures = re.split(r"\s{2,}", text.strip())
+        name, *values = re.split(r"\s{2,}", text.strip())
         where = f"{place}, {name}"
         if name == "step":
             [step] = [
@@ -106,7 +106,7 @@ def _stages(lines: Sequence[str], summary: Summary) -> Iterator[str]:
                 *(row[column] for column in MODEL_COLUMNS),
                 (row["self_seconds"] or None) and row["self_seconds"] / phase_s,
             ]
-        yield from differences(" ".join(figures[: len(keys)]), [_cells(keys)], where=where)
+        yield from differences(" ".join(values[: len(keys)]), [_cells(keys)], where=where)
 
 
 def _cells(keys: Sequence[float | None]) -> Line:
@@ -163,7 +163,7 @@ def _inside(row: Mapping[str, Any]) -> list[Line]:
 
 
 def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
-    """Claim and advice are keys, word for word; their figures are among the numbers of the finding."""
+    """Claim and advice are keys, word for word; their values are among the numbers of the finding."""
     findings = iter(summary["verdicts"])
     since_s = summary["wall_seconds"] - summary["activities"]["init"]
     blocks: list[list[str]] = []
@@ -254,7 +254,7 @@ def _unobserved(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     said = [f"{row['what']} {row['name']}: {row['reason']}" for row in summary["unobserved"]]
     text = " ".join(" ".join(lines).split())
     if missing := [each for each in said if each not in text]:
-        yield f"not seen: {missing} is not on the card"
+        yield f"not seen: {missing} is not in the run summary"
 
 
 def _telemetry(lines: Sequence[str], summary: Summary) -> Iterator[str]:
@@ -287,4 +287,4 @@ SECTIONS = (
     ("incomplete, not seen", _unobserved),
     ("telemetry", _telemetry),
 )
-"""By what its first line begins with: what reads a section of the card."""
+"""By what its first line begins with: what reads a section of the run summary."""
