@@ -98,7 +98,7 @@ def test_steps_are_counted_and_compiling_is_distinguished(runs: str) -> None:
     assert "recompiling" not in [finding["name"] for finding in steady["verdicts"]]
 
 
-def test_a_loop_of_changing_shapes_gets_the_reason_why_it_is_slow(runs: str) -> None:
+def test_for_a_loop_of_changing_shapes_the_finding_names_recompiles(runs: str) -> None:
     """39 of 40 steps compile again."""
     changing = said_by("shapes.py", runs, "changing")
     first = changing["verdicts"][0]

@@ -179,7 +179,7 @@ def test_the_advice_fits_the_loader(workers: dict[str, int], advice: str) -> Non
     assert advice in verdict(stage("data", 5.0), stage("forward", 5.0), workers=workers)[0].advice
 
 
-def test_a_run_that_waits_for_nothing_gets_what_it_does() -> None:
+def test_a_run_that_waits_for_nothing_is_compute_bound() -> None:
     """That nothing is wrong is a finding, too."""
     first = verdict(stage("data", 1.0), stage("forward", 20.0), stage("backward", 79.0))[0]
 
@@ -209,7 +209,7 @@ def test_a_few_long_steps_are_enough() -> None:
     assert verdict(stage("data", 100.0), stage("forward", 100.0), steps=4)[0].name == "too_early"
 
 
-def test_a_program_without_a_step_gets_what_to_instrument() -> None:
+def test_a_program_without_a_step_is_advised_to_call_step() -> None:
     """An hour in which no step is counted is not early."""
     rows = [stage("forward", 600.0, "val", "eval"), stage("data", 100.0, "val", "eval")]
     activities = {"init": 1000.0, "eval": 700.0}

@@ -133,7 +133,7 @@ def at_exit(program: Program) -> list[str]:
     return program.lines
 
 
-def test_a_program_that_compiles_and_takes_no_gradient_gets_what_to_add(program: Program) -> None:
+def test_a_program_that_compiles_and_takes_no_gradient_is_advised_at_exit(program: Program) -> None:
     """Evolution, a solver of its own: it may well train. Silence would read as a defect of otel_train."""
     program.monitoring.compile("generation")
     program.clock.tick(ms=2000)

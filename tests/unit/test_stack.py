@@ -220,7 +220,7 @@ def test_a_part_that_was_named_must_be_there(
         stack.start("prometheus", "jaeger")
 
 
-def test_a_machine_without_any_part_gets_how_to_get_them(tmp_path: Path) -> None:
+def test_without_any_part_the_error_names_the_install_script(tmp_path: Path) -> None:
     """An empty stack must not say that it is up."""
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
     with pytest.raises(StackError, match=r"nothing to start.*tools/get_components.sh"):

@@ -180,7 +180,7 @@ def test_the_label_of_captures_knows_every_finding() -> None:
     assert len({name for name, *_ in CASES}) >= len(RULES)
 
 
-def test_a_healthy_loop_gets_a_finding_that_says_so(tmp_path: Path) -> None:
+def test_a_healthy_loop_has_the_finding_that_nothing_is_wrong(tmp_path: Path) -> None:
     """Silence would leave open whether the rules were applied."""
     [finding] = found_in(tmp_path, healthy).values()
 
