@@ -258,12 +258,12 @@ NOT_SEARCHED = {"CHANGELOG.md", "test_house.py"}
 """The change log names what was renamed; this module lists the words."""
 
 STILL_USED: dict[str, tuple[int, int, int, int]] = {
-    "pump(?:s|ed|ing)?": (3, 2, 1, 5),
+    "pump(?:s|ed|ing)?": (3, 2, 1, 5),  # pump_cpu_seconds in summary.json, a value of train.telemetry.component
     "tellers?|told": (10, 0, 0, 0),
     "verdicts?": (24, 5, 0, 139),
     "(?<!volume )claim(?:s|ed|ing)?": (14, 3, 0, 81),
     "cards?": (2, 1, 0, 1),
-    "lean": (1, 0, 0, 1),
+    "lean": (1, 0, 0, 1),  # a former value of export_profile
     "(?<!\\.)(?<!compare )digests?(?! size)": (4, 5, 5, 27),
     "by hand": (2, 0, 1, 2),
     "unobserved": (5, 12, 2, 27),

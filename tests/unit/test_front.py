@@ -281,7 +281,7 @@ NO_STEP: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
-def test_a_program_of_jax_without_a_step_gets_what_was_seen_and_what_to_add(source: StepSource) -> None:
+def test_a_program_of_jax_without_a_step_has_a_gap_that_names_what_to_add(source: StepSource) -> None:
     """Its run summary has nothing but zeros: the reader must learn which two lines are missing."""
     run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
