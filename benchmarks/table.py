@@ -100,7 +100,7 @@ def _marked(row: Row) -> tuple[str, str, str, str]:
     return what, budget, measured, f"**{status}**" if loud else status
 
 
-def notes(rows: Sequence[Row]) -> str:
+def remarks(rows: Sequence[Row]) -> str:
     """How to read the rows that need saying."""
     return "\n".join(f"- {row.what}: {row.reason}." for row in rows if row.reason and row.values)
 
@@ -114,7 +114,7 @@ def page_with(rows: Sequence[Row], machine: Machine, *, device: str, page: str) 
         device: ``cpu`` or ``cuda``; each has its own table.
         page: the page as it is; "" for none yet.
     """
-    parts = [begin_mark(device), machine.sentence(), markdown_table(rows), notes(rows), end_mark(device)]
+    parts = [begin_mark(device), machine.sentence(), markdown_table(rows), remarks(rows), end_mark(device)]
     block = "\n\n".join(part for part in parts if part)
     begin, end = page.find(begin_mark(device)), page.find(end_mark(device))
     if begin >= 0 and end > begin:

@@ -82,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
         "--duration", type=float, default=60.0, metavar="S", help="seconds; 0: until Ctrl-C (default: 60)"
     )
     parser.add_argument(
-        "--profile", default="auto", metavar="P", help="auto, full, reduced, digest or rank0 (default: auto)"
+        "--profile",
+        default="auto",
+        metavar="P",
+        help="auto, full, reduced, rank0_aggregate or rank0 (default: auto)",
     )
     parser.add_argument("--endpoint", default="", metavar="URL", help="base address of the Collector")
     parser.add_argument(

@@ -99,14 +99,14 @@ def report_differences(text: str, summary: Summary) -> Iterator[str]:
         keys += [waits.get(name, {}).get(key) for key in ("total_seconds", "avg", "p95")]
         expected += [(f"loader {name}", cell, key) for cell, key in zip(cells, keys, strict=False)]
     shares = re.findall(r"(?m)^(\S+ %) of (?:training time|the run) · ", text)
-    found = [verdict["share"] for verdict in summary["verdicts"] if verdict["share"]]
+    found = [finding["share"] for finding in summary["verdicts"] if finding["share"]]
     expected += [("share of a finding", cell, key) for cell, key in zip(shares, found, strict=True)]
     for what, cell, key in expected:
         if not Shown.of(cell).is_of(key):
             yield f"{what} is {cell}; the key is {key}"
-    for verdict in summary["verdicts"]:
-        if verdict["claim"].replace("`", "") not in text:
-            yield f"the claim of {verdict['name']} is not there as it is"
+    for finding in summary["verdicts"]:
+        if finding["claim"].replace("`", "") not in text:
+            yield f"the summary of {finding['name']} is not there as it is"
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -1,4 +1,4 @@
-"""Rules ask for what is published, have the form that they claim, and alerts and runbooks belong together."""
+"""Rules ask for what is published, have the form that their names say, and alerts and runbooks belong together."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class Computes(torch.nn.Module):  # type: ignore[name-defined]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kind", "after", "verdict"),
+    ("kind", "after", "name"),
     [
         (Launches, lambda _: None, "launch_bound"),
         (Computes, lambda loss: loss.item(), "sync_bound"),
@@ -223,7 +223,7 @@ class Computes(torch.nn.Module):  # type: ignore[name-defined]
     ],
 )
 def test_the_finding_says_whether_host_or_device_waits(
-    kind: Any, after: Any, verdict: str, tmp_path: Path
+    kind: Any, after: Any, name: str, tmp_path: Path
 ) -> None:
     """Three loops of which the cause is known."""
     model = kind().cuda()
@@ -234,7 +234,7 @@ def test_the_finding_says_whether_host_or_device_waits(
     summary = session.summary()
     session.close()
 
-    assert summary["verdicts"][0]["name"] == verdict, summary["verdicts"]
+    assert summary["verdicts"][0]["name"] == name, summary["verdicts"]
 
 
 def test_the_hardware_answers_or_is_left_out() -> None:

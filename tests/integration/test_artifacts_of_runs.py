@@ -145,7 +145,7 @@ def test_the_demo_trains_the_epochs_that_are_asked_for(tmp_path: Path, profiler:
 def test_profile_clean_removes_what_the_targets_wrote_and_nothing_else(tmp_path: Path) -> None:
     """A clean that takes a run of the user's with it is never typed again."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    mine = [tmp_path / "runs" / "r1" / "run.json", tmp_path / ".profile" / "notes.txt"]
+    mine = [tmp_path / "runs" / "r1" / "run.json", tmp_path / ".profile" / "other.txt"]
     written = [
         tmp_path / ".profile" / name for name in ("runs/r1/run.json", "artifacts/trace.json", ".gitignore")
     ]

@@ -77,7 +77,7 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
     console = capsys.readouterr().err
     (path,) = (tmp_path / "seen" / "captures").glob("*.record.json")
     record = json.loads(path.read_text())
-    claim, steps = record["finding"]["claim"], record["steps"]
+    sentence, steps = record["finding"]["claim"], record["steps"]
 
     everything = spans(tmp_path)
     (capture,) = [span for span in everything.values() if span["name"] == "train.profiler.capture"]
@@ -85,7 +85,7 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
     kept = [attributes_of(span) for span in linked if span["name"] != "train.run"]
     assert [int(step["train.step.index"]) for step in kept] == list(range(steps[0], steps[1] + 1))
     assert {step["train.keep.reason"] for step in kept} == {"profiler"}
-    assert attributes_of(capture)["train.profiler.finding"] == claim
+    assert attributes_of(capture)["train.profiler.finding"] == sentence
     trace = attributes_of(capture)["train.profiler.file"]
 
     assert newest(tmp_path) == {
@@ -94,14 +94,14 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
         "train.profiler.trigger": "on_demand",
     }
     events = (tmp_path / "seen" / "rank0" / "events.jsonl").read_text()
-    assert json.dumps(claim)[1:-1] in events
+    assert json.dumps(sentence)[1:-1] in events
     assert record["epoch"] == steps[0] // BATCHES + 1
     assert [each.name for each in (tmp_path / "plain").glob("*.json")] == [f"epoch_{record['epoch']}.json"]
     assert f"captured steps {steps[0]} to {steps[1]}: {trace}" in console
-    assert f"otel_train:   {claim}" in console
+    assert f"otel_train:   {sentence}" in console
     assert record["top_cpu_ops"][0]["name"][:12] in console  # a long one is shortened in the middle
     summary = json.loads((tmp_path / "seen" / "rank0" / "summary.json").read_text())
-    assert [(row["file"], row["finding"]) for row in summary["captures"]] == [(trace, claim)]
+    assert [(row["file"], row["finding"]) for row in summary["captures"]] == [(trace, sentence)]
     for command in ("summary", "postmortem", "report"):
         assert main([command, "seen", "--run-dir", str(tmp_path)]) == 0
         said = " ".join(capsys.readouterr().out.split())

@@ -96,7 +96,7 @@ def wait_per_batch(summary: dict[str, Any]) -> float:
 
 
 @pytest.mark.timeout(400)
-def test_the_verdict_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy: None) -> None:
+def test_the_finding_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy: None) -> None:
     """The result of the first run must not depend on what else the machine does."""
     first = start(tmp_path / "first", "--steps=60", "--minutes=3")
     shown, complaints = first.communicate(timeout=150)

@@ -186,7 +186,7 @@ def seen(place: Callable[[Callable[..., Any]], None], watch: Callable[..., Any])
 
 
 def shown(error: BaseException | None) -> dict[str, Any]:
-    """Type, message, notes, causes and frames; of torch's frames the names, for lines inside may differ."""
+    """Type, message, added lines, causes and frames; of torch's frames the names, for lines inside may differ."""
     if error is None:
         return {}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]

@@ -29,7 +29,7 @@ def stalls(runs: Path, rank: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def verdict(runs: Path) -> dict[str, Any]:
+def main_finding(runs: Path) -> dict[str, Any]:
     """The leading finding of rank 0."""
     found: dict[str, Any] = summary(runs)["verdicts"][0]
     return found
@@ -39,7 +39,7 @@ def verdict(runs: Path) -> dict[str, Any]:
 def test_a_slowed_rank_is_named_with_its_stage(tmp_path: Path, world_size: int, stage: str) -> None:
     """Every rank takes equally long for a step: only the others' records tell rank 0 which rank it waits for."""
     whole(tmp_path, world_size, steps=260, slow_s={stage: 0.05})
-    found, ranks = verdict(tmp_path), summary(tmp_path)["ranks"]
+    found, ranks = main_finding(tmp_path), summary(tmp_path)["ranks"]
 
     assert found["name"] == "straggler_bound", found
     assert found["evidence"]["rank"] == 1

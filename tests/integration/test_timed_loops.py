@@ -47,7 +47,7 @@ def run(name: str, folder: Path) -> tuple[Truth, Watch]:
 
 @pytest.mark.parametrize("name", TIMED)
 def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Path) -> None:
-    """Counts can be right and times wrong: rates, verdicts and advice all come from times."""
+    """Counts can be right and times wrong: rates, findings and advice all come from times."""
     truth, watch = run(name, tmp_path)
     summary = watch.sessions[-1].summary()
 

@@ -44,7 +44,7 @@ def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Straggler | No
 
 
 @given(jobs, st.data())
-def test_renaming_the_ranks_renames_the_verdict(spent: list[list[float]], data: st.DataObject) -> None:
+def test_renaming_the_ranks_renames_the_finding(spent: list[list[float]], data: st.DataObject) -> None:
     """Rank 0 is treated like any other."""
     spent = synchronous(spent)
     order = data.draw(st.permutations(range(len(spent))))
@@ -73,7 +73,7 @@ def test_a_job_twice_as_slow_has_the_same_straggler(spent: list[list[float]], sc
 
 @given(times, st.integers(2, 8), st.integers(1, 20))
 def test_without_a_difference_no_rank_is_named(mine: list[float], ranks: int, rounds: int) -> None:
-    """No evidence, no verdict."""
+    """No evidence, no finding."""
     stragglers = Stragglers()
     now = world(ranks)
     stragglers.take(now)

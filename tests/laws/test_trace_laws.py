@@ -1,4 +1,4 @@
-"""What holds for every trace, and for every text that claims to be one."""
+"""What holds for every trace, and for every text that is given as one."""
 
 from __future__ import annotations
 

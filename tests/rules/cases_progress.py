@@ -172,7 +172,7 @@ CASES = (
         (quiet("TrainRanksMissing", 9),),
     ),
     Case(
-        "the digest loses a rank, and tells of one that ran out of memory",
+        "rank 0 counts a rank less, and reports one that ran out of memory",
         60,
         {
             f"train_ranks_reporting{{{R}}}": "8x20 7x40",

@@ -162,8 +162,8 @@ def _inside(row: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
-    """Claim and advice are keys, word for word; their values are among the numbers of the finding."""
+def _findings(lines: Sequence[str], summary: Summary) -> Iterator[str]:
+    """Summary and advice are keys, word for word; their values are among the numbers of the finding."""
     findings = iter(summary["verdicts"])
     since_s = summary["wall_seconds"] - summary["activities"]["init"]
     blocks: list[list[str]] = []
@@ -172,8 +172,8 @@ def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
             blocks.append([])
         blocks[-1].append(text)
     for block, finding in zip(blocks, findings, strict=False):
-        parts = {"claim": "", "costs": "", "seen": "", "do": ""}
-        part = "claim"
+        parts = {"summary": "", "costs": "", "seen": "", "do": ""}
+        part = "summary"
         for text in block[1:]:
             head = re.match(r"    (costs|seen|do) +", text)
             part = head[1] if head else part
@@ -181,17 +181,17 @@ def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
             if part == "seen":
                 parts[part] += " ·"
         name = finding["name"]
-        for part, key in (("claim", "claim"), ("do", "advice")):
+        for part, key in (("summary", "claim"), ("do", "advice")):
             if parts[part].split() != finding[key].split():
-                yield f"verdict {name}: {part} is {parts[part]!r}, the key {key} says {finding[key]!r}"
+                yield f"finding {name}: {part} is {parts[part]!r}, the key {key} says {finding[key]!r}"
         cost = (finding["seconds"], finding["share"])
-        yield from differences(parts["costs"], [_costs(cost)], where=f"verdict {name}, costs")
+        yield from differences(parts["costs"], [_costs(cost)], where=f"finding {name}, costs")
         seen = [_number(key, value) for key, value in finding["evidence"].items()]
-        yield from differences(parts["seen"], seen, where=f"verdict {name}, seen")
+        yield from differences(parts["seen"], seen, where=f"finding {name}, seen")
         yield from differences(
             finding["claim"],
-            [*_throughput(finding, summary), *_claims(finding, since_s)],
-            where=f"verdict {name}, claim",
+            [*_throughput(finding, summary), *_summaries(finding, since_s)],
+            where=f"finding {name}, summary",
         )
 
 
@@ -218,7 +218,7 @@ def _throughput(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
     ]
 
 
-def _claims(finding: Mapping[str, Any], since_s: float) -> list[Line]:
+def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     """What the sentences of findings say, by the numbers beside them."""
     evidence, share, seconds = finding["evidence"], finding["share"], finding["seconds"]
     training_s = evidence.get("training_seconds", 1.0)
@@ -250,7 +250,7 @@ def _claims(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     ]
 
 
-def _unobserved(lines: Sequence[str], summary: Summary) -> Iterator[str]:
+def _instrumentation_gaps(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     said = [f"{row['what']} {row['name']}: {row['reason']}" for row in summary["unobserved"]]
     text = " ".join(" ".join(lines).split())
     if missing := [each for each in said if each not in text]:
@@ -283,8 +283,8 @@ SECTIONS = (
     (r"stage +count", _stages),
     (r"(?:train|eval|test|predict|no phase|outside any step)\b", _stages),
     ("inside the loaders", _loaders),
-    (r"\W+finding: ", _verdicts),
-    ("incomplete, not seen", _unobserved),
+    (r"\W+finding: ", _findings),
+    ("incomplete, not seen", _instrumentation_gaps),
     ("telemetry", _telemetry),
 )
 """By what its first line begins with: what reads a section of the run summary."""

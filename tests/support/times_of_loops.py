@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.integration.loops.truth import Claim, Truth, Watch
+    from tests.integration.loops.truth import Attribution, Truth, Watch
 
 WITHIN = 0.15
 """Share by which a time may miss the truth."""
@@ -28,31 +28,31 @@ ACTIVITIES = ("init", "outside", "eval", "checkpoint", "data_wait", "productive"
 def times_of(summary: dict[str, Any], truth: Truth, watch: Watch) -> list[str]:
     """Which times of ``summary`` are not what the program measured; empty when all are.
 
-    A program claims the time of its sleeps and no other. So a value is at least what was claimed for it,
-    and at most that and all time that nothing was claimed for: the loop's own work and, on a busy machine, the
+    A program attributes the time of its sleeps and no other. So a value is at least what was attributed to it,
+    and at most that and all time without an attribution: the loop's own work and, on a busy machine, the
     time in which it did not run.
     """
     return [wrong for check in CHECKS for wrong in check(summary, _Times(truth, watch))]
 
 
 class _Times:
-    """What a program claimed, added up."""
+    """What a program attributed, added up."""
 
     def __init__(self, truth: Truth, watch: Watch) -> None:
         self.truth = truth
         self.wall_s = watch.closing[0] - watch.opening[1]
         self.opening_s = watch.opening[1] - watch.opening[0]
         self.closing_s = watch.closing[1] - watch.closing[0]
-        self.unclaimed_s = max(0.0, self.wall_s - self.of(lambda claim: claim.activity != ""))
+        self.unattributed_s = max(0.0, self.wall_s - self.of(lambda each: each.activity != ""))
 
-    def of(self, which: Callable[[Claim], bool]) -> float:
-        """Seconds of the claims for which ``which`` is true."""
-        return sum(seconds for claim, seconds in self.truth.seconds.items() if which(claim))
+    def of(self, which: Callable[[Attribution], bool]) -> float:
+        """Seconds of the attributions for which ``which`` is true."""
+        return sum(seconds for each, seconds in self.truth.seconds.items() if which(each))
 
     def differ(self, what: str, value: float | None, truth_s: float, *, more_s: float = 0.0) -> Iterator[str]:
         """What is wrong with ``value``; ``more_s``: what else it may contain."""
         least = truth_s * (1 - WITHIN) - SLACK_S
-        most = truth_s * (1 + WITHIN) + SLACK_S + self.unclaimed_s + more_s
+        most = truth_s * (1 + WITHIN) + SLACK_S + self.unattributed_s + more_s
         if value is None and truth_s > SLACK_S:
             yield f"{what} is not known; it lasts {truth_s:.3f} s"
         elif value is not None and not least <= value <= most:
@@ -68,10 +68,10 @@ def _wall(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 def _activities(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     around_s = max(0.0, summary["wall_seconds"] - times.wall_s)  # spent in opening and closing the session
     for activity in ACTIVITIES:
-        claimed_s = times.of(lambda claim, activity=activity: claim.activity == activity)  # type: ignore[misc]
+        attributed_s = times.of(lambda each, activity=activity: each.activity == activity)  # type: ignore[misc]
         more_s = around_s if activity in AROUND else 0.0
         value = summary["activities"].get(activity)
-        yield from times.differ(f"activity {activity}", value, claimed_s, more_s=more_s)
+        yield from times.differ(f"activity {activity}", value, attributed_s, more_s=more_s)
     absent_s = sum(summary["activities"].get(activity, 0.0) for activity in ABSENT)
     yield from times.differ("other activities", absent_s, 0.0, more_s=around_s)
 
@@ -82,7 +82,7 @@ def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         for loader in {row["loader"], ""}:
             for column in ("self_seconds", "inclusive_seconds"):
                 found[row["phase"], loader, row["stage"], column] += row[column] or 0.0
-    keys = {(claim.phase, _named(claim), claim.stage) for claim in times.truth.seconds if claim.stage}
+    keys = {(each.phase, _named(each), each.stage) for each in times.truth.seconds if each.stage}
     keys = {key for key in keys if not key[1] or (key[0], "", key[2]) not in keys}
     for phase, loader, stage in sorted(keys):
         truth_s = times.of(
@@ -95,7 +95,7 @@ def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 
 
 def _waits(summary: dict[str, Any], times: _Times) -> Iterator[str]:
-    for loader in {claim.loader for claim in times.truth.seconds if claim.stage == "data"} - {"", "?"}:
+    for loader in {each.loader for each in times.truth.seconds if each.stage == "data"} - {"", "?"}:
         truth_s = times.of(lambda c, loader=loader: (c.stage, c.loader) == ("data", loader))  # type: ignore[misc]
         waits = [row["wait"] for row in summary["loaders"] if row["loader"] == loader]
         wait_s = waits[0]["total_seconds"] if waits and waits[0] else None
@@ -105,9 +105,9 @@ def _waits(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 def _steps(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     if times.truth.partial != 0 or times.truth.threads > 1:
         return  # what is left unfinished is in no step
-    claimed_s = times.of(lambda claim: claim.activity in {"data_wait", "productive"})
+    attributed_s = times.of(lambda each: each.activity in {"data_wait", "productive"})
     steps_s = sum(row["total_seconds"] for row in summary["step_durations"] if row["phase"] == "train")
-    yield from times.differ("sum of all training steps", steps_s, claimed_s)
+    yield from times.differ("sum of all training steps", steps_s, attributed_s)
 
 
 def _rates(summary: dict[str, Any], times: _Times) -> Iterator[str]:
@@ -138,9 +138,9 @@ def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         yield f"throughput is of {steps} steps, not {times.truth.steps['train']}"
 
 
-def _named(claim: Claim) -> str:
-    """The loader of a claim; "" where the program did not name it."""
-    return claim.loader if claim.loader != "?" else ""
+def _named(each: Attribution) -> str:
+    """The loader of an attribution; "" where the program did not name it."""
+    return each.loader if each.loader != "?" else ""
 
 
 CHECKS: list[Callable[[dict[str, Any], _Times], Iterable[str]]] = [

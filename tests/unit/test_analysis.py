@@ -245,7 +245,7 @@ def test_the_summary_has_the_keys_that_were_promised(tmp_path: Path) -> None:
 
 
 def test_what_is_not_in_a_trace_is_absent(tmp_path: Path) -> None:
-    """A trace of the host alone says nothing about a device; zero would be a claim."""
+    """A trace of the host alone says nothing about a device; zero would be a statement."""
     made = MadeTrace(rank=None)
     made.op("aten::mm", 0, 10)
 

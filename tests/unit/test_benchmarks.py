@@ -130,7 +130,7 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_a_line_says_budget_spread_and_verdict() -> None:
+def test_a_line_says_budget_spread_and_status() -> None:
     """It is quoted in reviews as it stands."""
     line = cells_of(row(16.0, 17.0, 18.0))
 

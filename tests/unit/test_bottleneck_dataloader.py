@@ -93,7 +93,7 @@ def test_a_window_counts_from_its_beginning() -> None:
     assert code["start"] is None
 
 
-def test_the_verdict_gets_what_it_needs() -> None:
+def test_the_rules_get_what_they_need() -> None:
     """Of training: what validation costs to begin is no reason to call training slow."""
     found = throughputs(run().account.totals, FACTS, 8)
 

@@ -25,7 +25,7 @@ def row(
     return StageTotals(Key(name, loader, "train", ""), count, 0, self_s, self_s, (0.0, p50_s, 0.0, 0.0, 0.0))
 
 
-def verdict(*rows: StageTotals, compiled: Compiled = JAX, compile_s: float = 0.0) -> list[Finding]:
+def findings_of(*rows: StageTotals, compiled: Compiled = JAX, compile_s: float = 0.0) -> list[Finding]:
     activities = {"productive": 10.0 - compile_s, "compile": compile_s}
     return findings(rows, steps=100, activities=activities, loaders={}, compiled=compiled)
 
@@ -33,10 +33,10 @@ def verdict(*rows: StageTotals, compiled: Compiled = JAX, compile_s: float = 0.0
 @pytest.mark.parametrize(
     ("by_jax", "remedy"), [(3, "jax_explain_cache_misses"), (0, "TORCH_LOGS=recompiles")]
 )
-def test_compiling_again_and_again_is_the_verdict(by_jax: int, remedy: str) -> None:
+def test_compiling_again_and_again_is_the_main_finding(by_jax: int, remedy: str) -> None:
     """The commonest way to lose a day with JAX; nothing else is worth reading before that."""
     compiled = JAX._replace(recompiled=Recompiled(3, 4 * NS_PER_S, by_jax))
-    first, *rest = verdict(row("make_step", 10.0), compiled=compiled, compile_s=5.0)
+    first, *rest = findings_of(row("make_step", 10.0), compiled=compiled, compile_s=5.0)
 
     assert (first.name, first.severity, first.share, first.seconds) == ("recompiling", "warning", 0.4, 4.0)
     assert "3 times: 40% of training time" in first.summary
@@ -52,7 +52,7 @@ def test_a_last_batch_and_an_evaluation_of_other_shapes_are_no_habit(count: int,
 
 def test_a_run_that_mostly_compiles_says_so() -> None:
     """Short runs do. That is no reason to call them busy."""
-    first, second = verdict(row("make_step", 6.0), row("other", 4.0), compile_s=4.0)
+    first, second = findings_of(row("make_step", 6.0), row("other", 4.0), compile_s=4.0)
 
     assert (first.name, second.name) == ("compile_heavy", "unattributed")
     assert "jax_compilation_cache_dir" in first.advice
@@ -60,7 +60,7 @@ def test_a_run_that_mostly_compiles_says_so() -> None:
 
 def test_a_call_that_is_mostly_dispatch_wants_a_larger_batch() -> None:
     """Every call costs the host about as much, however little there is to compute in it."""
-    first = verdict(row("make_step", 9.0, 0.4e-3, count=20_000), row(WAIT, 1.0, 0.1e-3, count=20_000))[0]
+    first = findings_of(row("make_step", 9.0, 0.4e-3, count=20_000), row(WAIT, 1.0, 0.1e-3, count=20_000))[0]
 
     assert (first.name, first.severity) == ("dispatch_bound", "warning")
     assert first.share == pytest.approx(0.6)
@@ -110,7 +110,7 @@ def test_what_fills_the_step_of_a_jax_program_has_advice_of_its_own(
 ) -> None:
     """The profiler of torch is no help there, and a loss outside the compiled step is a mistake one can see."""
     rows = [row(stage, 8.0, 5e-3), row(WAIT, 0.5, 4e-3) if stage != WAIT else row("data", 0.5)]
-    first = verdict(*rows)[0]
+    first = findings_of(*rows)[0]
 
     assert first.name == name
     assert advice in first.advice
@@ -119,4 +119,4 @@ def test_what_fills_the_step_of_a_jax_program_has_advice_of_its_own(
 
 def test_a_program_of_torch_is_advised_to_capture() -> None:
     """As before."""
-    assert "profiler capture" in verdict(row("forward", 9.0), compiled=Compiled())[0].advice
+    assert "profiler capture" in findings_of(row("forward", 9.0), compiled=Compiled())[0].advice

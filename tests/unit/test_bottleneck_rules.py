@@ -34,7 +34,7 @@ def stage(
     return StageTotals(Key(name, loader, phase, ""), count, 0, self_s, self_s, None)
 
 
-def verdict(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None) -> list[Finding]:
+def findings_of(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None) -> list[Finding]:
     return findings(
         rows,
         steps=steps,
@@ -45,7 +45,7 @@ def verdict(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None
 
 def test_a_loader_that_training_waits_for_is_named() -> None:
     """Which loader, how much, and what it costs: the three things to know."""
-    [finding] = verdict(stage("data", 3.0), stage("forward", 6.0), stage("data", 1.0, "val", "eval"))
+    [finding] = findings_of(stage("data", 3.0), stage("forward", 6.0), stage("data", 1.0, "val", "eval"))
 
     assert (finding.name, finding.loader, finding.severity) == ("input_bound", "code", "critical")
     assert finding.share == pytest.approx(1 / 3)
@@ -61,7 +61,7 @@ def test_a_loader_that_training_waits_for_is_named() -> None:
 )
 def test_how_bad_it_is_depends_on_the_share(waiting_s: float, name: str, severity: str) -> None:
     """The thresholds of the alert rules: what the run summary calls critical also pages."""
-    first = verdict(stage("data", waiting_s), stage("forward", 100.0 - waiting_s))[0]
+    first = findings_of(stage("data", waiting_s), stage("forward", 100.0 - waiting_s))[0]
 
     assert (first.name, first.severity) == (name, severity)
     assert (WARNING_SHARE, CRITICAL_SHARE) == (0.10, 0.20)
@@ -69,7 +69,7 @@ def test_how_bad_it_is_depends_on_the_share(waiting_s: float, name: str, severit
 
 def test_a_slow_validation_loader_is_no_reason_to_call_training_slow() -> None:
     """One bucket for all loaders is the mistake that others made."""
-    found = verdict(stage("data", 1.0), stage("forward", 99.0), stage("data", 500.0, "val", "eval"))
+    found = findings_of(stage("data", 1.0), stage("forward", 99.0), stage("data", 500.0, "val", "eval"))
 
     assert [finding.name for finding in found] == ["compute_bound"]
 
@@ -77,7 +77,7 @@ def test_a_slow_validation_loader_is_no_reason_to_call_training_slow() -> None:
 def test_loaders_are_judged_together_and_named_by_their_share() -> None:
     """Three loaders of 6 % each cost as much as one of 18 %; the advice is for the weightiest."""
     rows = [stage("data", seconds, name) for name, seconds in (("b", 6.0), ("a", 7.0), ("c", 5.0))]
-    [finding] = verdict(*rows, stage("forward", 82.0), workers={"a": 0})
+    [finding] = findings_of(*rows, stage("forward", 82.0), workers={"a": 0})
 
     assert (finding.name, finding.loader, finding.severity) == ("input_bound", "a", "warning")
     assert finding.share == pytest.approx(0.18)
@@ -90,8 +90,8 @@ def test_loaders_are_judged_together_and_named_by_their_share() -> None:
 
 def test_without_a_loader_there_is_no_word_of_waiting_for_one() -> None:
     """A data stage that belongs to no loader says that a loader must be instrumented, not that input is slow."""
-    found = verdict(stage("data", 6.0, ""), stage("forward", 4.0, ""))
-    computing = verdict(stage("forward", 10.0, ""))[0]
+    found = findings_of(stage("data", 6.0, ""), stage("forward", 4.0, ""))
+    computing = findings_of(stage("forward", 10.0, ""))[0]
 
     assert [finding.name for finding in found] == ["unattributed"]
     assert "Not seen: a loader." in found[0].summary
@@ -110,7 +110,7 @@ def test_computing_is_the_limit_only_where_the_model_takes_most_of_the_time(
 ) -> None:
     """A loop that spends half of its time in code of its own is not busy with the model."""
     rows = [stage("data", 1.0), stage("forward", model_s - 20.0), stage("backward", 20.0)]
-    first = verdict(*rows, stage("other", 99.0 - model_s))[0]
+    first = findings_of(*rows, stage("other", 99.0 - model_s))[0]
 
     assert first.name == name
     assert first.evidence["model_ratio"] == pytest.approx(model_s / 100)
@@ -151,7 +151,7 @@ def test_a_model_that_is_not_seen_is_named_once() -> None:
 
 def test_a_stage_of_the_users_own_that_takes_most_of_the_time_is_named() -> None:
     """It is attributed, to something that is neither the model nor a loader."""
-    first = verdict(stage("data", 1.0), stage("forward", 19.0), stage("augment", 80.0))[0]
+    first = findings_of(stage("data", 1.0), stage("forward", 19.0), stage("augment", 80.0))[0]
 
     assert first.name == "unattributed"
     assert "80% of training time is in stage `augment`; the model takes 19%." in first.summary
@@ -176,37 +176,37 @@ def test_passes_that_begin_slowly_explain_a_run_that_the_model_does_not() -> Non
 )
 def test_the_advice_fits_the_loader(workers: dict[str, int], advice: str) -> None:
     """More workers are no help to a generator, and no news to a loader that has eight."""
-    assert advice in verdict(stage("data", 5.0), stage("forward", 5.0), workers=workers)[0].advice
+    assert advice in findings_of(stage("data", 5.0), stage("forward", 5.0), workers=workers)[0].advice
 
 
 def test_a_run_that_waits_for_nothing_is_compute_bound() -> None:
     """That nothing is wrong is a finding, too."""
-    first = verdict(stage("data", 1.0), stage("forward", 20.0), stage("backward", 79.0))[0]
+    first = findings_of(stage("data", 1.0), stage("forward", 20.0), stage("backward", 79.0))[0]
 
     assert (first.name, first.severity) == ("compute_bound", "ok")
     assert "backward" in first.summary
 
 
 def test_a_few_steps_are_too_early() -> None:
-    """The first batch starts workers and warms caches: a verdict on it would be wrong."""
-    [finding] = verdict(stage("data", 9.0), stage("forward", 1.0), steps=MIN_STEPS - 1)
+    """The first batch starts workers and warms caches: a finding about it would be wrong."""
+    [finding] = findings_of(stage("data", 9.0), stage("forward", 1.0), steps=MIN_STEPS - 1)
 
     assert finding.name == "too_early"
 
 
 def test_nothing_at_all_is_too_early() -> None:
     """An empty window must not divide by zero."""
-    assert verdict(steps=0)[0].name == "too_early"
-    assert verdict(stage("data", 0.0), steps=50)[0].name == "too_early"
+    assert findings_of(steps=0)[0].name == "too_early"
+    assert findings_of(stage("data", 0.0), steps=50)[0].name == "too_early"
 
 
 def test_a_few_long_steps_are_enough() -> None:
     """Four steps of ten minutes have said what they say; ten of them would take the morning."""
     long = (stage("data", 1200.0, count=4), stage("forward", 1200.0, count=4))
 
-    assert verdict(*long, steps=4)[0].name == "input_bound"
-    assert verdict(*long, steps=2)[0].name == "too_early"
-    assert verdict(stage("data", 100.0), stage("forward", 100.0), steps=4)[0].name == "too_early"
+    assert findings_of(*long, steps=4)[0].name == "input_bound"
+    assert findings_of(*long, steps=2)[0].name == "too_early"
+    assert findings_of(stage("data", 100.0), stage("forward", 100.0), steps=4)[0].name == "too_early"
 
 
 def test_a_program_without_a_step_is_advised_to_call_step() -> None:
@@ -238,7 +238,7 @@ def test_a_step_that_is_known_not_to_be_seen_is_not_waited_for(name: str) -> Non
 
 
 @pytest.mark.parametrize(("outside_s", "found"), [(9.0, False), (11.0, True)])
-def test_time_outside_every_batch_is_a_verdict_with_what_it_costs(outside_s: float, found: bool) -> None:
+def test_time_outside_every_batch_is_a_finding_with_what_it_costs(outside_s: float, found: bool) -> None:
     """Saving, logging and sleeping between epochs make the night longer, and no step slower."""
     activities = {"productive": 100.0 - outside_s, "outside": outside_s}
     first = findings([stage("forward", 80.0)], steps=100, activities=activities, loaders={})[0]
@@ -251,7 +251,7 @@ def test_time_outside_every_batch_is_a_verdict_with_what_it_costs(outside_s: flo
         assert "otel_train.checkpoint()" in first.advice
 
 
-def test_the_weightier_of_waiting_and_idling_is_the_verdict() -> None:
+def test_the_larger_of_waiting_and_idling_is_the_main_finding() -> None:
     """Both are there, in the order of the seconds that one would win back."""
     rows = (stage("data", 40.0), stage("forward", 60.0))
     names = [
@@ -292,7 +292,7 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
 
 def test_much_time_in_no_stage_is_said() -> None:
     """A loop that calls ``.item()`` every step hides there."""
-    found = verdict(stage("other", 4.0), stage("forward", 6.0))
+    found = findings_of(stage("other", 4.0), stage("forward", 6.0))
 
     assert [finding.name for finding in found] == ["compute_bound", "unattributed"]
     assert "otel_train.stage" in found[1].advice
@@ -311,10 +311,10 @@ def test_much_time_in_no_stage_is_said() -> None:
     steps=st.integers(0, 1000),
     evaluating_s=st.floats(0, 1e6),
 )
-def test_a_verdict_is_never_missing_and_its_shares_are_shares(
+def test_a_finding_is_never_missing_and_its_shares_are_shares(
     rows: list[tuple[str, float, str]], steps: int, evaluating_s: float
 ) -> None:
-    """Whatever the metrics: one verdict, shares within 0 and 1, advice that is not empty."""
+    """Whatever the metrics: one finding or more, shares within 0 and 1, advice that is not empty."""
     found = findings(
         [stage(name, self_s, loader) for name, self_s, loader in rows],
         steps=steps, activities={"productive": 1.0, "eval": evaluating_s}, loaders={},

@@ -313,7 +313,7 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
     ],
 )
 def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: str) -> None:
-    """It is what one pastes into the incident channel, so it must claim no more than is known."""
+    """It is what one pastes into the incident channel, so it must state no more than is known."""
     assert postmortem.headline(report(**facts)) == sentence
 
 
@@ -339,7 +339,7 @@ def test_the_demo_says_what_to_try_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "workers", "line"),
+    ("finding", "workers", "line"),
     [
         ({"name": "input_bound", "loader": "code", "advice": "num_workers=2"}, 0, "Follow the advice otel-train demo --workers 4"),
         ({"name": "input_bound", "loader": "code", "advice": "num_workers=9"}, 0, "Follow the advice otel-train demo --workers 9"),
@@ -352,11 +352,11 @@ def test_the_demo_says_what_to_try_next() -> None:
         ({}, 0, ""),
     ],
 )  # fmt: skip
-def test_what_the_demo_proposes_follows_from_its_verdict(
-    verdict: dict[str, Any], workers: int, line: str
+def test_what_the_demo_proposes_follows_from_its_finding(
+    finding: dict[str, Any], workers: int, line: str
 ) -> None:
-    """It said "follow the advice: --workers 4" below a verdict of nothing to do."""
-    said = demo.farewell({"verdicts": [verdict] if verdict else []}, {}, workers=workers)
+    """It said "follow the advice: --workers 4" below a finding with nothing to do."""
+    said = demo.farewell({"verdicts": [finding] if finding else []}, {}, workers=workers)
 
     assert line in said
     assert ("otel-train demo" in said) == bool(line)

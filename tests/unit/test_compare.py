@@ -83,7 +83,7 @@ def test_too_few_occurrences_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "verdict", "slower"),
+    ("after", "conclusion", "slower"),
     [
         ((1.20, 1.21, 1.19, 1.20, 1.20), "slower", True),
         ((1.001, 1.0, 0.999, 1.0, 1.0), "no difference shown", False),
@@ -91,11 +91,11 @@ def test_too_few_occurrences_have_no_interval() -> None:
         ((1.0, 1.4, 0.9, 1.1, 1.3), "no difference shown", None),
     ],
 )
-def test_slower_means_beyond_doubt(after: tuple[float, ...], verdict: str, slower: bool | None) -> None:
+def test_slower_means_beyond_doubt(after: tuple[float, ...], conclusion: str, slower: bool | None) -> None:
     """A limit that fails on noise is switched off within a week."""
     document = compare(side(1.0, 1.01, 0.99, 1.0, 1.0), side(*after))
 
-    assert document["rows"][0]["verdict"] == verdict
+    assert document["rows"][0]["verdict"] == conclusion
     assert is_slower(document, 0.05) is slower
 
 

@@ -140,7 +140,7 @@ def loader(name: str = "code", *, each: float = 0.04, **facts: Any) -> dict[str,
 
 
 def finding(**fields: Any) -> dict[str, Any]:
-    """A verdict on loader ``code``."""
+    """A finding about loader ``code``."""
     return {
         "name": "input_bound",
         "claim": "Training waits for loader code: 40 % of the training time goes into fetching its batches.",
@@ -377,7 +377,7 @@ def test_stages_say_their_model_only_where_there_are_several() -> None:
 
 
 def test_what_does_not_fit_one_look_is_counted() -> None:
-    """Two hundred loaders must not scroll the verdict off the screen, nor vanish silently."""
+    """Two hundred loaders must not scroll the finding off the screen, nor vanish silently."""
     rows = [stage("data", f"loader{number}", "train", count=1, each=1.0) for number in range(200)]
 
     text = render_run_summary(empty(stages=rows, verdicts=[finding()]), width=80, color=False, unicode=True)
@@ -387,7 +387,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
 
 
 @pytest.mark.parametrize("severity", ["ok", "info", "warning", "critical"])
-def test_a_verdict_says_claim_cost_evidence_and_advice(severity: str) -> None:
+def test_a_finding_says_summary_cost_evidence_and_advice(severity: str) -> None:
     """The four things one needs to act, in that order."""
     text = render_run_summary(
         full(verdicts=[finding(severity=severity)]), width=120, color=False, unicode=True

@@ -249,7 +249,7 @@ def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: st
     return StageTotals(Key(name, loader, "train", ""), 100, 0, host_s, host_s, None, device)
 
 
-def verdict(*rows: StageTotals) -> tuple[str, float]:
+def main_finding(*rows: StageTotals) -> tuple[str, float]:
     first = findings(rows, steps=100, activities={"productive": 1.0}, loaders={})[0]
     return first.name, round(first.share, 6)
 
@@ -258,8 +258,8 @@ def test_a_wait_that_the_device_does_not_notice_is_no_finding() -> None:
     """The host waits 40 % of the time for batches, but the device always has work queued."""
     hidden = DeviceTotals(100, 0.1, 0.001, 0.001)
 
-    assert verdict(row("data", 4.0), row("forward", 6.0)) == ("input_bound", 0.4)
-    assert verdict(row("data", 4.0, hidden), row("forward", 6.0))[0] == "compute_bound"
+    assert main_finding(row("data", 4.0), row("forward", 6.0)) == ("input_bound", 0.4)
+    assert main_finding(row("data", 4.0, hidden), row("forward", 6.0))[0] == "compute_bound"
 
 
 def test_the_exposed_wait_is_scaled_to_all_batches() -> None:
@@ -267,9 +267,9 @@ def test_the_exposed_wait_is_scaled_to_all_batches() -> None:
     sample, too_few = DeviceTotals(10, 0.3, 0.03, 0.03), DeviceTotals(9, 0.27, 0.03, 0.03)
     one_long_wait = DeviceTotals(10, 3.0, 0.03, 3.0)
 
-    assert verdict(row("data", 4.0, sample), row("forward", 6.0)) == ("input_bound", 0.3)
-    assert verdict(row("data", 4.0, too_few), row("forward", 6.0)) == ("input_bound", 0.4)
-    assert verdict(row("data", 4.0, one_long_wait), row("forward", 6.0)) == ("input_bound", 0.4)
+    assert main_finding(row("data", 4.0, sample), row("forward", 6.0)) == ("input_bound", 0.3)
+    assert main_finding(row("data", 4.0, too_few), row("forward", 6.0)) == ("input_bound", 0.4)
+    assert main_finding(row("data", 4.0, one_long_wait), row("forward", 6.0)) == ("input_bound", 0.4)
 
 
 def test_two_loaders_are_judged_by_one_clock() -> None:
@@ -277,7 +277,7 @@ def test_two_loaders_are_judged_by_one_clock() -> None:
     exposed = DeviceTotals(100, 1.2, 0.012, 0.012)
     measured, unmeasured = row("data", 4.0, exposed), row("data", 2.0, loader="prose")
 
-    assert verdict(measured, unmeasured, row("forward", 4.0)) == ("input_bound", 0.6)
+    assert main_finding(measured, unmeasured, row("forward", 4.0)) == ("input_bound", 0.6)
 
 
 def memory_of(driver: FakeDriver) -> dict[str, float]:

@@ -275,7 +275,7 @@ def test_a_stamp_tells_where_the_clocks_stand_however_long_ago_the_last_look_was
 
 
 def test_a_few_steps_are_no_evidence() -> None:
-    """A verdict that changes with every turn is worth nothing."""
+    """A finding that changes with every turn is worth nothing."""
     enough = Pace(MIN_MEASURED_STEPS, 10 * MS, 0, 0, 9 * MS, 9 * MS)
 
     assert host_bound(enough, total_s=1.0) is not None

@@ -258,7 +258,7 @@ def test_what_a_whole_step_hides_is_not_missing() -> None:
 
 
 def test_functions_of_jax_without_an_update_are_said() -> None:
-    """Nothing counts steps then: no rate, no verdict."""
+    """Nothing counts steps then: no rate, no finding."""
     seen = things(
         models=[],
         updates=0,

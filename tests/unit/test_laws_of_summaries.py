@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from otel_train.artifacts.validate import laws_of
-from tests.integration.loops.truth import Claim, Truth, Watch
+from tests.integration.loops.truth import Attribution, Truth, Watch
 from tests.support.times_of_loops import times_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_may_have_an_open_step() -> None:
 
 
 def test_a_summary_of_an_older_version_is_held_to_what_it_says() -> None:
-    """It has no rates and other numbers beside its verdicts; but self time is within inclusive time in every version."""
+    """It has no rates and other numbers beside its findings; but self time is within inclusive time in every version."""
     old = summary()
     for key in ("rates", "throughput", "training_threads", "model_stages", "recompiles", "device_pace"):
         old.pop(key)
@@ -229,11 +229,11 @@ def truth_of_it() -> tuple[Truth, Watch]:
     truth = Truth(rated={"train": "train"})
     truth.seconds.update(
         {
-            Claim("init"): 1.0,
-            Claim("outside"): 0.8,
-            Claim("data_wait", "data", "train"): 1.0,
-            Claim("productive", "forward", "train"): 1.0,
-            Claim("eval", "data", "val"): 0.2,
+            Attribution("init"): 1.0,
+            Attribution("outside"): 0.8,
+            Attribution("data_wait", "data", "train"): 1.0,
+            Attribution("productive", "forward", "train"): 1.0,
+            Attribution("eval", "data", "val"): 0.2,
         }
     )
     truth.batches.update(train=10, val=2)

@@ -141,45 +141,45 @@ class Hostile:
 def test_what_is_put_in_comes_out_in_order_with_its_time() -> None:
     """The agent reads later; when it happened must not be lost."""
     clock = FakeClock(100)
-    notes = ValueQueue(clock)
-    notes.log({"loss": 1.0, "lr": 0.1})
+    queue = ValueQueue(clock)
+    queue.log({"loss": 1.0, "lr": 0.1})
     clock.tick(us=1)
-    notes.event("resumed", {"epoch": 3})
+    queue.event("resumed", {"epoch": 3})
 
-    assert list(notes.drain()) == [
+    assert list(queue.drain()) == [
         Value(100, "loss", 1.0), Value(100, "lr", 0.1), UserEvent(1100, "resumed", {"epoch": 3}),
     ]  # fmt: skip
-    assert list(notes.drain()) == []
+    assert list(queue.drain()) == []
 
 
 def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
     """Kept as it is it would keep the whole graph, and show later in-place changes."""
-    notes = ValueQueue(FakeClock())
+    queue = ValueQueue(FakeClock())
     original = Tensor(1.5)
-    notes.log({"loss": original})
-    [note] = notes.drain()
+    queue.log({"loss": original})
+    [entry] = queue.drain()
 
-    assert isinstance(note, Value)
-    assert note.value is not original
-    assert note.value.history == ("detach", "clone")
+    assert isinstance(entry, Value)
+    assert entry.value is not original
+    assert entry.value.history == ("detach", "clone")
 
 
 def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
     """An agent that is late must not cost memory without end."""
-    notes = ValueQueue(FakeClock())
+    queue = ValueQueue(FakeClock())
     for number in range(MAX_HELD + 10):
-        notes.log({"loss": float(number)})
+        queue.log({"loss": float(number)})
 
-    assert len(list(notes.drain())) == MAX_HELD
-    assert notes.dropped == 10
+    assert len(list(queue.drain())) == MAX_HELD
+    assert queue.dropped == 10
 
 
 def test_a_value_that_cannot_be_copied_does_not_reach_the_loop() -> None:
     """otel_train raises no exception into training."""
-    notes = ValueQueue(FakeClock())
-    notes.log({"loss": Hostile(), "lr": 0.1})
+    queue = ValueQueue(FakeClock())
+    queue.log({"loss": Hostile(), "lr": 0.1})
 
-    assert list(notes.drain()) == [Value(0, "loss", None), Value(0, "lr", 0.1)]
+    assert list(queue.drain()) == [Value(0, "loss", None), Value(0, "lr", 0.1)]
 
 
 class Large(Tensor):
@@ -191,10 +191,10 @@ class Large(Tensor):
 
 def test_a_large_tensor_is_not_held() -> None:
     """``log(output=logits)`` in every step would fill the device's memory with copies."""
-    notes = ValueQueue(FakeClock())
-    notes.log({"output": Large(1.0), "loss": 2.0})
+    queue = ValueQueue(FakeClock())
+    queue.log({"output": Large(1.0), "loss": 2.0})
 
-    assert [note.value for note in notes.drain() if isinstance(note, Value)] == [None, 2.0]
+    assert [entry.value for entry in queue.drain() if isinstance(entry, Value)] == [None, 2.0]
 
 
 # --- the reader -----------------------------------------------------------------------------------
@@ -205,10 +205,10 @@ class Reading:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.notes, self.signals = ValueQueue(self.clock), Signals()
+        self.queue, self.signals = ValueQueue(self.clock), Signals()
         self.run = account(run_of(), close=False)
         self.run.spans.drain()
-        self.reader = LoggedValueReader(self.notes, self.signals, self.run)
+        self.reader = LoggedValueReader(self.queue, self.signals, self.run)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         self.reader.read()
@@ -220,7 +220,7 @@ def test_an_event_says_at_which_step_it_was() -> None:
     """The time line of a run is read by step."""
     reading = Reading()
     reading.clock.tick(s=1)
-    reading.notes.event("resumed", {"epoch": 3, "path": Hostile.__name__})
+    reading.queue.event("resumed", {"epoch": 3, "path": Hostile.__name__})
 
     assert reading.read() == [
         ("resumed", {c.STEP_NUMBER.name: 12, "epoch": 3, "path": "Hostile"}),
@@ -231,7 +231,7 @@ def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
     """The agent reads half a second later, when the run is a hundred steps further."""
     reading = Reading()
     reading.clock.tick(62 * 3 + 10)  # twelve steps of 62 ns each: the fourth is running
-    reading.notes.event("resumed", {})
+    reading.queue.event("resumed", {})
 
     assert reading.read() == [("resumed", {c.STEP_NUMBER.name: 3})]
 
@@ -240,10 +240,10 @@ def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCa
     """Its metric would be missing without a reason."""
     reading = Reading()
     for _ in range(3):
-        reading.notes.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
+        reading.queue.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
     reading.read()
 
-    assert reading.notes.refused == 9
+    assert reading.queue.refused == 9
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "log(output=...)",
         "log(lr=...)",
@@ -254,7 +254,7 @@ def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCa
 def test_attributes_of_any_kind_become_text() -> None:
     """A path or an array is no OTLP attribute."""
     reading = Reading()
-    reading.notes.event("saved", {"shape": (2, 3), "ok": True, "none": None})
+    reading.queue.event("saved", {"shape": (2, 3), "ok": True, "none": None})
     [(_, attributes)] = reading.read()
 
     assert (attributes["shape"], attributes["ok"], attributes["none"]) == ("(2, 3)", True, "None")
@@ -264,7 +264,7 @@ def test_a_loss_that_is_not_finite_is_an_event() -> None:
     """The event says when, at which step, and which value."""
     reading = Reading()
     reading.clock.tick(s=1)
-    reading.notes.log({"loss": math.nan, "accuracy": math.nan})
+    reading.queue.log({"loss": math.nan, "accuracy": math.nan})
 
     assert reading.read() == [
         (
@@ -279,9 +279,9 @@ def test_a_value_that_is_no_number_costs_only_itself(wrong: Any) -> None:
     """A slip in one call must not switch off everything that is logged."""
     reading = Reading()
     for _ in range(5):
-        reading.notes.log({"accuracy": wrong, "loss": 1.0})
+        reading.queue.log({"accuracy": wrong, "loss": 1.0})
         reading.read()
-    reading.notes.event("odd", {"value": wrong})
+    reading.queue.event("odd", {"value": wrong})
     reading.read()
 
     assert published(reading.signals)["train.loss"] == {("loss", "train"): 1.0}

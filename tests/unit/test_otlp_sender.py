@@ -409,6 +409,6 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
     assert collector.got == [metrics()]
 
 
-def test_the_verdicts_are_three() -> None:
+def test_there_are_three_export_results() -> None:
     """Each has a branch in the sender; a fourth would be taken for accepted."""
     assert len(ExportResult) == 3

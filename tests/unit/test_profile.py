@@ -70,7 +70,7 @@ def test_rank_0_counts_for_all_where_it_alone_exports() -> None:
     assert not at(1, 8, profile="rank0_aggregate").speaks
 
 
-def test_in_digest_one_rank_per_node_traces_and_the_others_only_leave_their_record() -> None:
+def test_in_rank0_aggregate_one_rank_per_node_traces_and_the_others_only_leave_their_record() -> None:
     """A trace of 64 ranks can still be looked at; one of ten thousand cannot be stored."""
     first_of_node, second, beyond = at(8, 10_240), at(9, 10_240), at(64 * 8, 10_240)
 

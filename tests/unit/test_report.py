@@ -87,7 +87,7 @@ def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> P
     """A run of two ranks, with ten lines of metrics and a capture."""
     run = folder / "20260131-x7"
     stage = dict.fromkeys(("count", "avg", "p50", "p95", "p99", "self_seconds"), 1.0)
-    verdict = {
+    finding = {
         "name": "input_bound",
         "claim": "Training waits.",
         "advice": "Read ahead.",
@@ -99,7 +99,7 @@ def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> P
         summary = {
             "schema": "otel_train.summary/1", "run_id": "x", "run_name": name, "rank": rank, "world_size": 2, "host": EVIL,
             "state": "finished", "wall_seconds": 10.0, "steps": {"train": 1000}, "batches": {EVIL: 1000}, "samples": {},
-            "activities": {"data_wait": 2.0}, "verdicts": [verdict],
+            "activities": {"data_wait": 2.0}, "verdicts": [finding],
             "stages": [{**stage, "stage": "data", "loader": EVIL, "phase": "train"}],
         }  # fmt: skip
         (run / f"rank{rank}/summary.json").write_text(json.dumps(summary))

@@ -88,7 +88,7 @@ def test_ranks_that_take_turns_are_not_named() -> None:
 
 
 def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
-    """The verdict is about now."""
+    """The finding is about now."""
     job = Job(2)
     windows(job, 10, waits_in("backward", 0.03), slow_in("data", 0.03))
 
@@ -103,7 +103,7 @@ def test_equal_ranks_are_left_alone() -> None:
 
 
 def test_a_slow_rank_that_no_rank_waits_for_is_not_named() -> None:
-    """Ranks that do not synchronise go on: the run loses nothing that a verdict could win back."""
+    """Ranks that do not synchronise go on: the run loses nothing that a finding could win back."""
     job = Job(4)
 
     assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.03))[-1] is None
@@ -196,21 +196,21 @@ def test_a_stage_that_no_rank_has_measured_has_no_value() -> None:
     assert "h2d" not in job.stragglers.spread
 
 
-def test_the_verdict_says_who_where_what_and_how_much() -> None:
+def test_the_finding_says_who_where_what_and_how_much() -> None:
     """A person on call must know which machine to look at, and at what."""
     slow = Straggler(rank=5, host="gpu-17", stage="data", excess_s=0.05, step_s=0.2, waits_s=0.048, windows=7)
-    verdict = finding(slow, others=7, train_s=1000.0)
+    found = finding(slow, others=7, train_s=1000.0)
 
-    assert verdict.name == "straggler_bound"
-    assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in verdict.summary
-    assert "than the median rank; the 7 other ranks wait for it: 25% of each step" in verdict.summary
-    assert (verdict.share, verdict.seconds, verdict.severity) == (0.25, 250.0, "critical")
-    assert verdict.evidence["rank"] == 5
-    assert "rank 5" in verdict.advice
+    assert found.name == "straggler_bound"
+    assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in found.summary
+    assert "than the median rank; the 7 other ranks wait for it: 25% of each step" in found.summary
+    assert (found.share, found.seconds, found.severity) == (0.25, 250.0, "critical")
+    assert found.evidence["rank"] == 5
+    assert "rank 5" in found.advice
 
 
 def test_every_stage_that_can_be_slow_has_advice() -> None:
-    """A verdict without advice is a complaint."""
+    """A finding without advice is a complaint."""
     for stage in ("data", "h2d", "forward", "other", NAMED):
         slow = Straggler(1, "node", stage, 0.05, 0.2, 0.048, 7)
         assert "rank 1" in finding(slow, others=1, train_s=1.0).advice

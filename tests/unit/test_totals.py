@@ -152,7 +152,7 @@ def test_a_copy_is_left_alone() -> None:
 
 
 def test_seconds_of_training_are_distinguished_by_loader() -> None:
-    """The verdict asks: how long did training wait for this one, how long did it work on its batches."""
+    """The finding needs: how long did training wait for this one, how long did it work on its batches."""
     tape = epoch(Tape(), 10, "code")
     epoch(tape, 5, "prose")
     by_loader = Counted(tape).close().train_s_by_loader()

@@ -149,7 +149,7 @@ def test_whoever_asks_the_class_gets_the_original(bench: Bench) -> None:
 
 
 class Noting(torch.Tensor):  # type: ignore[name-defined]  # torch is imported by name
-    """Notes what is called on it, as the tensors of an image library do."""
+    """Records what is called on it, as the tensors of an image library do."""
 
     calls: list[Any] = []  # noqa: RUF012  # one list for all of them is the point
 

@@ -59,7 +59,7 @@ def page(root: Path, run: str = "20260131-x7", **query: str) -> Answer:
 
 
 @pytest.mark.parametrize("tab", TABS)
-def test_every_tab_has_the_verdicts(tmp_path: Path, tab: str) -> None:
+def test_every_tab_has_the_findings(tmp_path: Path, tab: str) -> None:
     """Whoever looks at memory must learn that the run waits for data, too."""
     a_run(tmp_path)
 
@@ -460,7 +460,7 @@ def test_folders_that_are_no_runs_are_not_listed(tmp_path: Path) -> None:
     many(tmp_path, 1)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "rank0").mkdir()
-    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "other.txt").write_text("x")
 
     assert names(ask(application(tmp_path), "/")) == ["run-0000"]
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, digest, settings, tell
+from tests.integration.callbacks.telling import by_callback, settings, tell, weights_hash
 
 
 def trackers() -> list[Any]:
@@ -39,7 +39,7 @@ def main() -> None:
             accelerator.log({"loss": loss.detach(), "note": "text is no number"}, step=steps)
             steps += accelerator.sync_gradients
     accelerator.end_training()
-    tell({"steps": steps, "evals": 0, "weights": digest(accelerator.unwrap_model(model))})
+    tell({"steps": steps, "evals": 0, "weights": weights_hash(accelerator.unwrap_model(model))})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from torch.utils.data import TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, digest, settings, tell
+from tests.integration.callbacks.telling import by_callback, settings, tell, weights_hash
 
 
 def digits(rows: int) -> TensorDataset:
@@ -35,7 +35,7 @@ def main() -> None:
     learn = Learner(loaders, model, loss_func=torch.nn.CrossEntropyLoss(), cbs=callbacks())
     with learn.no_bar(), learn.no_logging():
         learn.fit(2, lr=0.01)
-    tell({"steps": 20, "evals": 4, "weights": digest(model)})
+    tell({"steps": 20, "evals": 4, "weights": weights_hash(model)})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from ignite.engine import Engine, Events, create_supervised_evaluator, create_su
 from ignite.metrics import Accuracy
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, digest, settings, tell
+from tests.integration.callbacks.telling import by_callback, settings, tell, weights_hash
 
 
 def digits(rows: int) -> TensorDataset:
@@ -32,7 +32,7 @@ def main() -> None:
 
         OtelTrainHandler(console_metrics=["throughput"], **settings("run")).attach(trainer)
     trainer.run(train_loader, max_epochs=2)
-    tell({"steps": trainer.state.iteration, "evals": 4, "weights": digest(model)})
+    tell({"steps": trainer.state.iteration, "evals": 4, "weights": weights_hash(model)})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.callbacks.telling import by_callback, digest, folder, settings, tell
+from tests.integration.callbacks.telling import by_callback, folder, settings, tell, weights_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def fit(name: str, module: Any, train: Any, val: Any, **options: Any) -> Any:
             trainer.fit(module, train, val)
         except ArithmeticError:
             said.write("failed\n")
-    return {"printed": said.getvalue(), "steps": trainer.global_step, "weights": digest(module)}
+    return {"printed": said.getvalue(), "steps": trainer.global_step, "weights": weights_hash(module)}
 
 
 def loggers() -> list[Any]:

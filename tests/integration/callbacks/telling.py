@@ -34,7 +34,7 @@ def settings(name: str) -> dict[str, Any]:
     }
 
 
-def digest(model: torch.nn.Module) -> str:
+def weights_hash(model: torch.nn.Module) -> str:
     """What a model has learnt."""
     found = hashlib.sha256()
     for weight in model.state_dict().values():

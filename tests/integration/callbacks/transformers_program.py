@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
-from tests.integration.callbacks.telling import by_callback, digest, folder, settings, tell
+from tests.integration.callbacks.telling import by_callback, folder, settings, tell, weights_hash
 
 
 class Reviews(Dataset[Any]):
@@ -47,7 +47,7 @@ def main() -> None:
         callbacks=callbacks(),
     )
     trainer.train()
-    tell({"steps": trainer.state.global_step, "evals": 4, "weights": digest(model)})
+    tell({"steps": trainer.state.global_step, "evals": 4, "weights": weights_hash(model)})
 
 
 if __name__ == "__main__":

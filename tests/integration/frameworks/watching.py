@@ -111,10 +111,10 @@ def end(*models: torch.nn.Module, steps: int, evals: int = 0, batches: int | Non
     if "session" in _watching:
         _watching["session"].close()
         said["summary"] = _watching["session"].summary()
-    digest = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for model in models:
         for weight in model.state_dict().values():
-            digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
-    said["weights"] = digest.hexdigest()
+            sha256.update(weight.detach().cpu().contiguous().numpy().tobytes())
+    said["weights"] = sha256.hexdigest()
     Path(os.environ[WHERE]).write_text(json.dumps(said), encoding="utf-8")
     print("steps", steps, "evals", evals, "weights", said["weights"][:12])  # noqa: T201  # the output to compare

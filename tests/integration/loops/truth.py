@@ -37,7 +37,7 @@ TRAIN = "train"
 EVAL = "eval"
 
 
-class Claim(NamedTuple):
+class Attribution(NamedTuple):
     """What a program says that a stretch of its time was for.
 
     Attributes:
@@ -78,7 +78,7 @@ class Truth:
         partial: steps left unfinished; None: this program does not say.
         threads: training threads; the times of several overlap.
         phases: whether the program says in which phase every forward ran.
-        unseen: stages that cannot be seen in this shape: absent, and said to be unobserved.
+        unseen: stages that cannot be seen in this shape: absent, with an entry in the instrumentation gaps.
         repeatable: two runs of the program end with the same weights.
         names: how many loaders the summary may name; None: this program does not say.
         sleeps: whether the stated sleeps are slept; else the program only counts.
@@ -107,22 +107,22 @@ class Truth:
     repeatable: bool = True
     names: int | None = None
     sleeps: bool = False
-    seconds: defaultdict[Claim, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: defaultdict[Attribution, float] = field(default_factory=lambda: defaultdict(float))
     owners: bool = True
     rated: Mapping[str, str] = field(default_factory=dict)
     place: tuple[str, str] = (TRAIN, "")
 
     @contextmanager
     def spent(self, activity: str, stage: str = "", loader: str = "") -> Iterator[None]:
-        """Measure a block and claim its time. Blocks must not overlap."""
+        """Measure a block and attribute its time. Blocks must not overlap."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[Claim(activity, stage, loader)] += time.perf_counter() - began
+            self.seconds[Attribution(activity, stage, loader)] += time.perf_counter() - began
 
     def sleep(self, seconds: float, activity: str, stage: str = "", loader: str = "") -> None:
-        """Sleep, and claim the time that it took; on a busy machine that is more than was asked for."""
+        """Sleep, and attribute the time that it took; on a busy machine that is more than was asked for."""
         if self.sleeps:
             with self.spent(activity, stage, loader):
                 time.sleep(seconds)
@@ -313,15 +313,15 @@ class Watch:
 
     def weights(self) -> str:
         """What the models that were given have learnt, to the last bit."""
-        digest = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for model in self.models:
             for name, weight in model.state_dict().items():
-                digest.update(name.encode())
+                sha256.update(name.encode())
                 here = (
                     weight.to_local() if hasattr(weight, "to_local") else weight
                 )  # a shard, of sharded ones
-                digest.update(here.detach().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+                sha256.update(here.detach().contiguous().numpy().tobytes())
+        return sha256.hexdigest()
 
     def close(self) -> None:
         """Close what the program left open."""

@@ -1,6 +1,6 @@
 """A compiled, AMP-scaled loop with workers and an evaluation. Arguments: ``bare`` or ``instrumented``, and a folder for runs.
 
-Prints, as JSON, torch's version, a digest of the weights it ends with, and what was counted.
+Prints, as JSON, torch's version, a hash of the weights it ends with, and what was counted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def main() -> None:
         with torch.no_grad():
             for inputs, _ in val:
                 step(inputs)
-    digest = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    result = {"torch": torch.__version__, "weights": digest.hexdigest()}
+        sha256.update(parameter.detach().numpy().tobytes())
+    result = {"torch": torch.__version__, "weights": sha256.hexdigest()}
     if session is not None:
         session.close()
         summary = session.summary()

@@ -62,7 +62,7 @@ def tensorboard_log(folder: Path) -> Iterator[Log]:
 
 
 def main(tracker: str, folder: Path, *, instrumented: bool, settings: dict[str, Any]) -> None:
-    """Train 3 epochs of 20 steps; print the digest of the weights."""
+    """Train 3 epochs of 20 steps; print a hash of the weights."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     loader = DataLoader(TensorDataset(torch.randn(80, 4), torch.randn(80, 2)), batch_size=4, shuffle=True)
