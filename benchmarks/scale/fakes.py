@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale.workload import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
+from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import MetricSources, SelfMetrics
 from otel_train.aggregation.metrics import Signals
 from otel_train.collectors.dataloader import LoaderWatch
@@ -26,7 +27,7 @@ WORKERS = 4
 PREFETCH = 2
 PARTS = (
     "hardware", "pump", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
-    "build times", "values by hand", "devices", "transfers", "compiled models", "loader workers", "flight file",
+    "build times", LOGGED_VALUES, "devices", "transfers", "compiled models", "loader workers", "flight file",
     "summary", "captures", "ranks", "console", "unobserved",
     "trackers",
 )  # fmt: skip

@@ -82,7 +82,7 @@ async function load(address) {
   } catch (fault) {
     if (mine !== asked) return;
     offline = true;
-    say('otel-train ui does not answer: these figures are of ' + new Date(readAt).toLocaleTimeString());
+    say('otel-train ui does not answer: last update at ' + new Date(readAt).toLocaleTimeString());
   } finally {
     clearTimeout(limit);
     if (mine === asked) {

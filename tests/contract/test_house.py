@@ -265,7 +265,7 @@ STILL_USED: dict[str, tuple[int, int, int, int]] = {
     "cards?": (2, 1, 0, 1),
     "lean": (1, 0, 0, 1),  # a former value of export_profile
     "(?<!\\.)(?<!compare )digests?(?! size)": (4, 5, 4, 2),
-    "by hand": (2, 0, 1, 2),
+    "by hand": (2, 0, 0, 1),
     "unobserved": (5, 12, 2, 22),
     "notes": (10, 1, 0, 8),
     "watched": (2, 1, 0, 0),

@@ -238,7 +238,7 @@ def break_and_evaluate(start: Start) -> None:
 
 
 @loop
-def by_hand(start: Start) -> None:
+def manual_marks(start: Start) -> None:
     """Steps and epochs are marked, two stages are the program's own, a checkpoint is saved, values are logged."""
     train = DataLoader(Rows(10, 5), batch_size=1)
     model = Net(18, 31)
