@@ -222,7 +222,8 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
         f"folder = os.path.join({str(tmp_path)!r}, sys.argv[1])\n"
         "os.makedirs(folder, exist_ok=True)\n"
         "started = os.environ['RANK'] + '-' + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "open(os.path.join(folder, started), 'w').write(detect(Config()).run_id)\n"
+        "run_id = detect(Config()).run_id\n"  # before the file is there: torchrun may end this rank at any time
+        "open(os.path.join(folder, started), 'w').write(run_id)\n"
         "sys.exit(started.endswith('-0'))\n"
     )
     launch = [
