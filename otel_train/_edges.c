@@ -354,7 +354,7 @@ static struct {
     timer_t timer;
     struct itimerspec patience;
     struct sigaction before;      /* Python's own, in C */
-    Py_buffer told;               /* where the agent reads which signal came */
+    Py_buffer shown;               /* where the agent reads which signal came */
     volatile sig_atomic_t active; /* set up */
     volatile sig_atomic_t waits;  /* 1: for Python to begin; 2: it has begun */
 } term;
@@ -362,7 +362,7 @@ static struct {
 static void on_term(int number, siginfo_t *info, void *Py_UNUSED(context)) {
     int kept = errno;
     if (term.active && getpid() == term.pid) {
-        *(volatile int64_t *)term.told.buf = number;
+        *(volatile int64_t *)term.shown.buf = number;
         if (term.waits == 1 && info->si_code == SI_TIMER) {
             signal(number, SIG_DFL);
             kill(term.pid, number);
@@ -395,7 +395,7 @@ static void undo_term(void) {
         sigaction(SIGTERM, &term.before, NULL);
     term.active = 0;
     if (getpid() == term.pid) timer_delete(term.timer);
-    PyBuffer_Release(&term.told);
+    PyBuffer_Release(&term.shown);
 }
 
 static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
@@ -403,20 +403,20 @@ static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     Py_RETURN_NONE;
 }
 
-/* bound_term(told, nanoseconds): whether it is set up. Python's handler must have been set before. */
+/* bound_term(shown, nanoseconds): whether it is set up. Python's handler must have been set before. */
 static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *told;
+    PyObject *shown;
     long long patience_ns;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
     struct sigaction ours = {.sa_sigaction = on_term, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    if (!PyArg_ParseTuple(args, "OL:bound_term", &told, &patience_ns)) return NULL;
+    if (!PyArg_ParseTuple(args, "OL:bound_term", &shown, &patience_ns)) return NULL;
     if (term.active && getpid() != term.pid) undo_term(); /* of the parent, which forked */
     if (term.active || sigaction(SIGTERM, NULL, &term.before) < 0 || (term.before.sa_flags & SA_SIGINFO)
         || term.before.sa_handler == SIG_DFL || term.before.sa_handler == SIG_IGN)
         Py_RETURN_FALSE;
-    if (get_words(told, &term.told, 1) < 0) return NULL;
+    if (get_words(shown, &term.shown, 1) < 0) return NULL;
     if (timer_create(CLOCK_MONOTONIC, &event, &term.timer) < 0) {
-        PyBuffer_Release(&term.told);
+        PyBuffer_Release(&term.shown);
         Py_RETURN_FALSE;
     }
     term.patience.it_value.tv_sec = patience_ns / 1000000000;
@@ -573,7 +573,7 @@ static PyMethodDef module_methods[] = {
     {"start_events", start_events, METH_O, "start_events(address): read device events, in a thread."},
     {"push_events", push_events, METH_VARARGS, "push_events(address, host_ns, code, step, handles): whether there is space."},
     {"hook", make_hook, METH_VARARGS, "hook(name, state): a hook, with what it needs."},
-    {"bound_term", bound_term, METH_VARARGS, "bound_term(told, nanoseconds): SIGTERM ends a program that hangs in C."},
+    {"bound_term", bound_term, METH_VARARGS, "bound_term(shown, nanoseconds): SIGTERM ends a program that hangs in C."},
     {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun."},
     {"unbound_term", unbound_term, METH_NOARGS, "Undo bound_term."},
     {NULL, NULL, 0, NULL},

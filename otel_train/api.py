@@ -54,6 +54,8 @@ class DisabledSession:
         """None: nothing is instrumented."""
         return []
 
+    unobserved = instrumentation_gaps
+
     def watch(self, iterable: Any, **_: str) -> Any:  # Any: any iterable
         """``iterable`` itself."""
         return iterable

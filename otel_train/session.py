@@ -255,6 +255,8 @@ class Session:
         """What could not be instrumented, with reason and remedy."""
         return self._service.instrumentation_gaps()
 
+    unobserved = instrumentation_gaps  # the former name, for one release
+
     def close(self, state: str = "") -> None:
         """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.
 
