@@ -354,7 +354,7 @@ static struct {
     timer_t timer;
     struct itimerspec patience;
     struct sigaction before;      /* Python's own, in C */
-    Py_buffer shown;               /* where the agent reads which signal came */
+    Py_buffer shown;              /* where the agent reads which signal came */
     volatile sig_atomic_t active; /* set up */
     volatile sig_atomic_t waits;  /* 1: for Python to begin; 2: it has begun */
 } term;
