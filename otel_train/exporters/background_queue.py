@@ -98,6 +98,8 @@ class BackgroundQueue(Generic[T]):
             with self.guard:
                 self._write(*item)
             self._waiting.task_done()
+        with self._waiting.all_tasks_done:  # `emptied` waits no longer for what is dropped
+            self._waiting.all_tasks_done.notify_all()
         with self.guard:
             self._close()
 
