@@ -1,4 +1,4 @@
-"""What a instrumented ``Tensor.to`` costs; ``python -m benchmarks.transfers``. Needs no device."""
+"""What an instrumented ``Tensor.to`` costs; ``python -m benchmarks.transfers``. Needs no device."""
 
 from __future__ import annotations
 
