@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.ma  # np.unique and np.median import it at their first call, which would be in the middle of a step
 
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES

@@ -197,12 +197,12 @@ def test_every_reader_shows_the_newest_and_says_where_the_others_are(tmp_path: P
     assert run(script, runs).returncode == 0
     home, first = runs / "job", runs / "job" / "training-1"
 
-    for words in (["summary"], ["report"], ["check"], ["artifacts"], ["compare", str(first)]):
+    for words in (["summary"], ["report"], ["validate"], ["export"], ["compare", str(first)]):
         done = launched([sys.executable, "-m", "otel_train", *words, str(home)], environment())
         assert done.returncode == 0, done.stderr
         assert "training 2" in done.stderr
         assert str(first) in done.stderr
-    for words in (["summary"], ["report"], ["check"], ["artifacts"]):
+    for words in (["summary"], ["report"], ["validate"], ["export"]):
         done = launched([sys.executable, "-m", "otel_train", *words, str(first)], environment())
         assert (done.returncode, done.stderr) == (0, "")
     shown = launched([sys.executable, "-m", "otel_train", "summary", "--json", str(first)], environment())
