@@ -260,9 +260,8 @@ class ThreadAccount(Nesting):
                 self._note("failed_asks", source)
                 if payload == Ending.ERROR:
                     self._ended[source] = self.accounted_ns
-            elif (
-                self._ended.get(source) != _REPORTED
-            ):  # a loader at its end ends once, however often it is asked
+            elif self._ended.get(source) != _REPORTED:
+                # A loader at its end ends once, however often it is asked.
                 self._ended[source] = _REPORTED
                 self._note("endings", source, payload, self.accounted_ns)
             self._phases.stop(asked)

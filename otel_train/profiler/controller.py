@@ -293,10 +293,7 @@ class CaptureController:
         outcome = writer.outcome
         if job.recorded.steps and outcome.bytes:
             self._bytes_per_step = outcome.bytes // job.recorded.steps
-        record = self._document(job)
-        self._report(
-            job, outcome, writer.metadata or {**record, "problem": outcome.problem or record["problem"]}
-        )
+        self._report(job, outcome, writer.metadata)
 
     def _report(self, job: _Job, outcome: CaptureOutcome, record: dict[str, Any]) -> None:
         recorded = job.recorded

@@ -193,8 +193,7 @@ class CaptureJob(NamedTuple):
 
     def as_text(self) -> str:
         """The job as JSON."""
-        place = self.place._replace(folder=str(self.place.folder))  # type: ignore[arg-type]  # back in `of_text`
-        return json.dumps(self._replace(place=place._asdict())._asdict())  # type: ignore[arg-type]  # likewise
+        return json.dumps({**self._asdict(), "place": self.place._asdict()}, default=str)
 
     @classmethod
     def of_text(cls, text: str) -> CaptureJob:
@@ -225,7 +224,7 @@ class CaptureWriter:
 
     def __init__(self, job: CaptureJob, trace: Any, profiler: Profiler) -> None:
         self.outcome = CaptureOutcome()
-        self.metadata: dict[str, Any] = {}
+        self.metadata = _metadata(job, self.outcome)
         self._job = job
         self._trace = trace
         self._profiler = profiler
@@ -241,7 +240,7 @@ class CaptureWriter:
     def end(self, timeout_s: float) -> None:
         """Waits for the file. The process that writes it continues."""
         if not self._written.wait(timeout_s):
-            self.outcome = CaptureOutcome(problem=f"not written within {timeout_s:.1f} s")
+            self._fail(f"not written within {timeout_s:.1f} s")
 
     def _run(self) -> None:
         job, trace = self._job, None
@@ -255,11 +254,15 @@ class CaptureWriter:
                 self._written.set()
         except Exception as error:  # noqa: BLE001  # a process that was killed
             if not self._written.is_set():
-                self.outcome = CaptureOutcome(problem=_not_written(error))
+                self._fail(_not_written(error))
         finally:
             self._written.set()
             if trace is not None:
                 trace.close()
+
+    def _fail(self, problem: str) -> None:
+        self.outcome = CaptureOutcome(problem=problem)
+        self.metadata = _metadata(self._job, self.outcome)
 
     def _saved(self) -> BinaryIO | None:
         """The trace in memory."""
@@ -275,10 +278,8 @@ class CaptureWriter:
                 self._profiler.save(trace, path)
                 return path.open("rb")  # it is read after its name is gone
             memory = os.fdopen(os.memfd_create("otel_train_trace", os.MFD_CLOEXEC), "rb")
-            for link in (
-                path,
-                path.with_name(path.name + ".tmp"),
-            ):  # torch writes to the second and renames it
+            # torch writes to the second and renames it.
+            for link in (path, path.with_name(path.name + ".tmp")):
                 link.symlink_to(f"/proc/{os.getpid()}/fd/{memory.fileno()}")
             try:
                 self._profiler.save(trace, path)
@@ -298,12 +299,11 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     Raises:
         RuntimeError: it has failed.
     """
-    command = [sys.executable or "", "-m", __name__, job.as_text()]
+    command = (sys.executable or "", "-m", __name__, job.as_text())
     try:
-        process = subprocess.Popen(  # noqa: S603  # our own command
-            command, stdin=subprocess.DEVNULL if trace is None else trace, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
-        )  # fmt: skip
+        process = _start(
+            command, stdin=subprocess.DEVNULL if trace is None else trace, stdout=subprocess.PIPE
+        )
     except OSError:  # none can be started
         yield from store(job, trace)
         return
@@ -316,13 +316,38 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
         raise RuntimeError(f"the process that writes it ended with {process.returncode}")
 
 
+def _start(
+    command: Sequence[str], *, stdin: BinaryIO | int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """A process that may outlive this one, and that otel_train does not instrument.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
+        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
+    )  # fmt: skip
+
+
+def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:
+    """The metadata with the result of writing."""
+    record = job.record
+    return {
+        **record, "file": Path(outcome.file).name, "bytes": outcome.bytes,
+        "problem": outcome.problem or record["problem"], "notes": [*record["notes"], *outcome.missing],
+        "seconds": record["seconds"] + time.monotonic() - job.made_s,
+    }  # fmt: skip
+
+
 def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     """Writes a capture: its trace, its metadata, its copies; then has it analysed.
 
     Yields:
         The result of writing, and the result of the analysis.
     """
-    place, outcome, name = job.place, CaptureOutcome(problem=job.problem), job.name
+    place, outcome = job.place, CaptureOutcome(problem=job.problem)
+    name = f"{job.name}-rank{place.rank}"
     try:
         place.folder.mkdir(parents=True, exist_ok=True)
         name = _free_name(place, job.name)
@@ -330,13 +355,8 @@ def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
             outcome = _write_trace(job, name, trace)
     except Exception as error:  # noqa: BLE001  # a full disk, for example: in the metadata
         outcome = CaptureOutcome(problem=_not_written(error))
-    record = job.record
-    metadata = {
-        **record, "file": Path(outcome.file).name, "bytes": outcome.bytes,
-        "problem": outcome.problem or record["problem"], "notes": [*record["notes"], *outcome.missing],
-        "seconds": record["seconds"] + time.monotonic() - job.made_s,
-    }  # fmt: skip
-    path = place.folder / f"{name}-rank{place.rank}{METADATA_SUFFIX}"
+    metadata = _metadata(job, outcome)
+    path = place.folder / (name + METADATA_SUFFIX)
     with suppress(OSError):  # event and log have the same information
         write_metadata(path, metadata)
     analysis = _begin_analysis(place, outcome.file) if outcome.file and place.analyze else None
@@ -351,33 +371,33 @@ def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
 
 
 def _free_name(place: CaptureStore, wanted: str) -> str:
-    name, number = wanted, 1
-    while (place.folder / f"{name}-rank{place.rank}{METADATA_SUFFIX}").exists():
+    name, number = f"{wanted}-rank{place.rank}", 1
+    while (place.folder / (name + METADATA_SUFFIX)).exists():
         number += 1
-        name = f"{wanted}-{number}"
+        name = f"{wanted}-{number}-rank{place.rank}"
     return name
 
 
 def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
-    place, full = job.place, f"{name}-rank{job.place.rank}"
-    partial = place.folder / f".{full}.partial"
+    place = job.place
+    partial = place.folder / f".{name}.partial"
     try:
         if not os.fstat(trace.fileno()).st_size:
             return CaptureOutcome(
                 problem="not written: the profiler gave nothing. Is /proc there, and memory left?"
             )
-        kernels = _pack(trace, partial, first_step=job.first_step, plain=_plain(job, full))
+        kernels = _pack(trace, partial, first_step=job.first_step, plain=_plain(job, name))
         size = partial.stat().st_size
         if size > place.max_bytes:
             problem = f"too large: {size} bytes, of {place.max_bytes} allowed. Capture fewer steps"
             return CaptureOutcome(bytes=size, problem=problem)
-        path = place.folder / (full + SUFFIX)
+        path = place.folder / (name + SUFFIX)
         partial.replace(path)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     if place.tensorboard:
-        _show_in_tensorboard(path, Path(place.tensorboard), f"{full}.rank{place.rank}")
+        _show_in_tensorboard(path, Path(place.tensorboard), f"{name}.rank{place.rank}")
     remove_oldest(place, keep=path)
     absent = job.wants_device and not kernels
     note = "no device events: another tool may hold the counters, or they need a permission"
@@ -395,10 +415,7 @@ def _plain(job: CaptureJob, name: str) -> Path | None:
 def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] | None:
     """Analyses the file in a process of the lowest priority."""
     try:
-        analysis = subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
-            [*place.analyze, file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
-        )  # fmt: skip
+        analysis = _start((*place.analyze, file))
     except OSError:
         return None  # no memory for another process: 'otel-train analyze' can be called later
     if hasattr(os, "setpriority"):
