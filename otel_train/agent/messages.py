@@ -242,12 +242,13 @@ class Link:
             OSError: the other end is gone, or takes nothing for seconds.
         """
         text = pickle.dumps(message, protocol=5)
+        head = _LENGTH.pack(len(text))
         with self._sending:
             if descriptors:
-                socket.send_fds(self._socket, [_LENGTH.pack(len(text))], list(descriptors))
-            else:
-                self._socket.sendall(_LENGTH.pack(len(text)))
-            self._socket.sendall(text)
+                socket.send_fds(self._socket, [head], list(descriptors))
+                self._socket.sendall(text)
+            else:  # one call: each lets go of the interpreter, and waits for it again
+                self._socket.sendall(head + text)
 
     def receive(self) -> Any:
         """The next message; waits for it.

@@ -87,7 +87,8 @@ class Reports:
         fresh = fresh or instrumented != self._last_instrumented
         self._last_instrumented = instrumented
         exits: list[tuple[str, WorkerExit]] = []
-        if fresh or self._is_due("look", _STATE_EVERY_S):
+        with_state = self._is_due("state", _STATE_EVERY_S) or fresh
+        if with_state:
             exits = self._do("loader workers", self._look_at_workers, [])
         self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
@@ -105,13 +106,12 @@ class Reports:
             reports=recording.stages.reports,
             records=exchange.take() if exchange is not None else None,
             exchange=(exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
-            state=self._do("loader workers", self._state, None)
-            if fresh or self._is_due("state", _STATE_EVERY_S)
-            else None,
+            state=self._do("loader workers", self._state, None) if with_state else None,
         )
         self._do("devices", recording.devices.look, None)
         self._do("transfers", recording.transfers.look, None)
-        self._do("compiled models", recording.follow_compiler, None)
+        follow = recording.follow_compiler if with_state else recording.listen_to_compilers
+        self._do("compiled models", follow, None)
         return report
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
