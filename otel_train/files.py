@@ -445,7 +445,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | Non
     return value
 
 
-class Documents:
+class JsonFileCache:
     """JSON objects by path, read again only when their file has changed.
 
     Args:

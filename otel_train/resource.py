@@ -72,7 +72,7 @@ LAUNCHERS: Final = (
 """In the order in which they are believed; the first that gives a rank gives everything."""
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Rank, world size and node of a process; the fields are those of ``RunInfo``."""
 
     rank: int
@@ -82,7 +82,7 @@ class Place(NamedTuple):
     node_rank: int
 
 
-def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> Place:
+def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
     """Where a process with this environment stands.
 
     Args:
@@ -99,7 +99,7 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
     local_world_size = min(_first_number(environ, *launcher.local_world_size) or unsaid, world_size)
     local_rank = _number(environ, launcher.local_rank)
     node_rank = _first_number(environ, *launcher.node_rank)
-    return Place(
+    return RankPlace(
         rank=rank,
         world_size=world_size,
         local_rank=rank % local_world_size if local_rank is None else local_rank,
@@ -416,7 +416,7 @@ def detect(
     )
 
 
-def _leads(config: Config, place: Place, process: Process) -> bool:
+def _leads(config: Config, place: RankPlace, process: Process) -> bool:
     if config.tensor_parallel * config.pipeline_parallel == 1:
         return process.leads()
     first_stage = place.rank < place.world_size // config.pipeline_parallel
@@ -518,7 +518,7 @@ def _scope(environ: Mapping[str, str], resource: Mapping[str, str], process: Pro
 def _job_id(
     environ: Mapping[str, str],
     resource: Mapping[str, str],
-    place: Place,
+    place: RankPlace,
     *,
     process: Process,
     scope: tuple[str, str, str],
@@ -537,7 +537,7 @@ def _job_id(
     return f"{rendezvous}-{_hash('/'.join((*scope, _start(environ, place, process))))}"
 
 
-def _start(environ: Mapping[str, str], place: Place, process: Process) -> str:
+def _start(environ: Mapping[str, str], place: RankPlace, process: Process) -> str:
     """What all ranks of one start have in common, and no other start; "" where ranks on several hosts cannot tell."""
     # In a pod a container that is started again goes on with the job.
     in_pod = "KUBERNETES_SERVICE_HOST" in environ
@@ -549,7 +549,7 @@ def _start(environ: Mapping[str, str], place: Place, process: Process) -> str:
 
 
 def _made_run_id(
-    environ: Mapping[str, str], place: Place, process: Process, scope: tuple[str, str, str]
+    environ: Mapping[str, str], place: RankPlace, process: Process, scope: tuple[str, str, str]
 ) -> str:
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import Link
-    from otel_train.agent.summary import Window
+    from otel_train.agent.summary import WindowStart
     from otel_train.config import Config
     from otel_train.resource import RunInfo
 
@@ -89,7 +89,7 @@ class RankConnection:
         self._process = process
         self._posts: dict[int, queue.SimpleQueue[Any]] = {}
         self._numbers = itertools.count(1)
-        self._window: Window | None = None
+        self._window: WindowStart | None = None
         self._ended = threading.Event()
         self._over = False
         self._end = threading.Lock()

@@ -14,7 +14,7 @@ import numpy.ma  # np.unique and np.median import it at their first call, which 
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
-from otel_train.agent.summary import Documents, Window
+from otel_train.agent.summary import SummaryDocuments, WindowStart
 from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.spans import Ids, Tracer
@@ -405,7 +405,7 @@ class AgentService:
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.tuned().poll_interval_s,
         )  # fmt: skip
         self.loop.early_tasks += before_reading(recording, run, watch=self._watch, signals=self._signals)
-        self._documents = Documents(
+        self._documents = SummaryDocuments(
             run, info, loop=self.loop, exporters=self._exporters, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
@@ -519,7 +519,7 @@ class AgentService:
         finally:
             self._ranks.close(max(0.05, deadline - time.monotonic()))
 
-    def document(self, state: str, window: Window | None = None) -> dict[str, Any]:
+    def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
         """What ``summary.json`` holds.
 
         Args:
@@ -528,7 +528,7 @@ class AgentService:
         """
         return self._documents.write(state, window)
 
-    def window(self) -> Window:
+    def window(self) -> WindowStart:
         """A window that begins now."""
         self.tracking.reset()
         return self._documents.window()

@@ -239,7 +239,7 @@ class Cost(NamedTuple):
     lost: int
 
 
-class Window(NamedTuple):
+class WindowStart(NamedTuple):
     """Where a window of metrics begins."""
 
     totals: Totals
@@ -247,7 +247,7 @@ class Window(NamedTuple):
     telemetry: Cost
 
 
-class Documents:
+class SummaryDocuments:
     """Writes ``summary()`` and ``summary.json``; docs/reference/summary.md has the schema.
 
     Args:
@@ -279,11 +279,11 @@ class Documents:
         self._loaders = loaders
         self._ranks = ranks
 
-    def window(self) -> Window:
+    def window(self) -> WindowStart:
         """A window that begins now."""
-        return Window(self._run.totals.copy(), self._run.final_ns, self._cost())
+        return WindowStart(self._run.totals.copy(), self._run.final_ns, self._cost())
 
-    def write(self, state: str, window: Window | None = None) -> dict[str, Any]:
+    def write(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
         """The document.
 
         Args:
@@ -332,7 +332,7 @@ class Documents:
         loop = self._loop
         return Cost(self._health.overhead_s(), loop.cpu_s, loop.edges, loop.missed)
 
-    def _telemetry(self, steps: int, window: Window | None) -> dict[str, Any]:
+    def _telemetry(self, steps: int, window: WindowStart | None) -> dict[str, Any]:
         before = window.telemetry if window else Cost(0.0, 0.0, 0, 0)
         now = self._cost()
         cost = Cost(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments, summary
 from otel_train.errors import RunDirectoryError
-from otel_train.files import Documents, dump_json, replace_text
+from otel_train.files import JsonFileCache, dump_json, replace_text
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
@@ -38,7 +38,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
     ranks = [read_summary(folder / summary.FILE_NAME) for folder in folders.values()]
     taken = captures_of(run)
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
-    view = RankReader(documents=Documents()).view(run, rank)
+    view = RankReader(documents=JsonFileCache()).view(run, rank)
     return view, {
         "summary": view.summary,
         "ranks": ranks,

@@ -7,6 +7,7 @@ in memory). Each read of ``code`` takes ANSWER_SECONDS, as from a disk in the ne
 from __future__ import annotations
 
 import argparse
+import sys
 import sysconfig
 import time
 from itertools import count
@@ -153,7 +154,9 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
     validate_every = options.steps_per_epoch if planned else VALIDATE_EVERY
     unit = "steps" if planned else "s"
     bar = tqdm(
-        total=planned or round(seconds), bar_format=f"{{l_bar}}{{bar}}| {{n:.0f}}/{{total}} {unit}{{postfix}}"
+        total=planned or round(seconds),
+        bar_format=f"{{l_bar}}{{bar}}| {{n:.0f}}/{{total}} {unit}{{postfix}}",
+        mininterval=0.1 if sys.stderr.isatty() else 10,  # a log keeps every redraw
     )
     shown = {"loss": "-", "val": "-"}
     with bar:

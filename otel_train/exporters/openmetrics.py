@@ -41,7 +41,7 @@ _COPIED_BYTES: Final = 1 << 20
 Labels = tuple[tuple[str, str], ...]
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One data point, ready to be written.
 
     Attributes:
@@ -156,7 +156,7 @@ def name_of(attribute: str) -> str:
     return _NO_NAME.sub("_", attribute)
 
 
-def _points(line: bytes, written: Written) -> Iterator[Point]:
+def _points(line: bytes, written: Written) -> Iterator[MetricPoint]:
     try:
         found = list(resources_of(line))
         points = [
@@ -171,7 +171,7 @@ def _points(line: bytes, written: Written) -> Iterator[Point]:
 
 def _of_resource(
     resource: Mapping[str, str], metrics: Iterable[Any], line: bytes, written: Written
-) -> Iterator[Point]:
+) -> Iterator[MetricPoint]:
     own = identity(resource)
     for value in metrics:
         metric = _METRICS.get(value["name"])
@@ -187,7 +187,7 @@ def _of_resource(
     if at_ms is not None and {"job", "instance"} & own.keys():
         labels = {**{name_of(each): text for each, text in resource.items()}, "job": own.get("job", "")}
         target = tuple(sorted({**labels, "instance": own.get("instance", "")}.items()))
-        yield Point("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
+        yield MetricPoint("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
 
 
 def _data_points(value: Any) -> list[Any]:
@@ -195,14 +195,14 @@ def _data_points(value: Any) -> list[Any]:
     return [point for kind in kinds if kind in value for point in value[kind]["dataPoints"]]
 
 
-def _number(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Point:
+def _number(metric: Metric, labels: Labels, time_ms: int, point: Any) -> MetricPoint:
     value = float(point["asDouble"] if "asDouble" in point else point["asInt"])
     family = metric.prometheus.removesuffix("_total")
     kind = "counter" if metric.kind is Kind.COUNTER else "gauge"
-    return Point(family, kind, labels, time_ms, _line(metric.prometheus, labels, _text(value), time_ms))
+    return MetricPoint(family, kind, labels, time_ms, _line(metric.prometheus, labels, _text(value), time_ms))
 
 
-def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Point:
+def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> MetricPoint:
     name, count = metric.prometheus, int(point["count"])
     bounds = grid(metric.bounds)
     counts = [0] * len(bounds)
@@ -220,7 +220,7 @@ def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Poin
     lines.append(_line(f"{name}_bucket", (*labels, ("le", "+Inf")), str(count), time_ms))
     lines.append(_line(f"{name}_count", labels, str(count), time_ms))
     lines.append(_line(f"{name}_sum", labels, _text(float(point["sum"])), time_ms))
-    return Point(name, "histogram", labels, time_ms, "".join(lines))
+    return MetricPoint(name, "histogram", labels, time_ms, "".join(lines))
 
 
 def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:

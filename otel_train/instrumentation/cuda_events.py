@@ -69,7 +69,7 @@ class Does(IntEnum):
 ASKS, RUNS = int(Does.ASKS), int(Does.RUNS)
 
 
-class Steps:
+class StepSampling:
     """Steps of the thread that is timed, as it goes through them.
 
     A step begins where a loader is asked after work, and in a loop that asks none, at the forward after a pass.
@@ -202,7 +202,7 @@ class DeviceTimer:
         """Edges that got no event, because all were in use."""
         self.spent_ns = 0
         """Time that recording cost the training thread."""
-        self.steps = Steps()
+        self.steps = StepSampling()
         """Those that are timed among them."""
         self._reported = (0, 0)
         self._since: tuple[int, int] | None = None

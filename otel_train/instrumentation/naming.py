@@ -236,7 +236,7 @@ _PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
 """Names that accelerate, fastai and threading give inner loaders: the class of the dataset is preferred."""
 
 
-class Place(NamedTuple):
+class CallSite(NamedTuple):
     """The place in the program that iterates a loader.
 
     Attributes:
@@ -256,7 +256,7 @@ class _Binding(NamedTuple):
     parameter: bool = False
 
 
-def place_of(loader: Any) -> Place:  # Any: the user's loader
+def place_of(loader: Any) -> CallSite:  # Any: the user's loader
     """Returns the place that iterates ``loader``, from the frames around this call. Called once per loader.
 
     A framework's name for the loader wins. Else the nearest specific name wins: a local variable, an attribute of ``self``,
@@ -272,7 +272,7 @@ def place_of(loader: Any) -> Place:  # Any: the user's loader
                 search.look(frame, variables, held)
             role = role_of(variables.get("self"), held, alone=search.nearest is None)
             if role:
-                return Place(role, ("role", role))
+                return CallSite(role, ("role", role))
             held += _passing_on(frame, variables, held)
     return search.place()
 
@@ -306,10 +306,10 @@ class _Search:
             self._generic = _Binding(self._generic.name, self._generic.key + _position(frame))
             self._passed = False
 
-    def place(self) -> Place:
+    def place(self) -> CallSite:
         """Returns the best place found."""
         best = self._named or self._generic
-        return Place(best.name, best.key) if best is not None else Place("", self.nearest)
+        return CallSite(best.name, best.key) if best is not None else CallSite("", self.nearest)
 
 
 def calling() -> str:

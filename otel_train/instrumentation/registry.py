@@ -22,7 +22,7 @@ from otel_train.instrumentation.module import (
     is_compiled,
     is_or_wraps,
 )
-from otel_train.instrumentation.naming import Loader, Place, class_name, free_name, place_of
+from otel_train.instrumentation.naming import CallSite, Loader, class_name, free_name, place_of
 from otel_train.instrumentation.optimizer import OptimizerProbe
 from otel_train.instrumentation.patching import replace
 from otel_train.safety import Guard, free_in_forks
@@ -244,17 +244,17 @@ class Probes:
             self._reclaim_name(probe)
             return probe
 
-    def _place(self, loader: Any) -> Place:  # Any: a DataLoader
+    def _place(self, loader: Any) -> CallSite:  # Any: a DataLoader
         """Where a loader without a given name is iterated, and its name there, else the class of its dataset."""
-        place = Place("", None)
+        place = CallSite("", None)
         if not self._naming.closed:
             with self._naming:
                 called = self.called(loader)
-                place = Place(called, ("called", called)) if called else place_of(loader)
+                place = CallSite(called, ("called", called)) if called else place_of(loader)
         name = place.name or type(getattr(loader, "dataset", loader)).__name__
         return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 
-    def _join_at(self, place: Place, loader: Any) -> LoaderProbe:  # Any: a DataLoader
+    def _join_at(self, place: CallSite, loader: Any) -> LoaderProbe:  # Any: a DataLoader
         """Records a loader under the name of its place.
 
         A place has one name, and one more for each loader in use there at the same time: the i-th loader takes over the i-th
@@ -323,9 +323,6 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
     return lambda: None
 
 
-FIRST_CALLS = 64
-"""Outermost calls inspected at the start, and again for a new loader or optimizer."""
-
 SHORT_LOOK = 2
 """Outermost calls inspected when a known loader starts again: a sweep may use another model."""
 
@@ -361,12 +358,12 @@ class FoundModels:
             self.remove()
             return
         finder.notify = self._take
-        finder.look_only(FIRST_CALLS)
+        finder.look_only()
 
     def loader_starts(self, *, new: bool) -> None:
         """Starts a search when an iterator of a loader is created."""
         if new:
-            self._finder.look(FIRST_CALLS)
+            self._finder.look()
         elif not self._finder.looking and self._monotonic_s() >= self._next_s:
             self._next_s = self._monotonic_s() + SHORT_LOOK_EVERY_S
             self._finder.look(SHORT_LOOK)
@@ -405,7 +402,7 @@ class FoundModels:
 
         @functools.wraps(original)
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            finder.look(FIRST_CALLS)
+            finder.look()
             original(optimizer, *args, **kwargs)
 
         return init

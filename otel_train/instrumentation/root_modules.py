@@ -11,11 +11,13 @@ import torch
 
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.naming import variables_of
-from otel_train.instrumentation.registry import FIRST_CALLS
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+FIRST_CALLS = 64
+"""Outermost calls inspected at the start, and again for a new loader, optimizer or model."""
 
 MOST_ROOTS = 64
 """Models found at most. A program that keeps calling new modules is no training loop."""
@@ -44,7 +46,7 @@ class RootFinder:
         self._left = 0.0
         self._over = False
 
-    def look(self, calls: float) -> None:
+    def look(self, calls: float = FIRST_CALLS) -> None:
         """Inspects at least the next ``calls`` outermost calls."""
         if self._over or self._guard.closed or calls <= self._left:
             return
@@ -53,7 +55,7 @@ class RootFinder:
         if torch.nn.Module.__call__ is _CALL:
             torch.nn.Module.__call__ = _observed_call
 
-    def look_only(self, calls: float) -> None:
+    def look_only(self, calls: float = FIRST_CALLS) -> None:
         """Inspects exactly this many further calls."""
         self._left = 0
         self.look(calls)

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import SUMMARY_SCHEMA
-from otel_train.files import Documents, Mark, is_folder, mark_of, rank_folders
+from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, rank_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ def is_run(path: Path) -> bool:
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 
-def summary_of(documents: Documents, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
+def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
     """A rank's summary; empty, with a warning, if it is not one of a version known here."""
     summary = documents.get_or_empty(folder / SUMMARY, warnings)
     if summary and summary.get("schema") != SUMMARY_SCHEMA:

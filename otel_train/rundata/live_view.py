@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.errors import RunDirectoryError
-from otel_train.files import Documents, mark_of, rank_folders
+from otel_train.files import JsonFileCache, mark_of, rank_folders
 from otel_train.recording.flight_recorder import read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, summary_of, whole
@@ -248,7 +248,7 @@ class RankReader:
         now: Unix seconds.
     """
 
-    def __init__(self, *, documents: Documents, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, documents: JsonFileCache, now: Callable[[], float] = time.time) -> None:
         self._documents = documents
         self._now = now
         self._progress = ProgressReader()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import Documents, is_folder, last_metrics, problem_of, read_json, read_word
+from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
 from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, summary_of
 from otel_train.rundata.flight import Timeline, timeline_of
@@ -94,7 +94,7 @@ def _read(run: Path, rank: int) -> RunReader:
     left = RunReader(run=run, rank=rank)
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
-    documents = Documents()
+    documents = JsonFileCache()
     left.about = documents.get_or_empty(run / ABOUT, left.warnings)
     left.summary = dict(summary_of(documents, folder, left.warnings))
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from otel_train.files import Documents, folders_in, is_folder, mark_of, rank_folders
+from otel_train.files import JsonFileCache, folders_in, is_folder, mark_of, rank_folders
 from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, is_run, number, summary_of, text, whole
 from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness
 
@@ -64,7 +64,7 @@ class RunList:
         root: Path,
         *,
         only: str | None = None,
-        documents: Documents,
+        documents: JsonFileCache,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.root = root

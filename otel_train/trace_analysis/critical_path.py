@@ -25,7 +25,7 @@ COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 _TOP = 10
 
 
-class Link(NamedTuple):
+class PathSegment(NamedTuple):
     """A part of the chain.
 
     Attributes:
@@ -87,50 +87,50 @@ class _Walk:
         self._sync_start = spans.start_ns[scene.synchronizing]
         self._sync_end = np.maximum.accumulate(spans.end_ns[scene.synchronizing])
 
-    def back_from(self, end: int) -> Iterator[Link]:
+    def back_from(self, end: int) -> Iterator[PathSegment]:
         """Links from ``end`` to the start of the step, the last one first."""
         at, sync, kernel = end, self._sync_end.size, self._rows.size
         while at > self._start:
             sync = min(sync, int(np.searchsorted(self._sync_end, at, side="right"))) - 1
             if sync < 0 or self._sync_end[sync] <= self._start:
-                yield Link(HOST, self._start, at)
+                yield PathSegment(HOST, self._start, at)
                 return
             called, returned = int(self._sync_start[sync]), int(self._sync_end[sync])
             last = min(kernel, int(np.searchsorted(self._ends, returned, side="right"))) - 1
             if last < 0 or self._ends[last] <= max(called, self._start):
                 began = max(called, self._start)
-                yield Link(HOST, began, at)
+                yield PathSegment(HOST, began, at)
                 at = began
                 continue
-            yield Link(HOST, returned, at)
-            yield Link(SYNC, int(self._ends[last]), returned)
+            yield PathSegment(HOST, returned, at)
+            yield PathSegment(SYNC, int(self._ends[last]), returned)
             for link in self._on_device(last):
                 yield link
                 at = link.start_ns
             kernel = last
 
-    def _on_device(self, place: int) -> Iterator[Link]:
+    def _on_device(self, place: int) -> Iterator[PathSegment]:
         """Links on the device, back to a launch or to the start of the step."""
         while True:
             begun, ended = int(self._begins[place]), int(self._ends[place])
             what = (COMPUTE, COMMUNICATION, COPY)[self._what[place]]
-            yield Link(what, max(begun, self._start), ended, int(self._rows[place]))
+            yield PathSegment(what, max(begun, self._start), ended, int(self._rows[place]))
             if begun <= self._start:
                 return
             before = min(place, int(np.searchsorted(self._ends, begun, side="right"))) - 1
             free = int(self._ends[before]) if before >= 0 else -1
             launched = min(int(self._launched[place]), begun)
             if max(free, launched) <= self._start:
-                yield Link(GAP, self._start, begun)
+                yield PathSegment(GAP, self._start, begun)
                 return
             if launched > free:
-                yield Link(LAUNCH, launched, begun)
+                yield PathSegment(LAUNCH, launched, begun)
                 return
-            yield Link(GAP, free, begun)
+            yield PathSegment(GAP, free, begun)
             place = before
 
 
-def _kernels(scene: Scene, links: list[Link]) -> list[dict[str, Any]]:
+def _kernels(scene: Scene, links: list[PathSegment]) -> list[dict[str, Any]]:
     sums: dict[str, list[int]] = {}
     for link in links:
         if link.row >= 0:
@@ -141,7 +141,7 @@ def _kernels(scene: Scene, links: list[Link]) -> list[dict[str, Any]]:
     return [{"name": name, "count": count, "seconds": ns / NS_PER_S} for name, (count, ns) in ranked]
 
 
-def _host_stages(scene: Scene, links: list[Link]) -> dict[str, float]:
+def _host_stages(scene: Scene, links: list[PathSegment]) -> dict[str, float]:
     """Seconds of the host's links by the stage that was open."""
     host = intervals.union(
         [link.start_ns for link in links if link.what == HOST],

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.trace_analysis.reader import Arguments, Event
+    from otel_train.trace_analysis.reader import Arguments, TraceEvent
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ class Columns:
         self._spans: list[list[NDArray[Any]]] = []
         self._memory: list[NDArray[Any]] = []
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add(self, events: Sequence[TraceEvent]) -> None:
         """The events of one piece."""
         spans = [event for event in events if event.ph == "X"]
         others = [event for event in events if event.ph != "X"]
@@ -165,7 +165,7 @@ class Columns:
         if spans:
             self._add_spans(spans)
 
-    def _add_spans(self, spans: list[Event]) -> None:
+    def _add_spans(self, spans: list[TraceEvent]) -> None:
         count = len(spans)
         arguments = [event.args for event in spans]
         start, dur = (np.array(column, np.float64) for column in zip(*map(_TIMES, spans), strict=True))
@@ -327,7 +327,7 @@ KNOWN_SCHEMA = 1
 """The ``schemaVersion`` that Kineto writes. Others are read as far as they are alike."""
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What a complete event is."""
 
     ELSE = 0
@@ -341,21 +341,21 @@ class Kind(IntEnum):
 
 
 _KINDS = {
-    "cpu_op": Kind.OP,
-    "operator": Kind.OP,
-    "user_annotation": Kind.ANNOTATION,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "runtime": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.COPY,
-    "gpu_memset": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "memset": Kind.COPY,
-    "python_function": Kind.PYTHON,
-    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+    "cpu_op": EventKind.OP,
+    "operator": EventKind.OP,
+    "user_annotation": EventKind.ANNOTATION,
+    "cuda_runtime": EventKind.RUNTIME,
+    "cuda_driver": EventKind.RUNTIME,
+    "runtime": EventKind.RUNTIME,
+    "hip_runtime": EventKind.RUNTIME,
+    "xpu_runtime": EventKind.RUNTIME,
+    "kernel": EventKind.KERNEL,
+    "gpu_memcpy": EventKind.COPY,
+    "gpu_memset": EventKind.COPY,
+    "memcpy": EventKind.COPY,
+    "memset": EventKind.COPY,
+    "python_function": EventKind.PYTHON,
+    "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
 }
 """By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
 
@@ -370,7 +370,7 @@ class Trace:
         world_size: ranks in the run; None where the trace does not say.
         about: keys of the document that are no events.
         spans: complete events, in order of their start.
-        kind: int8, ``Kind`` of each.
+        kind: int8, ``EventKind`` of each.
         memory: what the allocators said, in order of time.
         names: by the numbers in the columns.
         lanes: (pid, tid), by the numbers in the columns.
@@ -390,7 +390,7 @@ class Trace:
     first_us: float
     missing: tuple[str, ...]
 
-    def rows(self, *kinds: Kind) -> NDArray[np.intp]:
+    def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
         """Rows of events of some kinds, in order of their start."""
         chosen: NDArray[np.intp] = np.flatnonzero(np.isin(self.kind, kinds))
         return chosen
@@ -398,7 +398,7 @@ class Trace:
     @property
     def device_rows(self) -> NDArray[np.intp]:
         """Rows of everything a device did: kernels, copies and fills."""
-        return self.rows(Kind.KERNEL, Kind.COPY)
+        return self.rows(EventKind.KERNEL, EventKind.COPY)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -432,7 +432,7 @@ def read(
     faults["untimed"] = columns.untimed
     if not spans.name.size and (faults["broken"] or faults["skipped"]):
         raise TraceError(f"{path}: {faults['broken'] or 'nothing in it is an event'}; no event could be read")
-    kinds = [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [Kind.ELSE]
+    kinds = [_KINDS.get(str(name).lower(), EventKind.ELSE) for name in columns.categories] or [EventKind.ELSE]
     kind = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
     rank, world_size = _place(about)
     return Trace(
@@ -488,9 +488,12 @@ def _missing(
         (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
         (faults["unpaired"], f"{faults['unpaired']:,} events are halves (ph B and E) and are left out."),
         (not kind.size, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
-        (kind.size and Kind.OP not in here, "There are no operators: was ProfilerActivity.CPU asked for?"),
         (
-            kind.size and not here & {Kind.KERNEL, Kind.COPY},
+            kind.size and EventKind.OP not in here,
+            "There are no operators: was ProfilerActivity.CPU asked for?",
+        ),
+        (
+            kind.size and not here & {EventKind.KERNEL, EventKind.COPY},
             (
                 "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler "
                 "that was not let to the device's counters."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.datamodel import NS_PER_S
-from otel_train.trace_analysis.events import Kind
+from otel_train.trace_analysis.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -234,9 +234,9 @@ def top_ops(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
     calls, spans = scene.calls, scene.trace.spans
     kind = scene.trace.kind[calls.row]
     self_ns = calls.self_ns.copy()
-    launching = (kind == Kind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, scene.synchronizing)
+    launching = (kind == EventKind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, scene.synchronizing)
     np.add.at(self_ns, calls.parent[launching], calls.self_ns[launching])
-    ops = np.flatnonzero(kind == Kind.OP)
+    ops = np.flatnonzero(kind == EventKind.OP)
     name = spans.name[calls.row]
     outer = calls.parent[ops]
     again = (outer >= 0) & (name[np.maximum(outer, 0)] == name[ops])

@@ -67,7 +67,7 @@ KEYS = {
 _NOTHING = Arguments()
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """What is read of an event. Times are microseconds; NaN stands for what is not said."""
 
     ph: str = ""
@@ -84,11 +84,11 @@ class Decoded(NamedTuple):
     """The events of one piece of text.
 
     Attributes:
-        events: objects with the attributes of ``Event``.
+        events: objects with the attributes of ``TraceEvent``.
         skipped: list entries that are no event.
     """
 
-    events: Sequence[Event]
+    events: Sequence[TraceEvent]
     skipped: int = 0
 
 
@@ -121,7 +121,7 @@ def json_value(text: bytes) -> Any:  # Any: JSON
 
 
 @cache
-def _quick() -> Callable[[bytes], Sequence[Event]] | None:
+def _quick() -> Callable[[bytes], Sequence[TraceEvent]] | None:
     """msgspec, with the types to read: it skips the rest without making objects of it. None if not installed."""
     if find_spec("msgspec") is None:
         return None
@@ -146,7 +146,9 @@ def _quick() -> Callable[[bytes], Sequence[Event]] | None:
         frozen=True,
         gc=False,
     )  # fmt: skip
-    decoder: Callable[[bytes], Sequence[Event]] = msgspec.json.Decoder(GenericAlias(list, (event,))).decode
+    decoder: Callable[[bytes], Sequence[TraceEvent]] = msgspec.json.Decoder(
+        GenericAlias(list, (event,))
+    ).decode
     return decoder
 
 
@@ -159,9 +161,9 @@ def _patient(text: bytes) -> Decoded:
     return Decoded(events, len(found) - len(events))
 
 
-def _event(value: dict[str, Any]) -> Event:
+def _event(value: dict[str, Any]) -> TraceEvent:
     args = value.get("args")
-    return Event(
+    return TraceEvent(
         ph=_text(value.get("ph")),
         name=_text(value.get("name")),
         cat=_text(value.get("cat")),

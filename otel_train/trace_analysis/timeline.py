@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.trace_analysis import intervals
-from otel_train.trace_analysis.events import Kind
+from otel_train.trace_analysis.events import EventKind
 from otel_train.trace_analysis.intervals import NOTHING, Intervals
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 
-HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
+HOST_KINDS = (EventKind.OP, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
 
 
 class Calls(NamedTuple):
@@ -140,7 +140,7 @@ class Scene:
     trace: Trace
 
     @cached_property
-    def steps(self) -> Steps:
+    def steps(self) -> ScheduleSteps:
         """The steps, or the whole as one."""
         return steps(self.trace)
 
@@ -176,14 +176,14 @@ class Scene:
         if rows.size:
             return rows
         gloo = np.array([name.startswith(GLOO) for name in self.trace.names], np.bool_)
-        annotations = self.trace.rows(Kind.ANNOTATION)
+        annotations = self.trace.rows(EventKind.ANNOTATION)
         annotations = annotations[gloo[self.trace.spans.name[annotations]]]
         return annotations[np.argsort(self.trace.spans.start_ns[annotations], kind="stable")]
 
     @cached_property
     def copies(self) -> NDArray[np.bool_]:
         """bool[device row]: a copy or a fill."""
-        either: NDArray[np.bool_] = self._is(COPY) | (self.trace.kind[self.device] == Kind.COPY)
+        either: NDArray[np.bool_] = self._is(COPY) | (self.trace.kind[self.device] == EventKind.COPY)
         return either
 
     @cached_property
@@ -204,7 +204,7 @@ class Scene:
     @cached_property
     def launches(self) -> Launches:
         """The launch of each device row."""
-        spans, calls_ = self.trace.spans, self.trace.rows(Kind.RUNTIME)
+        spans, calls_ = self.trace.spans, self.trace.rows(EventKind.RUNTIME)
         calls_ = calls_[spans.correlation[calls_] >= 0]
         order = np.argsort(spans.correlation[calls_], kind="stable")
         ids = spans.correlation[calls_][order]
@@ -219,7 +219,7 @@ class Scene:
     def synchronizing(self) -> Rows:
         """Rows of calls that wait for the device, in order of their start."""
         waits = np.array([SYNCHRONIZE.match(name) is not None for name in self.trace.names], np.bool_)
-        rows = self.trace.rows(Kind.RUNTIME)
+        rows = self.trace.rows(EventKind.RUNTIME)
         return rows[waits[self.trace.spans.name[rows]]]
 
     def intervals_of(self, rows: Rows) -> Intervals:
@@ -248,15 +248,15 @@ STAGE = "otel_train:"
 """Ranges of our own stages begin with it; that of a loader goes on with its name, ``otel_train:data:train``."""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)\Z")
-_GUESSED: tuple[tuple[str, Kind, re.Pattern[str]], ...] = (
-    ("data", Kind.ANNOTATION, re.compile(r"enumerate\(DataLoader\)#")),
-    ("optimizer", Kind.ANNOTATION, re.compile(r"Optimizer\.step#")),
-    ("backward", Kind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
+_GUESSED: tuple[tuple[str, EventKind, re.Pattern[str]], ...] = (
+    ("data", EventKind.ANNOTATION, re.compile(r"enumerate\(DataLoader\)#")),
+    ("optimizer", EventKind.ANNOTATION, re.compile(r"Optimizer\.step#")),
+    ("backward", EventKind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
 )
 """What PyTorch itself says about stages, by the names of its ranges. Forward has none."""
 
 
-class Steps(NamedTuple):
+class ScheduleSteps(NamedTuple):
     """Steps of the profiler's schedule, in order.
 
     Attributes:
@@ -293,17 +293,17 @@ class Stages(NamedTuple):
     data: Intervals
 
 
-def steps(trace: Trace) -> Steps:
+def steps(trace: Trace) -> ScheduleSteps:
     """The steps of a trace; the whole of it where it has none."""
     spans = trace.spans
     numbers = {code: int(found[1]) for code, name in enumerate(trace.names) if (found := _STEP.match(name))}
-    rows = _named(trace, Kind.ANNOTATION, numbers.__contains__)
+    rows = _named(trace, EventKind.ANNOTATION, numbers.__contains__)
     if not rows.size:
         start, end = trace.span_ns
-        return Steps(np.zeros(1, np.int64), np.array([start]), np.array([end]), counted=False)
+        return ScheduleSteps(np.zeros(1, np.int64), np.array([start]), np.array([end]), counted=False)
     number = np.array([numbers[int(code)] for code in spans.name[rows]], np.int64)
     _, first = np.unique(number, return_index=True)  # some versions write a step once per thread
-    return Steps(number[first], spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True)
+    return ScheduleSteps(number[first], spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True)
 
 
 def stages(trace: Trace) -> Stages:
@@ -311,7 +311,7 @@ def stages(trace: Trace) -> Stages:
     spans = trace.spans
     ours = {code: name.removeprefix(STAGE) for code, name in enumerate(trace.names) if name.startswith(STAGE)}
     fetches = _ranges(trace, _guessed_rows(trace, *_GUESSED[0][1:]))
-    rows = _named(trace, Kind.ANNOTATION, ours.__contains__)
+    rows = _named(trace, EventKind.ANNOTATION, ours.__contains__)
     rows = rows[spans.dur_ns[rows] > 0]
     if rows.size:
         lanes, often = np.unique(spans.lane[rows], return_counts=True)
@@ -336,12 +336,12 @@ def stages(trace: Trace) -> Stages:
     return Stages(found, count, guessed=True, data=fetches)
 
 
-def _guessed_rows(trace: Trace, kind: Kind, pattern: re.Pattern[str]) -> Rows:
+def _guessed_rows(trace: Trace, kind: EventKind, pattern: re.Pattern[str]) -> Rows:
     codes = {code for code, name in enumerate(trace.names) if pattern.match(name)}
     return _named(trace, kind, codes.__contains__)
 
 
-def _named(trace: Trace, kind: Kind, wanted: Callable[[int], bool]) -> Rows:
+def _named(trace: Trace, kind: EventKind, wanted: Callable[[int], bool]) -> Rows:
     """Rows of one kind on the host whose name, by number, is wanted."""
     names = np.array([wanted(code) for code in range(len(trace.names))], np.bool_)
     rows = trace.rows(kind)

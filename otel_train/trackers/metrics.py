@@ -135,7 +135,7 @@ class EpochWindow:
         self._work_ns = 0
         self._loader_ns: dict[str, int] = {}
 
-    def add(self, part: Slice) -> None:
+    def add(self, part: ClosedStepsPart) -> None:
         """Count what ended."""
         self._step_ns += int(part.step_ns.sum())
         self._work_ns += int(part.work_ns.sum())
@@ -295,7 +295,7 @@ class StageMeans:
         self._sums: dict[str, Sum] = {}
         self._waits: dict[int, _BatchWait] = {}
 
-    def add(self, part: Slice) -> None:
+    def add(self, part: ClosedStepsPart) -> None:
         """Count what ended."""
         flat = (part.source * (len(self._names.sources) + 1) + part.loader + 1) * _PHASES + part.phase
         for value in np.unique(flat).tolist():
@@ -370,7 +370,7 @@ class Operations:
         """Start from now."""
         self._sums = {}
 
-    def add(self, part: Slice) -> None:
+    def add(self, part: ClosedStepsPart) -> None:
         """Count what ended."""
         train = part.phase == TRAIN
         self._count("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
@@ -421,7 +421,7 @@ class FlatRow(NamedTuple):
     values: dict[str, float]
 
 
-class Slice(NamedTuple):
+class ClosedStepsPart(NamedTuple):
     """A part of ``ClosedSteps``. Columns are int64.
 
     Attributes:
@@ -596,7 +596,7 @@ class FlatMetrics:
                 if at_ns not in due:
                     yield at_ns
 
-    def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[Slice]:
+    def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[ClosedStepsPart]:
         """Closed steps, in one part more than there are cuts. What ends at a cut comes before it."""
         calls, steps, batches = closed.occurrences, closed.steps, closed.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
@@ -613,7 +613,7 @@ class FlatMetrics:
             call, batch, step, loader = (slice(*at[number : number + 2].tolist()) for at in edges)
             mine = train[step][counted[step]]
             lasted = steps.duration_ns[mine]
-            yield Slice(
+            yield ClosedStepsPart(
                 calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
                 calls.inclusive_ns[call], kind[call], batches[batch], lasted,
                 lasted - waited[step][counted[step]], closed.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],

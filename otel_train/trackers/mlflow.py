@@ -18,7 +18,7 @@ KEYS = ("tracking_uri", "experiment_name", "run_name")
 """What its dict may have in it."""
 
 
-class Place(NamedTuple):
+class MlflowRun(NamedTuple):
     """A run of MLflow.
 
     Attributes:
@@ -56,18 +56,18 @@ class MlflowTracker:
         """Whether there may be a run to log to."""
         return bool(self._given) or self._settings is not None or "mlflow" in sys.modules
 
-    def place(self) -> Place | None:
+    def place(self) -> MlflowRun | None:
         """The innermost run that is active on the training thread, else the one that was active last."""
         if self._settings is not None or self._given:
-            return Place(self._given, over=False)
+            return MlflowRun(self._given, over=False)
         fluent = sys.modules.get("mlflow.tracking.fluent")
         stack = self._of_training(fluent, "_active_run_stack")
         if stack:
-            return Place(str(stack[-1].info.run_id), over=False)
+            return MlflowRun(str(stack[-1].info.run_id), over=False)
         last = self._of_training(fluent, "_last_active_run_id")
-        return Place(str(last), over=True) if last else None
+        return MlflowRun(str(last), over=True) if last else None
 
-    def write(self, row: FlatRow, place: Place) -> None:
+    def write(self, row: FlatRow, place: MlflowRun) -> None:
         """Log one row."""
         mlflow: Any = import_module("mlflow")
         if self._settings is not None and not self._own:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from otel_train.errors import ConfigError, require
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
-from otel_train.files import Documents, open_below
+from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader
 from otel_train.rundata.run_list import RunList
@@ -77,7 +77,7 @@ class _Site:
     """Answers requests, in threads: a lock keeps what has been read whole."""
 
     def __init__(self, root: Path, only: str | None, captures: Captures) -> None:
-        documents = Documents()
+        documents = JsonFileCache()
         self._root, self._only = root, only
         self._run_list = RunList(root, only=only, documents=documents)
         self._ranks = RankReader(documents=documents)

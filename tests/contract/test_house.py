@@ -143,40 +143,16 @@ def test_every_package_is_a_package() -> None:
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-KNOWN_BACK_IMPORTS = {("otel_train.instrumentation.registry", "otel_train.instrumentation.root_modules")}
-"""Imports inside functions that close a cycle between files."""
-
-
 def test_no_modules_import_each_other() -> None:
     """Modules in a cycle can only be understood, tested and moved together. Imports inside functions count."""
     graph = grimp.build_graph("otel_train", exclude_type_checking_imports=True, cache_dir=None)
-    imports = {
-        module: {
-            other
-            for other in graph.find_modules_directly_imported_by(module)
-            if (module, other) not in KNOWN_BACK_IMPORTS
-        }
-        for module in graph.modules
-    }
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
     graphlib.TopologicalSorter(imports).prepare()  # raises CycleError with the modules of the cycle
 
 
 FRAMEWORK_CLASSES = {"OtelTrainCallback"}
 """Names that several frameworks give to the same thing: a user imports one of them."""
-
-AMBIGUOUS_CLASSES: dict[str, int] = {
-    "Documents": 2,
-    "Event": 2,
-    "Kind": 2,
-    "Link": 2,
-    "Place": 3,
-    "Point": 2,
-    "Slice": 2,
-    "Steps": 2,
-    "Window": 2,
-}
-"""Class names that still have several meanings, and how many."""
 
 
 def test_a_class_name_has_one_meaning() -> None:
@@ -188,9 +164,7 @@ def test_a_class_name_has_one_meaning() -> None:
         if isinstance(node, ast.ClassDef) and node.name not in FRAMEWORK_CLASSES
     )
 
-    assert {
-        name: count for name, count in names.items() if count > max(1, AMBIGUOUS_CLASSES.get(name, 1))
-    } == {}
+    assert {name: count for name, count in names.items() if count > 1} == {}
 
 
 FORMER_WORDS: dict[str, str] = {

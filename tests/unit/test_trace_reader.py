@@ -11,7 +11,7 @@ import pytest
 
 from otel_train import TraceError
 from otel_train.trace_analysis import events, reader
-from otel_train.trace_analysis.events import Kind, read
+from otel_train.trace_analysis.events import EventKind, read
 from otel_train.trace_analysis.reader import PIECE_BYTES, Limits
 from tests.support.made_trace import MadeTrace, training, write_long
 
@@ -49,7 +49,7 @@ def test_a_trace_becomes_columns(tmp_path: Path, name: str) -> None:
     assert trace.spans.dur_ns.tolist() == [4250, 2000, 5000]
     assert trace.spans.stream.tolist() == [-1, -1, 7]
     assert trace.spans.correlation.tolist() == [-1, 1, 1]
-    assert trace.kind.tolist() == [Kind.OP, Kind.RUNTIME, Kind.KERNEL]
+    assert trace.kind.tolist() == [EventKind.OP, EventKind.RUNTIME, EventKind.KERNEL]
 
 
 @pytest.mark.parametrize("indent", [None, 1])

@@ -19,7 +19,7 @@ import pytest
 from otel_train.cli.main import main
 from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
-from otel_train.files import Documents
+from otel_train.files import JsonFileCache
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -90,7 +90,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def viewer(training: Training) -> RankReader:
-    return RankReader(documents=Documents(), now=lambda: training.now_s)
+    return RankReader(documents=JsonFileCache(), now=lambda: training.now_s)
 
 
 def look(viewer: RankReader, training: Training) -> RankView:
@@ -208,7 +208,7 @@ def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Pa
     """Pages of runs that ended stay open, and ask on."""
     run = leave_run(tmp_path, [5])
     say_summary(run)
-    seeing = RankReader(documents=Documents())
+    seeing = RankReader(documents=JsonFileCache())
 
     assert seeing.view(run, 0).progress is seeing.view(run, 0).progress
 
