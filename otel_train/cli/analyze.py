@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from otel_train.trace_analysis.events import Trace
 
+DESCRIPTION = "Analyse a profiler trace, or the newest capture of a run."
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
 several ranks together also show which rank waits for which. The leading finding of a run's capture is also put into its
@@ -38,15 +39,8 @@ examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "analyze",
-        help="say where the time of a profiler trace goes, and what to change",
-        description="Analyse a profiler trace, or the newest capture of a run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: newest)"
     )

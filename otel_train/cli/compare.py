@@ -117,6 +117,7 @@ def _shares(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 SLOWER = 1
+DESCRIPTION = "Compare two traces, or two runs."
 EPILOG = """\
 Two traces are compared step by step; two runs by the histograms they exported. An interval holds the true ratio
 in 95 of 100 cases. What says nothing is refused, with exit code 2: other numbers of ranks, too few steps.
@@ -133,15 +134,8 @@ _NO_LIMIT = 1.0
 _STYLES = {"slower": "red", "faster": "green"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "compare",
-        help="say what changed between two traces or two runs",
-        description="Compare two traces, or two runs.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("before", metavar="A", help="a trace, a run directory or a run id")
     parser.add_argument("after", metavar="B", help="another of the same kind")
     parser.add_argument(

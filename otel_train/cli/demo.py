@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -14,8 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_train.errors import ConfigError, require
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
+DESCRIPTION = (
+    "Train a small character transformer on text that comes with Python, and show where its time goes."
+)
 EPILOG = """\
 Two training loaders are mixed: 'code' (the standard library's sources, read file by file) and 'prose' (the
 language reference, in memory). Each read of 'code' takes 4 ms, as from a disk in the network, so the run summary
@@ -54,15 +57,8 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
 """What ``--profiler`` sets in the environment."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train a small model on real text, observed; about a minute",
-        description="Train a small character transformer on text that comes with Python, and show where its time goes.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "--minutes", type=_positive, default=1.0, metavar="M", help="train for M minutes (default: 1)"
     )

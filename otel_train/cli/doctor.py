@@ -50,15 +50,8 @@ INDENT = 4
 LONGEST_WAIT_S = 600.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="find what prevents metrics from being measured or exported",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("--endpoint", default="", metavar="URL", help="collector, in place of the variables'")
     parser.add_argument(
         "--prometheus", metavar="URL", help="where to look for the metric (default: the stack's)"

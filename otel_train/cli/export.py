@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,10 @@ from otel_train.files import dump_json
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
+DESCRIPTION = "Write the artifacts of a run: finished, running or killed."
 EPILOG = """\
 config.json, metrics.json, profiler_summary.json, stage_times.json, op_stats.csv, trace.json (opens in Perfetto),
 profiler_context/stage_times.json and torch_profiler/. Everything is made from the run directory, which is not
@@ -34,15 +35,8 @@ Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or t
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a run's config, metrics, stage times, operators and trace as files",
-        description="Write the artifacts of a run: finished, running or killed.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     arguments.add_arguments(parser)
     parser.add_argument(
         "--output-dir",

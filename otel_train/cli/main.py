@@ -34,7 +34,7 @@ COMMANDS = {
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
     "metrics": "print every metric, span and attribute by name",
 }
-"""Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
+"""Each is a module of this folder with ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args) -> int``."""
 
 FORMER = {"artifacts": "export", "check": "validate", "catalog": "metrics"}
 """Former names of commands, accepted until version 0.2."""
@@ -155,7 +155,15 @@ def _parser(asked: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Nam
         if name == asked:
             # Only the command asked for is imported: the help of all of them costs nothing.
             command: Any = import_module(f"otel_train.cli.{name}")
-            command.add_parser(subparsers)
+            command.add_arguments(
+                subparsers.add_parser(
+                    name,
+                    help=meaning,
+                    description=command.DESCRIPTION,
+                    epilog=command.EPILOG,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
+                )
+            )
             run = command.run
         else:
             subparsers.add_parser(name, help=meaning)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 REFERENCE = Path("docs") / "reference"
 """Where the generated pages lie, seen from the root of the repository."""
 
+DESCRIPTION = """\
+Print the names this version publishes: metrics with kind and unit, spans, events, and the
+attributes they carry.
+"""
+EPILOG = ""
+
 GENERATED = "<!-- Generated from otel_train/catalog.py by `python -m otel_train.cli.metrics --write`. -->\n"
 
 
@@ -42,20 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    add_arguments(
-        subparsers.add_parser(
-            "metrics",
-            help="print every metric, span and attribute by name",
-            description="Print the names this version publishes: metrics with kind and unit, spans, "
-            "events, and the attributes they carry.",
-        )
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``otel-train metrics`` understands."""
+    """Add the arguments of this command."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="everything, reserved names too, for programs")
     how.add_argument("--prometheus", action="store_true", help="the metrics alone, as Prometheus names them")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from datetime import datetime, timezone
@@ -27,6 +26,7 @@ from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
     from otel_train.distributed.hang import HangSuspect
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 FILE_NAME = "flight.bin"
+DESCRIPTION = "Read what a run left behind: the last steps, and the stage and loader it was in at the end."
 EPILOG = """\
 The last edges of every thread lie in flight.bin, a memory-mapped file that survives SIGKILL, a segfault and
 the out-of-memory killer. Nothing needs to be running, and a live run is not disturbed.
@@ -50,15 +51,8 @@ _STAGES_SHOWN = 5
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "postmortem",
-        help="say what a run was doing when it died",
-        description="Read what a run left behind: the last steps, and the stage and loader it was in at the end.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     arguments.add_arguments(parser)
 
 

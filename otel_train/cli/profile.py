@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -26,8 +25,10 @@ from otel_train.resource import detect
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
+DESCRIPTION = "Ask a live run for a profiler capture, and wait for it; or run a program with one."
 EPILOG = """\
 The run goes on; at the end of a step the profiler starts, and some steps later it stops. Several ranks capture
 the same steps: the first of them names a step that all still have before them. What comes of it lies in
@@ -53,16 +54,9 @@ FINDING_S = 30.0
 _POLL_S = 0.2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="capture some steps of a live run, or of a program, with torch.profiler",
-        usage="otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]",
-        description="Ask a live run for a profiler capture, and wait for it; or run a program with one.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
     arguments.add_arguments(parser)
     parser.add_argument("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")

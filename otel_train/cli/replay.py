@@ -246,7 +246,7 @@ WINDOW_S = 24 * 3600.0
 _BUSY = "is asked by another process, which holds the lock of this spool"
 _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 
-_HELP = """\
+DESCRIPTION = """\
 Send what the spool of a run holds to a collector, oldest first.
 
 A run sends from RUN/rank*/spool and removes what the collector accepts. What is left there when it ends, because the
@@ -272,6 +272,7 @@ examples:
 
 exit status: 0 everything was accepted (--verify: is there), 1 something was kept or rejected (is not), 2 bad input.
 """
+EPILOG = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,14 +315,8 @@ class Counts:
         )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``replay`` to the command line."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="send what a run could not send while its collector was away",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)"
     )
@@ -352,7 +347,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--wait", type=float, default=15.0, metavar="S", help="with --verify: longest wait for arrival (15)"
     )
-    parser.set_defaults(run_command=run)
 
 
 def _seconds(hours: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from otel_train.trace_analysis.timeline import Scene
 from otel_train.ui.report import render
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
 
@@ -53,6 +53,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
 
 
 FILE_NAME = "report.html"
+DESCRIPTION = "Write the report of a run, finished or running."
 EPILOG = """\
 One file: the pages of 'otel-train ui' as they are now, and the newest capture of every rank with its flame graph.
 It asks no server for anything, follows the browser's light or dark scheme, and can be used with the keys alone.
@@ -64,15 +65,8 @@ examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "report",
-        help="write a run as one page of HTML that needs nothing else",
-        description="Write the report of a run, finished or running.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     arguments.add_arguments(parser)
     parser.add_argument(
         "--output", metavar="FILE", help=f"where to write it (default: {FILE_NAME} in the run directory)"

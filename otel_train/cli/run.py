@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from otel_train.agent.rank_end import RankEnd
     from otel_train.autoinstrument.runner import Ended
 
+DESCRIPTION = "Run a training program and show where its time goes, without changing its code."
 EPILOG = """\
 The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
 output, signals and exit code. DataLoaders, models, backward and optimizers are found when it trains, also in
@@ -66,17 +67,10 @@ FORMER_OPTIONS: Final = ("prometheus_port", "export_every_s")
 """Options under the former names of settings."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a training script, observed, without touching it",
-        usage="otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]",
-        description="Run a training program and show where its time goes, without changing its code.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.usage = "otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]"
+    parser.allow_abbrev = False
     for name, (value, meaning) in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
     for name in FORMER_OPTIONS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import time
@@ -16,9 +15,9 @@ from otel_train.stack.configuration import Ports, write_alertmanager
 from otel_train.stack.local import ORDER, LocalStack, last_lines, log_file
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
-HELP = "start Collector, Prometheus, Alertmanager, traces and Grafana"
 DESCRIPTION = """\
 Start, stop and look at the stack that receives what training runs send: OpenTelemetry Collector, Prometheus with
 rules, Alertmanager, a trace store, and Grafana with dashboards.
@@ -45,15 +44,8 @@ PARTLY = 1
 LINES = 200
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "stack",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     up = _add_up(actions)
     down = actions.add_parser("down", help="stop it; data stays")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -25,10 +24,12 @@ from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.run import read_summary, record_beside
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
 FILE_NAME = "summary.json"
 SCHEMA = "otel_train.summary/1"
+DESCRIPTION = "Print the run summary: one table of all ranks, then the first rank."
 EPILOG = """\
 summary.json is rewritten while a run lives and completed when it ends, also by an exception or SIGTERM, so
 this works on runs that are still going. docs/reference/summary.md explains each value.
@@ -42,15 +43,8 @@ _HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "fin
 _COLUMNS = (5, 12, 10, 9, 9, 10, 8)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "summary",
-        help="print the run summary of a finished or running run",
-        description="Print the run summary: one table of all ranks, then the first rank.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     arguments.add_arguments(parser)
 
 

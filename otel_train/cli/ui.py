@@ -30,15 +30,8 @@ examples:
 _LAST_PORT = 65535
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "ui",
-        help="show runs in the browser, live",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument(
         "runs",
         nargs="?",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -19,9 +18,11 @@ from otel_train.rundata.run import read_run
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 REPORT = "report.html"
+DESCRIPTION = "Check the artifacts of a run, or its run directory."
 EPILOG = """\
 DIR is a folder that 'otel-train export' has written, a run directory or a run id. Of artifacts: is every file
 there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
@@ -39,15 +40,8 @@ Exit codes: 0 all is well, 1 something is missing or does not agree, 2 there is 
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "validate",
-        help="say whether a run, or its artifacts, are complete and agree",
-        description="Check the artifacts of a run, or its run directory.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
     parser.add_argument("dir", nargs="?", metavar="DIR", help="artifacts, or a run (default: the newest run)")
     parser.add_argument("--analysis", action="store_true", help="also say where the time went")
     parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")

@@ -66,9 +66,8 @@ def leave(root: Path, run: str, age_s: float) -> Path:
 
 def replay(*words: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["replay", *words])
-    return int(args.run_command(args))
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words))
 
 
 def verify(made: LocalStack, run: Path, wait_s: int = 20) -> int:

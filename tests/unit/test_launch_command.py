@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers(dest="command")
-    run_command.add_parser(subparsers)
-    return parser.parse_args(["run", *words])
+    run_command.add_arguments(parser)
+    return parser.parse_args(words)
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,10 @@ def test_only_what_is_older_than_the_window_is_written(
         queue.append(each)
     queue.close()
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
+    command.add_arguments(parser)
     for words, exports in (([], 1), (["--older-than", "0"], 2)):
-        args = parser.parse_args(
-            ["replay", str(tmp_path / "runs" / "r"), "--blocks", str(tmp_path / "b"), *words]
-        )
-        assert args.run_command(args) == 0
+        args = parser.parse_args([str(tmp_path / "runs" / "r"), "--blocks", str(tmp_path / "b"), *words])
+        assert command.run(args) == 0
         assert f"of {exports} exports" in capsys.readouterr().out
     assert (tmp_path / "b" / "r.openmetrics.txt").read_text().endswith("# EOF\n")
     assert len(list(SpoolQueue(rank.rank_path, "metrics").waiting())) == 2

@@ -68,9 +68,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cli(*words: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["replay", *words])
-    return int(args.run_command(args))
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words))
 
 
 def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None:
