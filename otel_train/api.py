@@ -111,9 +111,6 @@ class DisabledSession:
 
         return NoEpochCaptures()
 
-    def add_route(self, route: object) -> None:
-        """Nothing is exported."""
-
     def let_go_in_fork(self) -> None:
         """Nothing is held."""
 

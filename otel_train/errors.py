@@ -153,9 +153,7 @@ def whole(
     return number
 
 
-def truth(
-    call: str, value: Any, remedy: str = "Leave it out for the default"
-) -> bool:  # Any: Python's own or numpy's
+def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
     """``value`` as a truth value.
 
     Raises:
@@ -163,7 +161,7 @@ def truth(
     """
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise refused(call.replace("{}", shown(value)), "True or False", remedy)
+    raise refused(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
 
 
 def callable_(call: str, value: Any, rule: str, remedy: str) -> Any:  # Any: the user's own

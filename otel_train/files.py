@@ -357,13 +357,13 @@ def rank_folders(run: Path) -> dict[int, Path]:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def read_part(path: Path, start: int, most_bytes: int, *, root: Path | None = None) -> bytes:
+def read_part(path: Path, start: int, most_bytes: int) -> bytes:
     """Bytes of a file; from its end where ``start`` is negative.
 
     Raises:
         OSError: it cannot be read; see ``open_below``.
     """
-    with open_binary(path, root=root) as file:
+    with open_binary(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(0, size + start))
         return file.read(most_bytes)
@@ -614,13 +614,11 @@ class BoundedLines:
 
     Attributes:
         dropped_lines: whole lines given up because of the bound.
-        failed_lines: lines that could not be written.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, on_error: Callable[[OSError], None]) -> None:
         self.path = path
         self.dropped_lines = 0
-        self.failed_lines = 0
         self._max_bytes = max_bytes
         self._on_error = on_error
         self._fd = -1
@@ -638,7 +636,6 @@ class BoundedLines:
                 self._rotate()
             self._write(data)
         except OSError as error:
-            self.failed_lines += 1
             self.close()
             self._on_error(error)
             return False

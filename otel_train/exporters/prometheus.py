@@ -139,18 +139,17 @@ class PrometheusExporter:
             with suppress(OSError):
                 self._written.unlink(missing_ok=True)
 
-    def write_target(self, directory: Path, labels: Mapping[str, str] | None = None) -> Path:
+    def write_target(self, directory: Path) -> Path:
         """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs``.
 
         Args:
             directory: the folder of the rank.
-            labels: labels that Prometheus adds. Those that the page carries itself need not be repeated.
 
         Raises:
             OSError: it cannot be written.
         """
         path = directory / _TARGET_FILE
-        replace_json(path, [{"targets": [self._target()], "labels": dict(labels or {})}])
+        replace_json(path, [{"targets": [self._target()], "labels": {}}])
         self._written = path
         return path
 

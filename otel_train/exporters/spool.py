@@ -324,11 +324,6 @@ class SpoolQueue:
             with suppress(FileNotFoundError):
                 yield from self._waiting(number)
 
-    @property
-    def in_memory(self) -> int:
-        """How many requests wait in memory."""
-        return len(self._memory)
-
     def close(self) -> None:
         """Let go of the files, and remove what says nothing any more. What waits in memory is lost, and counted."""
         with self._guard:

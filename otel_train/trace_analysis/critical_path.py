@@ -75,7 +75,6 @@ class _Walk:
 
     def __init__(self, scene: Scene, start: int) -> None:
         spans, device = scene.trace.spans, scene.device
-        self._scene = scene
         self._start = start
         ends = spans.end_ns[device]
         order = np.argsort(ends, kind="stable")

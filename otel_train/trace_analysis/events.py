@@ -47,9 +47,9 @@ LONGEST_US = 366 * 86400 * 1e6
 _LARGEST_CODE = 2**31 - 1
 _TIMES = attrgetter("ts", "dur")
 _ASSOCIATIONS = attrgetter("external", "correlation", "stream")
-_DEVICE = attrgetter("device", "size", "occupancy", "warps", "group", "collective")
+_DEVICE = attrgetter("device", "size", "occupancy", "group", "collective")
 _ON_DEVICE: tuple[tuple[float, type[np.generic]], ...] = (
-    (-1, np.int32), (-1, np.int64), (np.nan, np.float32), (np.nan, np.float32), (0, np.int32), (0, np.int32),
+    (-1, np.int32), (-1, np.int64), (np.nan, np.float32), (0, np.int32), (0, np.int32),
 )  # fmt: skip
 """What stands for "not said" in each column of ``_DEVICE``, and its type. Name 0 is the empty one."""
 _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_id")
@@ -84,7 +84,6 @@ class Spans(NamedTuple):
         device: int32; -1 on the host.
         size: int64, bytes a copy moved; -1 where not said.
         occupancy: float32, estimated occupancy, percent; NaN where not said.
-        warps: float32, warps per multiprocessor; NaN where not said.
         group: int32, number of the process group's name; "" where not said.
         collective: int32, number of the collective's name; "" where not said.
     """
@@ -100,7 +99,6 @@ class Spans(NamedTuple):
     device: Codes
     size: Ints
     occupancy: NDArray[np.float32]
-    warps: NDArray[np.float32]
     group: Codes
     collective: Codes
 
@@ -234,7 +232,7 @@ class Columns:
 _EMPTY: NDArray[Any] = np.zeros(0)
 _TYPES: tuple[type[np.generic], ...] = (
     np.int32, np.int32, np.int32, np.float64, np.float64, np.int64, np.int64, np.int32, np.int32, np.int64,
-    np.float32, np.float32, np.int32, np.int32,
+    np.float32, np.int32, np.int32,
 )  # fmt: skip
 """Of the columns of ``Spans``, while times are still microseconds."""
 

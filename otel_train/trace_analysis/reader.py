@@ -36,7 +36,6 @@ class Arguments(NamedTuple):
     device: int = -1
     size: int = -1
     occupancy: float = math.nan
-    warps: float = math.nan
     group: str = ""
     collective: str = ""
     change: int = 0
@@ -53,7 +52,6 @@ KEYS = {
     "device": "device",
     "size": "bytes",
     "occupancy": "est. achieved occupancy %",
-    "warps": "warps per SM",
     "group": "Process Group Name",
     "collective": "Collective name",
     "change": "Bytes",

@@ -197,11 +197,9 @@ def test_a_taken_port_moves_on_to_the_next(tmp_path: Path) -> None:
         try:
             assert exporter.port != port
             assert get(exporter.port)[0] == 200
-            path = exporter.write_target(tmp_path, {"job": "train"})
+            path = exporter.write_target(tmp_path)
             assert path.name == "prometheus_target.json"
-            assert json.loads(path.read_text()) == [
-                {"targets": [f"127.0.0.1:{exporter.port}"], "labels": {"job": "train"}}
-            ]
+            assert json.loads(path.read_text()) == [{"targets": [f"127.0.0.1:{exporter.port}"], "labels": {}}]
         finally:
             exporter.close(1)
 
