@@ -64,8 +64,8 @@ _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 class AgentClient:
     """This rank's side of its agent.
 
-    A service thread reports twice a second, and does what the agent asks for. No other thread of the program ever
-    waits for the agent, except one that calls ``summary()`` or ends the session.
+    A service thread reports twice a second, more often while edges come fast, and does what the agent asks for. No other
+    thread of the program ever waits for the agent, except one that calls ``summary()`` or ends the session.
 
     Args:
         config: how the run is observed.
@@ -385,11 +385,12 @@ class AgentClient:
         interval_s = self._config.tuned().poll_interval_s
         due_s = time.monotonic() + interval_s
         while not self._over:
-            if time.monotonic() >= due_s:
-                due_s = time.monotonic() + interval_s
+            now_s = time.monotonic()
+            if now_s >= due_s:
                 if self._is_open.is_set():  # before, the agent takes nothing
                     self._report()
                     self._take_turn()
+                due_s = now_s + self._reports.interval_s(interval_s)
             if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
                 try:
                     self._take(self._link.receive())

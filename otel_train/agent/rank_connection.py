@@ -190,6 +190,7 @@ class RankConnection:
         if isinstance(message, Report):
             self._reported_s = time.monotonic()
             self._remote.take_in(message)
+            self.loop.wake()
         elif isinstance(message, Request):
             if message.what == "end":
                 self._reported_state = message.args[0]

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from otel_train.profiler.setup import Capturing
     from otel_train.trackers.manager import Trackers
 
+REPORT_EDGES = 4096
+"""A report follows after so many edges: the agent reads what was reported, and the end of the program waits until it has
+read the rest, some 10 ms for so many."""
+
+LEAST_INTERVAL_S = 0.1
+"""However fast edges come: a report takes the training process half a millisecond."""
+
+_RATE_OVER_S = 0.05
 _STATE_EVERY_S = 2.0
 _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
@@ -63,6 +71,8 @@ class Reports:
         self._last_instrumented: tuple[Any, ...] = ()
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
+        self._counted = time.monotonic(), 0  # when, and edges written by then
+        self._edges_per_s = 0.0
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
         self._hardware: dict[str, str] = {}
@@ -76,11 +86,7 @@ class Reports:
         """
         recording = self._recording
         # How far the rings are is read first: what these edges need is in what is read after.
-        positions = tuple(
-            (thread.slot, thread.ring.written)
-            for thread in list(recording.recorder.threads)
-            if thread.slot >= 0
-        )
+        positions = self._positions()
         hurry = self.capturing is not None and self.capturing.needs_step_numbers
         job = self._do("ranks", find_job, None)
         instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, job
@@ -113,6 +119,22 @@ class Reports:
         follow = recording.follow_compiler if with_state else recording.listen_to_compilers
         self._do("compiled models", follow, None)
         return report
+
+    def interval_s(self, most_s: float) -> float:
+        """Seconds until the next report: less than ``most_s`` while edges come fast."""
+        if self._edges_per_s * most_s <= REPORT_EDGES:
+            return most_s
+        return min(most_s, max(LEAST_INTERVAL_S, REPORT_EDGES / self._edges_per_s))
+
+    def _positions(self) -> tuple[tuple[int, int], ...]:
+        threads = list(self._recording.recorder.threads)
+        positions = tuple((thread.slot, thread.ring.written) for thread in threads if thread.slot >= 0)
+        (then_s, before), now_s = self._counted, time.monotonic()
+        if now_s - then_s >= _RATE_OVER_S:
+            written = sum(position for _, position in positions)
+            self._counted = now_s, written
+            self._edges_per_s = (written - before) / (now_s - then_s)
+        return positions
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
         guard = self._guards[part]

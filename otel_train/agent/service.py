@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 READ_INTERVAL_S = 2.0
-"""Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
+"""Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
+
+READ_EDGES = 2048
+"""Edges of one thread that are accounted as soon as they are reported: the end of the program waits for what is left."""
 
 MAX_GIL_HOLD_NS = 150_000
 GIL_RELEASE_S = 50e-6
@@ -123,6 +126,7 @@ class ExportLoop:
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._stop = threading.Event()
+        self._woken = threading.Event()
         self._thread = daemon_thread(self._loop, "otel-train-export")
 
     def faults(self) -> dict[str, int]:
@@ -140,14 +144,19 @@ class ExportLoop:
     def stop(self, timeout_s: float) -> None:
         """End the thread; the last turn is the caller's."""
         self._stop.set()
+        self._woken.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """The rank has reported: where many edges wait they are accounted now, not at the next turn."""
+        if self._is_full():
+            self._woken.set()
 
     def run_once(self, *, final: bool = False) -> None:
         """One round: read, account, export. Tests call it directly."""
         self._recorder.publish(time.time_ns())
-        full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
-        if full or self._is_due(_READ, READ_INTERVAL_S):
+        if self._is_full() or self._is_due(_READ, READ_INTERVAL_S):
             self.read_rings()
         if self._gives_up():
             return
@@ -204,6 +213,9 @@ class ExportLoop:
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.look(now_ns, behind)
+
+    def _is_full(self) -> bool:
+        return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
 
     def _gives_up(self) -> bool:
         """Whether this is the thread of the loop, which has been stopped. The last turn, on another thread, goes on from here."""
@@ -267,8 +279,13 @@ class ExportLoop:
         left_s: float = self._every_s
         while left_s > 0:
             again_s = self.between()
-            if self._stop.wait(left_s if again_s is None else min(left_s, again_s)):
+            woken = self._woken.wait(left_s if again_s is None else min(left_s, again_s))
+            self._woken.clear()  # first: `stop` sets the other, then this one
+            if self._stop.is_set():
                 return True
+            if woken:
+                with self.lock, self.guard:
+                    self.read_rings()
             left_s = until_s - time.monotonic()
         return self._stop.is_set()
 
@@ -589,4 +606,6 @@ class AgentService:
         self._printed_reports = asked
 
     def _write_summary(self) -> None:
+        if self.run.closed:  # the final one follows
+            return
         self._exporters.write_summary(self.document("running"))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.agent.reports import LEAST_INTERVAL_S, REPORT_EDGES, Reports
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.agent.service import ExportLoop, PeriodicTask
+from otel_train.agent.service import READ_EDGES, ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
+from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -139,6 +142,44 @@ def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn() -> None
     assert (rig.loop.edges, rig.loop.missed) == (edges, 0)
     assert rig.counted() == steps - 1
     rig.memory.close()
+
+
+@pytest.mark.parametrize(("edges", "read"), [(READ_EDGES, READ_EDGES), (READ_EDGES // 2, 0)])
+def test_many_edges_are_accounted_when_they_are_reported(edges: int, read: int) -> None:
+    """Not at the next turn: the end of the program waits for what is left. For few the next turn is soon enough."""
+    rig = Rig()
+    rig.loop.start()
+    rig.steps(edges // 8)
+    rig.loop.wake()
+    until_s = time.monotonic() + 0.3  # the first turn comes after 0.5 s
+    while time.monotonic() < until_s and not (read and rig.loop.edges == read):
+        time.sleep(0.001)
+    found = rig.loop.edges
+    rig.loop.stop(5.0)
+
+    assert found == read
+    rig.memory.close()
+
+
+@pytest.mark.parametrize(
+    ("edges", "interval_s"),
+    [(0, 0.5), (REPORT_EDGES, 0.5), (REPORT_EDGES * 5, 0.2), (REPORT_EDGES * 50, LEAST_INTERVAL_S)],
+)
+def test_a_rank_whose_edges_come_fast_reports_more_often(
+    monkeypatch: pytest.MonkeyPatch, edges: int, interval_s: float
+) -> None:
+    """Within one second so many edges; at no rate more often than every 0.1 s, and never less often than the setting says."""
+    now_s = [100.0]
+    monkeypatch.setattr("otel_train.agent.reports.time.monotonic", lambda: now_s[0])
+    written = SimpleNamespace(slot=0, ring=SimpleNamespace(written=0))
+    recording: Any = SimpleNamespace(recorder=SimpleNamespace(threads=[written]))
+    reports = Reports(recording, CacheSizes())
+    now_s[0] += 1.0
+    written.ring.written = edges
+    reports._positions()
+
+    assert reports.interval_s(0.5) == pytest.approx(interval_s)
+    assert reports.interval_s(0.01) == 0.01
 
 
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
