@@ -444,6 +444,8 @@ class AgentClient:
             report = self._reports.make(fresh=fresh)
             with suppress(OSError):
                 self._link.send(report)
+                self.recording.values.reported()
+                self.recording.timers.reported()
         finally:
             self._reporting.release()
 

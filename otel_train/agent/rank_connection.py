@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.capture_requests import RequestFolder
-from otel_train.agent.messages import Hello, LoopProgress, Opened, Report, Request, Response
+from otel_train.agent.messages import LOGGED_VALUES, Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import (
     RemoteProviders,
@@ -316,6 +316,8 @@ class RankConnection:
         if self._said and state == "killed":
             state, cause = self._said, ""
         self.rings.limit(None)
+        with Guard(LOGGED_VALUES):
+            self._remote.take_in_unreported()
         self._finish(state, cause=cause)
         self.exporters.disk.written(self._deliver_s)  # a launcher reads it next
         steps = self.service.run.totals.steps_by_phase().get("train", 0)

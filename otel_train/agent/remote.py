@@ -95,6 +95,13 @@ class RemoteRecording:
         self.exchange = report.exchange
         self.recorder.limit(report.positions)
 
+    def take_in_unreported(self) -> None:
+        """The rank is gone: take in what it had not reported."""
+        values, operations = self.recorder.unreported()
+        self.values.held.extend(values)
+        if len(operations):
+            self.timers.ended.append(operations)
+
     def compiles(self) -> list[Compile]:
         """What compilers have done since the last call."""
         return list(_drained(self._compiles))

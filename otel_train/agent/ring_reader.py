@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_change
+from otel_train.instrumentation.logged_values import unreported_values
+from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+    from otel_train.instrumentation.logged_values import UserEvent, Value
 
 _COPY_EVERY_S = 1.0
 _UNLIMITED = 1 << 62
@@ -104,6 +108,11 @@ class SharedRings:
         self._limited = True
         self._sources: list[Instrumented] = []
         self.main = self._find()[0]
+
+    def unreported(self) -> tuple[list[Value | UserEvent], np.ndarray]:
+        """What the rank had logged, and timed by token, since its last report. Call it once the rank is gone."""
+        values, operations = (self._layout.pending(self._map, index) for index in (0, 1))
+        return unreported_values(values), unreported_operations(operations)
 
     @property
     def threads(self) -> list[SharedThread]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import by_name, callable_, text
+from otel_train.recording.pending_entries import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 _PLAIN = (str, bool, int, float)
 MAX_HELD = 4096
 """Entries held between two reads; the oldest are dropped and counted."""
+
+_NOT_KEPT, _VALUE, _EVENT = range(3)
 
 
 class Value(NamedTuple):
@@ -44,13 +49,16 @@ class ValueQueue:
 
     Args:
         clock: monotonic nanoseconds.
+        pending: keeps numbers and events for the agent until they have been reported; tensors wait here alone.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, pending: PendingEntries | None = None) -> None:
         self.dropped = 0
         self.refused = 0
         self._clock = clock
-        self._held: deque[Value | UserEvent] = deque(maxlen=MAX_HELD)
+        self._held: deque[tuple[int, Value | UserEvent]] = deque(maxlen=MAX_HELD)
+        self._pending = pending or PendingEntries()
+        self._drained = 0
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Adds values. A tensor is copied on its device, without synchronisation.
@@ -66,11 +74,14 @@ class ValueQueue:
         now = self._clock()
         self._count_dropped(len(values))
         for name, value in values.items():
+            kind, number = _NOT_KEPT, 0.0
             try:
                 kept = _kept(value)
+                if isinstance(kept, (int, float)):
+                    kind, number = _VALUE, float(kept)
             except Exception:  # noqa: BLE001 - an error of the user's object must not reach the training loop
                 kept = None  # refused and counted by the reader
-            self._held.append(Value(now, name, kept))
+            self._hold(Value(now, name, kept), kind, number, name)
 
     def event(self, name: str, attributes: Mapping[str, Any], at_ns: int = 0) -> None:
         """Adds an event at ``at_ns``, or now.
@@ -82,15 +93,42 @@ class ValueQueue:
         remedy = 'Write session.event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
         self._count_dropped(1)
-        self._held.append(UserEvent(at_ns or self._clock(), name, attributes))
+        try:
+            kind, plain = _EVENT, json.dumps((name, attributes))
+        except Exception:  # noqa: BLE001 - attributes of other types become text in the report
+            kind, plain = _NOT_KEPT, ""
+        self._hold(UserEvent(at_ns or self._clock(), name, attributes), kind, 0.0, plain)
 
     def drain(self) -> Iterator[Value | UserEvent]:
         """Removes and yields all entries, oldest first."""
         while self._held:
-            yield self._held.popleft()
+            number, entry = self._held.popleft()
+            self._drained = number + 1
+            yield entry
+
+    def reported(self) -> None:
+        """The agent has what has been drained."""
+        self._pending.report(self._drained)
+
+    def _hold(self, entry: Value | UserEvent, kind: int, value: float, text: str) -> None:
+        self._held.append((self._pending.add(kind, entry.at_ns, value=value, text=text), entry))
 
     def _count_dropped(self, wanted: int) -> None:
         self.dropped += max(0, len(self._held) + wanted - MAX_HELD)
+
+
+def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
+    """What a process that is gone had logged and not reported: numbers, and events with plain attributes."""
+    found: list[Value | UserEvent] = []
+    for entry in unreported(memory):
+        at_ns = entry.numbers[0]
+        if entry.kind == _VALUE:
+            found.append(Value(at_ns, entry.text, entry.value))
+        elif entry.kind == _EVENT:
+            with suppress(ValueError, TypeError):  # the process wrote over its own memory before it ended
+                name, attributes = json.loads(entry.text)
+                found.append(UserEvent(at_ns, str(name), dict(attributes)))
+    return found
 
 
 def as_number(value: Any) -> float | None:  # Any: see ``_kept``

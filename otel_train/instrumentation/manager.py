@@ -19,6 +19,7 @@ from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
+from otel_train.recording.pending_entries import PendingEntries
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
@@ -80,11 +81,13 @@ class InstrumentationManager:
         self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
-        self.values = ValueQueue(system_clock)
+        values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
+        self.recorder.when_silenced += [values.let_go, operations.let_go]
+        self.values = ValueQueue(system_clock, values)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self._jax = JaxCompilerProbe(system_clock)
         self.stages = StageRecorder(self.recorder, self._jax.listen)
-        self.timers = Timers(self.recorder, system_clock)
+        self.timers = Timers(self.recorder, system_clock, operations)
         self.hooks = StageCallbacks(self.recorder)
         self.last_batch = LastBatch(self.recorder)
         self._torch: TorchProbes | None = None

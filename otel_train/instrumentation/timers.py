@@ -10,6 +10,7 @@ import numpy as np
 from otel_train.errors import refused, shown, text
 from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind
+from otel_train.recording.pending_entries import PendingEntries, unreported
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ _AT_ONCE = 256
 """Operations that become one array: some 0.1 ms."""
 
 _NONE = np.zeros((0, 3), dtype=np.int64)
+_OPERATION = 1
+
+
+def unreported_operations(memory: memoryview) -> np.ndarray:
+    """What had ended in a process that is gone, and was not reported; see ``Timers.take``."""
+    rows = [entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
 class Token:
@@ -50,17 +58,20 @@ class Timers:
     Args:
         recorder: numbers the operations.
         clock: monotonic nanoseconds.
+        pending: keeps operations for the agent until they have been reported.
 
     Attributes:
         dropped: operations that did not fit.
     """
 
-    def __init__(self, recorder: Recorder, clock: Clock) -> None:
+    def __init__(self, recorder: Recorder, clock: Clock, pending: PendingEntries | None = None) -> None:
         self.dropped = 0
         self._recorder = recorder
         self._clock = clock
         self._sources: dict[str, int] = {}
-        self._ended: deque[tuple[int, int, int]] = deque(maxlen=MOST_WAITING)
+        self._ended: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_WAITING)
+        self._pending = pending or PendingEntries()
+        self._taken = 0
         self._guards: dict[str, Guard] = {}
         self._off: set[str] = set()
         self._silent = False
@@ -94,7 +105,8 @@ class Timers:
             if token.name not in self._off:
                 if len(self._ended) == MOST_WAITING:
                     self.dropped += 1
-                self._ended.append((token.source, token.begun_ns, now_ns))
+                operation = token.source, token.begun_ns, now_ns
+                self._ended.append((*operation, self._pending.add(_OPERATION, *operation)))
             token.begun_ns = 0
         elif token.timers is not None:
             again = token.timers is self
@@ -105,8 +117,14 @@ class Timers:
         parts = [_NONE]
         while self._ended:
             waiting = range(min(len(self._ended), _AT_ONCE))
-            parts.append(np.array([self._ended.popleft() for _ in waiting], dtype=np.int64))
+            rows = np.array([self._ended.popleft() for _ in waiting], dtype=np.int64)
+            self._taken = int(rows[-1, 3]) + 1
+            parts.append(rows[:, :3])
         return np.concatenate(parts)
+
+    def reported(self) -> None:
+        """The agent has what has been taken."""
+        self._pending.report(self._taken)
 
     @property
     def faults(self) -> int:

@@ -11,6 +11,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
 from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
+from otel_train.recording.pending_entries import PENDING_BYTES
 from otel_train.recording.shared_memory import (
     ENTRY,
     ENTRY_BYTES,
@@ -28,6 +29,7 @@ from otel_train.recording.shared_memory import (
     Header,
     RingEntry,
     end_of_rings,
+    pending_place,
     ring_place,
     words,
 )
@@ -126,6 +128,11 @@ class SharedLayout(NamedTuple):
         """What devices did: memory of a ``DeviceRing``."""
         start = self.end_of_rings
         return words(memoryview(memory)[start : start + DEVICE_RING_WORDS * WORD])
+
+    def pending(self, memory: Any, index: int) -> memoryview:  # Any: a buffer
+        """Entries that wait for a report; see ``FlightMemory.pending``."""
+        start = pending_place(index, self.end_of_rings)
+        return memoryview(memory)[start : start + PENDING_BYTES]
 
     def free(self, memory: mmap.mmap, slot: int) -> None:
         """The ring has been read to its end: the rank may give it to another thread."""

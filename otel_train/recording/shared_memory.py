@@ -9,7 +9,8 @@ Layout (little-endian, offsets in bytes):
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
 
-Memory that is shared goes on behind the rings, with what devices did (``device_ring``). No file has that.
+Memory that is shared goes on behind the rings, with what devices did (``device_ring``), then with logged values and with
+operations that wait for a report (``pending_entries``). No file has that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS
+from otel_train.recording.pending_entries import PENDING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +112,7 @@ class FlightMemory:
         self.shared = shared
         self._main_edges = main_edges
         self._device_ring = end_of_rings(main_edges, _SIDE_EDGES, SIDE_RINGS)
-        self._bytes = self._device_ring + DEVICE_RING_WORDS * WORD
+        self._bytes = pending_place(2, self._device_ring)
         self.map = self._share() if shared else make(self._bytes)
         self._view = memoryview(self.map)
         self._header = Header(
@@ -131,7 +133,12 @@ class FlightMemory:
     @property
     def device_ring(self) -> memoryview:
         """Where it is written what devices did: memory of a ``DeviceRing``."""
-        return words(self._view[self._device_ring : self._bytes])
+        return words(self._view[self._device_ring : pending_place(0, self._device_ring)])
+
+    def pending(self, index: int) -> memoryview | None:
+        """Memory of ``PendingEntries``: 0 of logged values, 1 of operations; None where no other process reads it."""
+        start = pending_place(index, self._device_ring)
+        return self._view[start : start + PENDING_BYTES] if self.shared else None
 
     def progress(self, index: int) -> memoryview | None:
         """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
@@ -228,6 +235,11 @@ def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
         return RINGS_OFFSET, main_edges
     past = main_edges + (index - 1) * side_edges
     return RINGS_OFFSET + past * EDGE_WORDS * WORD, side_edges
+
+
+def pending_place(index: int, end_of_rings: int) -> int:
+    """Where the memory of ``PendingEntries`` ``index`` begins, in bytes."""
+    return end_of_rings + DEVICE_RING_WORDS * WORD + index * PENDING_BYTES
 
 
 def end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:

@@ -157,6 +157,41 @@ def test_sigkill_loses_no_step(begin: Callable[..., subprocess.Popen[str]], tmp_
     assert [row["name"] for row in events].count("train.run.killed") == 1
 
 
+def test_sigkill_loses_nothing_that_was_logged(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The last loss before an end is what explains it; it is reported twice a second, and written at once."""
+    process = begin(
+        """
+        session = start()
+        train()
+        session.log({"loss": 2.0, "tokens": 100})
+        time.sleep(2)
+        session.log({"loss": 0.5, "tokens": 20, "accuracy": 0.75})
+        session.log({"loss": float("nan")})
+        session.event("mine", {"why": "it ends", "step": 7})
+        otel_train.end(otel_train.begin("load"))
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    process.communicate(timeout=60)
+
+    found = summary(tmp_path, "killed")
+
+    [folder] = (tmp_path / "runs").glob("*/rank0")
+    names = [json.loads(row)["name"] for row in (folder / "events.jsonl").read_text().splitlines()]
+    metrics = (folder / "metrics.otlp.jsonl").read_text().splitlines()[-1]
+    assert (names.count("mine"), names.count("train.nonfinite")) == (1, 1)
+    points = {
+        (metric["name"], *(each["value"].get("stringValue") for each in point["attributes"])): point
+        for metric in json.loads(metrics)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+        for point in next(metric[kind] for kind in metric if "dataPoints" in metric[kind])["dataPoints"]
+    }
+    assert points["train.tokens", "train"]["asDouble"] == 120
+    assert points["train.metric.value", "accuracy", "train"]["asDouble"] == 0.75
+    assert [row["count"] for row in found["stages"] if row["stage"] == "load"] == [1]
+
+
 def test_a_crash_in_c_is_an_end_like_any_other(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
