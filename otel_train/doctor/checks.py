@@ -7,7 +7,6 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,21 +21,20 @@ OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 STATES = (OK, NOTE, WARNING, PROBLEM)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """One line of a diagnosis.
 
     Attributes:
-        area: what was checked, such as ``endpoint``.
         state: one of ``STATES``.
         what: what was found, as a sentence.
         remedy: what to do; "" if there is nothing to do.
+        area: what was checked, such as ``endpoint``; ``run`` takes it from the check.
     """
 
-    area: str
     state: str
     what: str
     remedy: str = ""
+    area: str = ""
 
 
 class Check(NamedTuple):
@@ -59,7 +57,7 @@ def run(checks: Sequence[Check]) -> list[CheckResult]:
     Each check runs on a daemon thread that is abandoned at the limit, since a hanging file system or resolver cannot be
     interrupted. Results found by then are kept.
     """
-    return [finding for check in checks for finding in _bounded(check)]
+    return [found._replace(area=check.area) for check in checks for found in _bounded(check)]
 
 
 def worst(findings: Iterable[CheckResult]) -> str:
@@ -76,7 +74,7 @@ def _bounded(check: Check) -> list[CheckResult]:
         except Exception as error:  # noqa: BLE001 - a check that fails is a result, and the others still run
             what = f"this check failed: {type(error).__name__}: {error}"
             remedy = "please report it, with this line"
-            found.append(CheckResult(area=check.area, state=PROBLEM, what=what, remedy=remedy))
+            found.append(CheckResult(PROBLEM, what, remedy=remedy))
 
     thread = threading.Thread(target=look, name=f"otel_train-doctor-{check.area}", daemon=True)
     thread.start()
@@ -84,9 +82,8 @@ def _bounded(check: Check) -> list[CheckResult]:
     if not thread.is_alive():
         return found
     late = CheckResult(
-        area=check.area,
-        state=PROBLEM,
-        what=f"no answer within {check.limit_s:g} s",
+        PROBLEM,
+        f"no answer within {check.limit_s:g} s",
         remedy="something below hangs: a file system, a resolver or a network that drops packets",
     )
     return [*found, late]

@@ -144,14 +144,14 @@ def _send(
             answer = transport.send(signal, line, SEND_WITHIN_S)
             if answer.accepted:
                 yield (
-                    CheckResult(area=AREA, state=OK, what=f"{address} accepted {signal} ({probe.run_id})"),
+                    CheckResult(OK, f"{address} accepted {signal} ({probe.run_id})"),
                     signal,
                 )
                 continue
             said, _, remedy = answer.reason.partition(": ")
             remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
             yield (
-                CheckResult(area=AREA, state=PROBLEM, what=f"{signal}: {address} {said}", remedy=remedy),
+                CheckResult(PROBLEM, f"{signal}: {address} {said}", remedy=remedy),
                 signal,
             )
     finally:
@@ -191,17 +191,14 @@ def _wait(
         for place in [place for place, look in missing.items() if look()]:
             del missing[place]
             took_s = time.monotonic() - began_s
-            yield CheckResult(
-                area=AREA, state=OK, what=f"found in {place} after {took_s:.1f} s ({places.urls[place]})"
-            )
+            yield CheckResult(OK, f"found in {place} after {took_s:.1f} s ({places.urls[place]})")
         if time.monotonic() - began_s > wait_s:
             break
         sleep(ASK_EVERY_S)
     for place in missing:
         yield CheckResult(
-            area=AREA,
-            state=PROBLEM,
-            what=f"not found in {place} within {wait_s:g} s ({places.urls[place]})",
+            PROBLEM,
+            f"not found in {place} within {wait_s:g} s ({places.urls[place]})",
             remedy=_REMEDIES[place],
         )
 
@@ -221,22 +218,20 @@ def _silent(place: str, url: str, answer: checks.HttpResult, *, named: bool) -> 
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
         remedy = f"start it, or correct {option}"
-        return CheckResult(
-            area=AREA, state=PROBLEM, what=f"{place}: {url} does not answer ({said})", remedy=remedy
-        )
+        return CheckResult(PROBLEM, f"{place}: {url} does not answer ({said})", remedy=remedy)
     what = f"{place}: nothing well at {url} ({said}), so arrival there was not looked at"
-    return CheckResult(area=AREA, state=NOTE, what=what, remedy=f"say where it is: {option} URL")
+    return CheckResult(NOTE, what, remedy=f"say where it is: {option} URL")
 
 
 def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
-    yield CheckResult(area=AREA, state=OK, what=f"{place} is well ({url})")
+    yield CheckResult(OK, f"{place} is well ({url})")
     if place != PROMETHEUS:
         return
     asked_s = time.time()
     answer = checks.get(f"{url}/api/v1/query?query=time()").json()
     with suppress(TypeError, KeyError, ValueError, IndexError):
         theirs_s = float(answer["data"]["result"][1])
-        yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})", AREA)
+        yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})")
 
 
 def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str]) -> bool:

@@ -62,13 +62,12 @@ def check_endpoint(
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError as error:
-        yield CheckResult(area=AREA, state=PROBLEM, what=str(error), remedy="correct the variable it names")
+        yield CheckResult(PROBLEM, str(error), remedy="correct the variable it names")
         return
     if settings is None:
         yield CheckResult(
-            area=AREA,
-            state=NOTE,
-            what="no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing",
+            NOTE,
+            "no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing",
             remedy="set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts what listens there",
         )
         return
@@ -95,11 +94,11 @@ def look_at(
             date = _ask_grpc(signal, target, line) if target.protocol == GRPC else _post(signal, target, line)
     except ConnectionProblem as problem:
         whose = problem.whose or target.address
-        yield CheckResult(area=AREA, state=PROBLEM, what=f"{whose} {problem.what}", remedy=problem.remedy)
+        yield CheckResult(PROBLEM, f"{whose} {problem.what}", remedy=problem.remedy)
         return
     through = f" through {line.proxy.name}" if line.proxy else ""
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
-    yield CheckResult(area=AREA, state=OK, what=what)
+    yield CheckResult(OK, what)
     if target.tls:
         yield _certificate(target, line, now_s())
     elif token:
@@ -110,9 +109,8 @@ def look_at(
 def _unencrypted(target: Target) -> CheckResult:
     near = connection.place_of(target)[0].startswith(LOOPBACK)
     return CheckResult(
-        area=AREA,
-        state=NOTE if near else WARNING,
-        what=f"{target.address} gets its headers, which may hold a token, without encryption",
+        NOTE if near else WARNING,
+        f"{target.address} gets its headers, which may hold a token, without encryption",
         remedy=""
         if near
         else "use https:// and OTEL_EXPORTER_OTLP_CERTIFICATE (docs/howto/secure-the-stack.md)",
@@ -272,9 +270,8 @@ def _certificate(target: Target, line: Connection, now_s: float) -> CheckResult:
         left_s = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - now_s
     soon = left_s < EXPIRES_SOON_S
     return CheckResult(
-        area=AREA,
-        state=WARNING if soon else OK,
-        what=f"{target.address} speaks TLS; its certificate is trusted until {certificate.get('notAfter', 'unknown')}",
+        WARNING if soon else OK,
+        f"{target.address} speaks TLS; its certificate is trusted until {certificate.get('notAfter', 'unknown')}",
         remedy="have it renewed" if soon else "",
     )
 
@@ -286,26 +283,21 @@ def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]
     try:
         theirs_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
-        yield CheckResult(area=AREA, state=NOTE, what=f"{target.address} does not tell its time")
+        yield CheckResult(NOTE, f"{target.address} does not tell its time")
         return
     # A Date has whole seconds, cut off; half of one is the best guess.
-    yield skew(theirs_s + 0.5 - between_s, target.address, AREA)
+    yield skew(theirs_s + 0.5 - between_s, target.address)
 
 
-def skew(ahead_s: float, whose: str, area: str) -> CheckResult:
+def skew(ahead_s: float, whose: str) -> CheckResult:
     """Returns the result for a clock that is ahead by ``ahead_s``."""
     off_s = abs(ahead_s)
     state = PROBLEM if off_s > SKEW_HARMFUL_S else WARNING if off_s > SKEW_NOTED_S else OK
     which = "ahead of" if ahead_s > 0 else "behind"
     if state == OK:
-        return CheckResult(
-            area=area,
-            state=OK,
-            what=f"the clocks of this machine and {whose} agree within {SKEW_NOTED_S:g} s",
-        )
+        return CheckResult(OK, f"the clocks of this machine and {whose} agree within {SKEW_NOTED_S:g} s")
     return CheckResult(
-        area=area,
-        state=state,
-        what=f"the clock of {whose} is {off_s:.0f} s {which} this machine's",
+        state,
+        f"the clock of {whose} is {off_s:.0f} s {which} this machine's",
         remedy="synchronise both with NTP: samples from too far off are refused, and traces do not align with metrics",
     )

@@ -75,9 +75,8 @@ def check_run_directory(
     if not above.is_dir():
         kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"
         yield CheckResult(
-            area=RUNS,
-            state=PROBLEM,
-            what=f"{root} cannot be made: {above} is {kind}",
+            PROBLEM,
+            f"{root} cannot be made: {above} is {kind}",
             remedy="set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there",
         )
         return
@@ -85,24 +84,20 @@ def check_run_directory(
     denied = _denied(folder)
     if denied:
         yield CheckResult(
-            area=RUNS,
-            state=PROBLEM,
-            what=f"{root} cannot be written: {denied}",
+            PROBLEM,
+            f"{root} cannot be written: {denied}",
             remedy="set OTEL_TRAIN_RUN_DIR to a folder of yours; without one nothing is left of a run that crashes",
         )
         return
     yield CheckResult(
-        area=RUNS,
-        state=OK,
-        what=f"{root} can be written{'' if folder == root else ', and is made by the first run'}",
+        OK, f"{root} can be written{'' if folder == root else ', and is made by the first run'}"
     )
     found = file_system_of(folder)
     free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
     low = free_mib < wanted_mib
     yield CheckResult(
-        area=RUNS,
-        state=WARNING if low else OK,
-        what=f"{free_mib} MiB are free on {found.kind or 'its file system'}; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
+        WARNING if low else OK,
+        f"{free_mib} MiB are free on {found.kind or 'its file system'}; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
         remedy="free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES" if low else "",
     )
     yield from _versions(root, version)
@@ -128,15 +123,12 @@ def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
     ranks = sum(len(rank_directories(path.parent)) for path in paths)
     if others:
         yield CheckResult(
-            area=RUNS,
-            state=WARNING,
-            what=f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}",
+            WARNING,
+            f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}",
             remedy="read those with the version that wrote them if summary, report or postmortem refuse",
         )
     else:
-        yield CheckResult(
-            area=RUNS, state=OK, what=f"{len(paths)} runs with {ranks} ranks, all of this version"
-        )
+        yield CheckResult(OK, f"{len(paths)} runs with {ranks} ranks, all of this version")
 
 
 def _written_by(path: Path) -> str:
@@ -165,9 +157,8 @@ def check_machine(
         free = file_system_of(shm).free_bytes
         low = free < LEAST_SHM_BYTES
         yield CheckResult(
-            area=MACHINE,
-            state=WARNING if low else OK,
-            what=f"{free // MIB} MiB of shared memory are free for loader workers ({shm})",
+            WARNING if low else OK,
+            f"{free // MIB} MiB of shared memory are free for loader workers ({shm})",
             remedy="in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
             if low
             else "",
@@ -176,15 +167,12 @@ def check_machine(
         yield _port(*address_of(config.prometheus_address))
     if any(name.endswith("_PROTOCOL") and value == "grpc" for name, value in environ.items()):
         yield CheckResult(
-            area=MACHINE,
-            state=NOTE,
-            what="gRPC has threads of its own, and loader workers that are forked while they run can hang",
+            NOTE,
+            "gRPC has threads of its own, and loader workers that are forked while they run can hang",
             remedy="prefer OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or multiprocessing_context='forkserver' in loaders",
         )
     yield CheckResult(
-        area=MACHINE,
-        state=OK,
-        what=f"user {os.getuid()}; no ptrace, performance counters or other privileges are needed",
+        OK, f"user {os.getuid()}; no ptrace, performance counters or other privileges are needed"
     )
 
 
@@ -196,15 +184,14 @@ def _port(host: str, port: int) -> CheckResult:
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         return CheckResult(
-            area=MACHINE,
-            state=NOTE if taken else PROBLEM,
-            what=f"/metrics: {host}:{port} {'is taken' if taken else f'cannot be listened on ({error.strerror})'}",
+            NOTE if taken else PROBLEM,
+            f"/metrics: {host}:{port} {'is taken' if taken else f'cannot be listened on ({error.strerror})'}",
             remedy="a run takes the next free port and says which; if no run of yours is there, set "
             "OTEL_TRAIN_PROMETHEUS_ADDRESS"
             if taken
             else "set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address of this machine, with a port above 1023",
         )
-    return CheckResult(area=MACHINE, state=OK, what=f"/metrics: {host}:{port} is free")
+    return CheckResult(OK, f"/metrics: {host}:{port} is free")
 
 
 PACKAGES = "installed"
@@ -246,22 +233,19 @@ def check_packages(
     of = installed or _installed
     yield from _python(python)
     ours = of("otel-train")
-    yield CheckResult(
-        area=PACKAGES, state=OK, what=f"otel-train {ours or '(from its sources, not installed)'}"
-    )
+    yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
     yield _edges(native=_loads("otel_train._edges") if native is None else native)
     yield _torch(of("torch"))
     yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
         found = of(package)
         if found:
-            yield CheckResult(area=PACKAGES, state=OK, what=f"extra {extra}: {package} {found}")
+            yield CheckResult(OK, f"extra {extra}: {package} {found}")
         else:
             wanted = extra == "nvml" and device.exists()
             yield CheckResult(
-                area=PACKAGES,
-                state=WARNING if wanted else NOTE,
-                what=f"extra {extra} is not installed ({good_for})",
+                WARNING if wanted else NOTE,
+                f"extra {extra} is not installed ({good_for})",
                 remedy=f"pip install 'otel-train[{extra}]'",
             )
     yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
@@ -278,11 +262,10 @@ def _loads(extension: str) -> bool:
 
 def _edges(*, native: bool) -> CheckResult:
     if native:
-        return CheckResult(area=PACKAGES, state=OK, what="edges of the training thread are written in C")
+        return CheckResult(OK, "edges of the training thread are written in C")
     return CheckResult(
-        area=PACKAGES,
-        state=NOTE,
-        what="edges of the training thread are written in Python: some 4 us per step more than in C",
+        NOTE,
+        "edges of the training thread are written in Python: some 4 us per step more than in C",
         remedy="install again where there is a C compiler (Linux, Python 3.11 or later)",
     )
 
@@ -295,13 +278,12 @@ def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
             point.load()
         except (ImportError, AttributeError) as error:
             yield CheckResult(
-                area=PACKAGES,
-                state=WARNING,
-                what=f"{what} cannot be had: {error}",
+                WARNING,
+                f"{what} cannot be had: {error}",
                 remedy="correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off",
             )
         else:
-            yield CheckResult(area=PACKAGES, state=OK, what=what)
+            yield CheckResult(OK, what)
 
 
 def _python(python: tuple[int, ...]) -> Iterator[CheckResult]:
@@ -309,31 +291,28 @@ def _python(python: tuple[int, ...]) -> Iterator[CheckResult]:
     system = f"{platform.system()} {platform.machine()}"
     if python < LEAST_PYTHON:
         yield CheckResult(
-            area=PACKAGES,
-            state=PROBLEM,
-            what=f"Python {name} is too old",
+            PROBLEM,
+            f"Python {name} is too old",
             remedy=f"use Python {'.'.join(map(str, LEAST_PYTHON))} or later",
         )
     else:
-        yield CheckResult(area=PACKAGES, state=OK, what=f"Python {name}, {system}, {sys.executable}")
+        yield CheckResult(OK, f"Python {name}, {system}, {sys.executable}")
 
 
 def _torch(found: str | None) -> CheckResult:
     if found is None:
         return CheckResult(
-            area=PACKAGES,
-            state=WARNING,
-            what="torch is not installed for this Python: nothing can be observed here",
+            WARNING,
+            "torch is not installed for this Python: nothing can be observed here",
             remedy="run otel-train in the environment of your training, or pip install 'otel-train[torch]'",
         )
     if _numbers(found)[:2] < LEAST_TORCH:
         return CheckResult(
-            area=PACKAGES,
-            state=PROBLEM,
-            what=f"torch {found} is older than what is supported",
+            PROBLEM,
+            f"torch {found} is older than what is supported",
             remedy=f"install torch {'.'.join(map(str, LEAST_TORCH))} or later",
         )
-    return CheckResult(area=PACKAGES, state=OK, what=f"torch {found}")
+    return CheckResult(OK, f"torch {found}")
 
 
 def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> Iterator[CheckResult]:
@@ -353,14 +332,13 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
         name, found = parts["name"], of(parts["name"])
         if found is None or not _within(found, parts["rest"]):
             yield CheckResult(
-                area=PACKAGES,
-                state=PROBLEM,
-                what=f"{name} {found or 'is missing'}: expected {parts['rest'].strip()}",
+                PROBLEM,
+                f"{name} {found or 'is missing'}: expected {parts['rest'].strip()}",
                 remedy=f"pip install '{name}{parts['rest'].strip()}'",
             )
         else:
             good.append(f"{name} {found}")
-    yield CheckResult(area=PACKAGES, state=OK, what=", ".join(good))
+    yield CheckResult(OK, ", ".join(good))
 
 
 def _within(found: str, bounds: str) -> bool:
@@ -403,21 +381,19 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
     resolved = without_unusable(resolve(environ=environ, folder=folder))
     for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
         yield CheckResult(
-            area=SETTINGS,
-            state=PROBLEM,
-            what=str(wrong),
+            PROBLEM,
+            str(wrong),
             remedy="correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals",
         )
     yield from _switched_off(resolved, environ)
     for name, (value, origin) in {**_ours(resolved), **_standard(environ)}.items():
         shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
-        yield CheckResult(area=SETTINGS, state=OK, what=f"{name}={shown} ({origin})")
+        yield CheckResult(OK, f"{name}={shown} ({origin})")
     counts = Counter(resolved.origins.values())
     origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
     yield CheckResult(
-        area=SETTINGS,
-        state=NOTE,
-        what=f"{', '.join(origins) or 'none from the environment or a file'}; "
+        NOTE,
+        f"{', '.join(origins) or 'none from the environment or a file'}; "
         "the rest are defaults unless the program sets them",
     )
 
@@ -438,25 +414,16 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
     config = resolved.config
     if config.disabled:
         name, where = _said("disabled", resolved)
-        yield CheckResult(
-            area=SETTINGS,
-            state=PROBLEM,
-            what=f"{name} switches everything off",
-            remedy=f"unset {name}{where}",
-        )
+        yield CheckResult(PROBLEM, f"{name} switches everything off", remedy=f"unset {name}{where}")
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield CheckResult(
-            area=SETTINGS,
-            state=WARNING,
-            what="OTEL_SDK_DISABLED=true switches OTLP off",
-            remedy="unset OTEL_SDK_DISABLED",
+            WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", remedy="unset OTEL_SDK_DISABLED"
         )
     if config.otlp == "off" and otlp_configured(environ):
         name, where = _said("otlp", resolved)
         yield CheckResult(
-            area=SETTINGS,
-            state=WARNING,
-            what=f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there",
+            WARNING,
+            f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there",
             remedy=f"unset {name}{where}",
         )
 

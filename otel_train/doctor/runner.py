@@ -56,9 +56,9 @@ def examine(
         return found
     if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
         skipped = CheckResult(
+            NOTE,
+            "nothing is sent: the endpoint does not take an empty request, as said above",
             area=end_to_end.AREA,
-            state=NOTE,
-            what="nothing is sent: the endpoint does not take an empty request, as said above",
         )
         return [*found, skipped]
     send = partial(

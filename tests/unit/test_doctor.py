@@ -56,7 +56,7 @@ def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
     release = threading.Event()
 
     def hangs() -> Iterator[CheckResult]:
-        yield CheckResult(area="disk", state=OK, what="so far")
+        yield CheckResult(OK, "so far")
         release.wait()
 
     found = run([Check("disk", hangs, 0.2), Check("next", list, 1.0)])
@@ -70,12 +70,10 @@ def test_a_check_that_raises_is_a_finding() -> None:
     """A check that raises does not end the command; the other checks are still made."""
 
     def faints() -> Iterator[CheckResult]:
-        yield CheckResult(area="a", state=OK, what="before")
+        yield CheckResult(OK, "before")
         raise KeyError("x")
 
-    found = run(
-        [Check("a", faints, 5.0), Check("b", lambda: [CheckResult(area="b", state=OK, what="b")], 5.0)]
-    )
+    found = run([Check("a", faints, 5.0), Check("b", lambda: [CheckResult(OK, "b")], 5.0)])
 
     assert [finding.state for finding in found] == [OK, PROBLEM, OK]
     assert "KeyError" in found[1].what
@@ -531,8 +529,8 @@ def test_a_pipe_gets_no_colours_and_ascii_where_nothing_else_is_written(quiet_ma
 def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
     """What to do is the reason to run it."""
     findings = [
-        CheckResult(area="a", state=OK, what="well"),
-        CheckResult(area="b", state=PROBLEM, what="broken " * 30, remedy="repair it"),
+        CheckResult(OK, "well", area="a"),
+        CheckResult(PROBLEM, "broken " * 30, remedy="repair it", area="b"),
     ]
     text = doctor.lines(findings, TextLayout(width=80, color=True))
 
