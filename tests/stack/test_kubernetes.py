@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +65,6 @@ def strict(node: Any) -> Any:
 
 def of_kind(kind: str) -> list[dict[str, Any]]:
     return [item for item in built() if item["kind"] == kind]
-
-
-def test_what_is_generated_is_fresh() -> None:
-    """Rules and dashboards of a cluster are those of one machine."""
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "build.py"), "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_object_fits_its_schema() -> None:
