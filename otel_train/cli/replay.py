@@ -19,7 +19,7 @@ from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS
 from otel_train.doctor.runner import usual_places
 from otel_train.errors import ConfigError, OtelTrainError, StackError
-from otel_train.exporters.openmetrics import identity, resources_of, time_ms_of, write_text
+from otel_train.exporters.openmetrics import identity, quoted, resources_of, time_ms_of, write_text
 from otel_train.exporters.otlp import Backoff, Delivery, deliver
 from otel_train.exporters.otlp_response import ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
@@ -172,7 +172,7 @@ def _exports(rank: Path) -> Iterable[RankExports]:
 
 
 def _missing(rank: RankExports, url: str) -> set[int]:
-    matchers = ",".join(f"{name}={_quoted(text)}" for name, text in rank.labels.items())
+    matchers = ",".join(f"{name}={quoted(text)}" for name, text in rank.labels.items())
     missing = set(rank.missing)
     first_s, last_s = min(missing) // 1000, max(missing) // 1000 + 1
     for end_s in range(last_s, first_s - 1, -_SLICE_S):
@@ -223,11 +223,6 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
 
 def _when(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 _REQUEST_TIMEOUT_S = 10.0

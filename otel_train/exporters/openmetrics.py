@@ -249,7 +249,7 @@ def _value(value: Any) -> str:
     if "boolValue" in value:
         return "true" if value["boolValue"] else "false"
     if "arrayValue" in value:
-        return f"[{','.join(_quoted(_value(each)) for each in value['arrayValue'].get('values', ()))}]"
+        return f"[{','.join(quoted(_value(each)) for each in value['arrayValue'].get('values', ()))}]"
     return str(next(iter(value.values()), ""))
 
 
@@ -262,10 +262,11 @@ def _text(value: float) -> str:
 def _line(name: str, labels: Labels, value: str, time_ms: int) -> str:
     # promtool multiplies the seconds by 1000 and cuts the rest off, so that 0.003 could become 2 ms: a tenth of a
     # millisecond more keeps it.
-    pairs = ",".join(f"{key}={_quoted(text)}" for key, text in labels if text)
+    pairs = ",".join(f"{key}={quoted(text)}" for key, text in labels if text)
     return f"{name}{{{pairs}}} {value} {time_ms // 1000}.{time_ms % 1000:03d}1\n"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """The value of a label in Prometheus' text formats and in PromQL."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
