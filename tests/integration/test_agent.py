@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from otel_train.recording.ring_buffer import NATIVE
+from tests.support import waiting
 from tests.support.fake_cuda import compiled
 from tests.support.receiver import http_receiver
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
+until = partial(waiting.until, seconds=60.0)  # agents start and end here
 PRELUDE = """
     import ctypes, os, signal, sys, threading, time
     import torch, otel_train
@@ -94,17 +97,6 @@ def agents(folder: Path) -> list[psutil.Process]:
             if mine and Path(process.cwd()) == folder:
                 found.append(process)
     return found
-
-
-def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Wait until something holds; what it gives."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = holds()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -378,7 +370,7 @@ def test_device_time_is_exported_while_the_interpreter_is_held(
         return sum(float(row.split()[-1]) for row in counts if 'train_stage="forward"' in row)
 
     before = counted()
-    arrived = until(lambda: counted() >= 100 and counted(), "device time of the held rank", 50)
+    arrived = until(lambda: counted() >= 100 and counted(), "device time of the held rank", seconds=50)
     assert process.stdout is not None
     said = select.select([process.stdout], [], [], 0)[0]
 
@@ -471,7 +463,7 @@ def test_no_agent_outlives_its_rank(
     process = begin(f"session = start(); train(); {end}" if ";" not in end else end)
     process.communicate(timeout=60)
 
-    until(lambda: not agents(tmp_path), "the agent has left", 10.0)
+    until(lambda: not agents(tmp_path), "the agent has left", seconds=10.0)
     found = until(lambda: list((tmp_path / "runs").glob("*/rank0/summary.json")), "a summary")
     until(lambda: json.loads(found[0].read_text())["steps"] == {"train": 100}, "all steps are in it")
 

@@ -28,9 +28,10 @@ from otel_train.cli.replay import replay
 from otel_train.exporters import ExportRoute
 from otel_train.safety import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
-from tests.integration.test_session import FAST, classic, page, rank_folder, train, until
+from tests.integration.test_session import FAST, classic, page, rank_folder, train
 from tests.support.inside import inside
 from tests.support.receiver import black_hole, http_receiver, refusing_address
+from tests.support.waiting import until
 from tests.support.zero_code import environment
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = environment()
     process = subprocess.Popen([sys.executable, str(program), str(folder)], env=environ)
     try:
-        assert until((folder / "inside").exists, 100)
+        assert until((folder / "inside").exists, seconds=100)
     finally:
         process.kill()
         process.wait()

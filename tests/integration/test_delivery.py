@@ -23,9 +23,10 @@ from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +42,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def exporter(endpoint: str, directory: Path | None, **environ: str) -> OtlpExporter:
     settings = OtlpSettings.read(environ, endpoint=endpoint)
     return OtlpExporter(settings, RESOURCE, version="1", directory=directory)
-
-
-def until(true: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline_s, "this never became true"
-        time.sleep(0.01)
 
 
 def arrived(received: Received) -> list[int]:
@@ -421,10 +415,10 @@ def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> N
         with http_receiver() as first:
             port = int(first.endpoint.rpartition(":")[2])
             process = stack.enter_context(training(tmp_path, first.endpoint))
-            until(lambda: len(first.metrics) >= 2, 60)
+            until(lambda: len(first.metrics) >= 2, seconds=60)
         time.sleep(1.5)  # no server listens there
         with http_receiver(port=port) as second:
-            until(lambda: len(second.metrics) >= 8, 60)
+            until(lambda: len(second.metrics) >= 8, seconds=60)
             process.send_signal(signal.SIGTERM)
             process.wait(20)
     assert arrived_ns(first, second) == recorded_ns(rank)
@@ -435,7 +429,7 @@ def test_two_sigterms_in_the_middle_of_a_send_of_a_run_lose_nothing(tmp_path: Pa
     """The whole program: what the run recorded arrives by a replay, each once and in order."""
     rank = tmp_path / "r" / "rank0"
     with http_receiver("slow", slow_s=60) as received, training(tmp_path, received.endpoint) as process:
-        until(lambda: received.requests, 60)
+        until(lambda: received.requests, seconds=60)
         time.sleep(0.7)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)

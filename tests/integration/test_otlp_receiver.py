@@ -19,6 +19,7 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,9 +154,7 @@ def test_a_retry_that_succeeds_is_no_loss(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
         otlp = exporter(tmp_path)
         otlp.export(ExportBatch(snapshot=snapshot()))
-        deadline_s = time.monotonic() + 5
-        while not received.requests and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        until(lambda: received.requests, seconds=5)
         received.mode = "ok"
         assert received.wait(metrics=1, timeout_s=4)
         otlp.close(1)
@@ -172,9 +171,7 @@ def test_the_log_names_the_reason_and_the_spool(
         otlp = exporter(tmp_path)
         for _ in range(3):
             otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
-        deadline_s = time.monotonic() + 5
-        while not otlp.failures and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        until(lambda: otlp.failures, seconds=5)
         otlp.close(1)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     [line] = lines

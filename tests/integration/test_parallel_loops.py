@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from otel_train.artifacts.validate import laws_of
 from tests.support.loop_table import check_row, counted, rows
+from tests.support.ranks import free_port
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -43,13 +43,6 @@ WAYS = {
     "tensor_parallel": "a launcher per rank",
 }
 """How an unchanged program is started: every way with more than one program."""
-
-
-def free_port() -> int:
-    """A port that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ranks import free_port
 from tests.support.receiver import Received, http_receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -47,12 +47,6 @@ print(random.random(), float(torch.rand(1)))
 session.close()
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def attributes(items: Any) -> dict[str, Any]:

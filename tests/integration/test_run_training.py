@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.test_session import until
+from tests.support.ranks import free_port
 from tests.support.receiver import Received, http_receiver
+from tests.support.waiting import until
 from tests.support.zero_code import ROOT, counts_of, environment, run_zero_code, summaries_below
 
 if TYPE_CHECKING:
@@ -66,12 +66,6 @@ def program(folder: Path, *parts: str) -> Path:
     path = folder / "script.py"
     path.write_text("\n".join(textwrap.dedent(part) for part in parts), encoding="utf-8")
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_output_and_weights_are_those_of_a_bare_run(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from otel_train import catalog as c
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 from tests.support.receiver import http_receiver
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,15 +76,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def rank_folder(session: Any) -> Path:
     folder: Path = session.run_directory / "rank0"
     return folder
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 # --- bad input ------------------------------------------------------------------------------------

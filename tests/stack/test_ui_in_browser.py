@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.chromium import CHROMIUM, Chromium, until
+from tests.support.chromium import CHROMIUM, Chromium
+from tests.support.waiting import until
 from tests.unit.test_report import a_run
 
 if TYPE_CHECKING:

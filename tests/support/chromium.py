@@ -8,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
+from tests.support.waiting import until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -132,12 +132,3 @@ class Chromium:
             self.faults.append(str(message["params"]["exceptionDetails"]))
         if message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
             self.faults.append(str(message["params"]["entry"]["text"]))
-
-
-def until(true: Callable[[], Any], what: str, limit_s: float = 60.0) -> Any:
-    """Wait until something is true; its value."""
-    ends = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < ends, f"not within {limit_s} s: {what}"
-        time.sleep(0.05)
-    return value

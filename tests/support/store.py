@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
 class FakeStore:
@@ -39,10 +38,3 @@ class FakeStore:
 
     def remove(self, key: str) -> None:
         self.held.pop(key, None)
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)

@@ -25,6 +25,7 @@ from otel_train.recording.events import Instrumented, Op, SourceKind, StepRule, 
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler, training
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -309,10 +310,7 @@ def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
 
     assert run.captures[0].finding == ""
     assert run.captures[0].file
-    deadline = time.monotonic() + 20
-    while not run.records()[0]["finding"] and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
+    assert until(lambda: run.records()[0]["finding"]) == {"claim": "All of it is waiting."}
 
 
 def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) -> None:

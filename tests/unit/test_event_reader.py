@@ -21,6 +21,7 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import CONTEXT, FakeCuda, compiled
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,9 +177,7 @@ def test_after_the_close_no_thread_is_left(library: Path) -> None:
     during = threads()
     loop.close()
 
-    deadline = time.monotonic() + 5
-    while threads() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: threads() <= before, seconds=5)
     assert (during, threads()) == (before + 1, before)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.distributed.store import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
-from tests.support.store import FakeStore, until
+from tests.support.store import FakeStore
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

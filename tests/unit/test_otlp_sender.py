@@ -16,6 +16,7 @@ from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,13 +97,6 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
     for sender, collector in made:
         collector.released.set()
         sender.close(1)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline_s, "this never became true"
-        time.sleep(0.005)
 
 
 def left(folder: Path, signal: str = "metrics") -> list[bytes]:

@@ -25,6 +25,7 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
 from tests.support.slow_clients import trickling
 from tests.support.snapshots import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -361,10 +362,7 @@ def test_closing_frees_the_port_and_ends_the_threads() -> None:
     exporter.close(1)
     with socket.create_server(("127.0.0.1", exporter.port)):
         pass
-    deadline_s = time.monotonic() + 2
-    while set(threading.enumerate()) - before and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) - before == set()
+    until(lambda: set(threading.enumerate()) <= before, "every thread has ended", 2)
     client.close()
 
 

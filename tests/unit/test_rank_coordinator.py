@@ -19,7 +19,8 @@ from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.rank_reports import report
 from tests.support.runs import run_state
-from tests.support.store import FakeStore, until
+from tests.support.store import FakeStore
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,27 @@
+"""Waits for what another thread or process does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_LONGEST_PAUSE_S = 0.05
+
+
+def until(holds: Callable[[], T | None], what: str = "what the test waits for", seconds: float = 20.0) -> T:
+    """Wait until something holds; its value.
+
+    Raises:
+        AssertionError: it did not in this time.
+    """
+    ends_s, pause_s = time.monotonic() + seconds, 0.002
+    while not (found := holds()):
+        assert time.monotonic() < ends_s, f"not within {seconds:g} s: {what}"
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return found
