@@ -116,7 +116,7 @@ rules-check: setup  ## what is written from the rules is fresh
 
 .PHONY: dashboards dashboards-check
 dashboards: setup  ## write Grafana's dashboards and their reference page
-	$(PY) -m grafana.build
+	$(PY) -m grafana.build --write
 	$(PY) deploy/kubernetes/build.py --write
 dashboards-check: setup  ## the written dashboards are fresh
 	$(PY) -m grafana.build --check

@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.page import write_or_check  # noqa: E402 - the checkout's own
+from tools.generated import write_or_check  # noqa: E402 - the checkout's own
 
 RULES = ROOT / "deploy" / "prometheus" / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -113,5 +113,5 @@ def _reference() -> str:
 
 
 if __name__ == "__main__":
-    index = write_or_check(RUNBOOKS / "README.md", MARK + _index(), says=__doc__)
-    sys.exit(write_or_check(REFERENCE, MARK + _reference(), says=__doc__) or index)
+    pages = {RUNBOOKS / "README.md": MARK + _index(), REFERENCE: MARK + _reference()}
+    sys.exit(write_or_check(pages, says=__doc__))

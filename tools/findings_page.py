@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from otel_train.bottleneck.rules import LEADING_RULES, LIMIT_RULES, SIDE_RULES, Rule  # noqa: E402 - the checkout's own
-from tools.page import write_or_check  # noqa: E402 - as above
+from tools.generated import write_or_check  # noqa: E402 - as above
 
 PAGE = ROOT / "docs" / "howto" / "fix-a-bottleneck.md"
 BEGIN = "<!-- Generated from otel_train/bottleneck/rules.py by `python tools/findings_page.py --write`. -->"
@@ -41,4 +41,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page(), says=__doc__))
+    sys.exit(write_or_check({PAGE: page()}, says=__doc__))

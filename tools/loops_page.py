@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.generated import write_or_check  # noqa: E402 - the checkout's own
+
 RESULTS = ROOT / "docs" / "reference" / "loops.json"
 PAGE = ROOT / "docs" / "reference" / "loops.md"
 COUNTS = ("steps", "evals", "batches", "forwards", "backwards", "updates")
@@ -135,19 +138,5 @@ def page() -> str:
     return text
 
 
-def main() -> int:
-    """Write the page, or say whether it is fresh."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page")
-    parser.add_argument("--check", action="store_true", help="fail when the page is not fresh")
-    wanted = parser.parse_args()
-    if wanted.write:
-        PAGE.write_text(page(), encoding="utf-8")
-    if wanted.check and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
-        print(f"{PAGE.relative_to(ROOT)} is not fresh: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({PAGE: page()}, says=__doc__))

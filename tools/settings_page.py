@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from otel_train.config import settings  # noqa: E402 - the checkout's own, installed or not
 from otel_train.config.validation import PREFIX, text_of  # noqa: E402 - as above
-from tools.page import write_or_check  # noqa: E402 - as above
+from tools.generated import write_or_check  # noqa: E402 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,4 +161,4 @@ def _markdown(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page(), says=__doc__))
+    sys.exit(write_or_check({PAGE: page()}, says=__doc__))
