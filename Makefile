@@ -88,12 +88,12 @@ layers: setup  ## data flows one way
 
 .PHONY: docs docs-check
 docs: setup  ## write the generated reference pages
-	$(PY) -m otel_train.cli.metrics --write
+	$(PY) tools/catalog_pages.py --write
 	$(PY) tools/settings_page.py --write
 	$(PY) tools/findings_page.py --write
 	$(PY) tools/loops_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
-	$(PY) -m otel_train.cli.metrics --check
+	$(PY) tools/catalog_pages.py --check
 	$(PY) tools/settings_page.py --check
 	$(PY) tools/findings_page.py --check
 	$(PY) tools/loops_page.py --check

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train import catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import argparse
+    from collections.abc import Iterable
 
-    from otel_train.catalog import Label, Metric, SpanType
-
-REFERENCE = Path("docs") / "reference"
-"""Where the generated pages lie, seen from the root of the repository."""
+    from otel_train.catalog import Label, Metric
 
 DESCRIPTION = """\
 Print the names this version publishes: metrics with kind and unit, spans, events, and the
 attributes they carry.
 """
 EPILOG = ""
-
-GENERATED = "<!-- Generated from otel_train/catalog.py by `python -m otel_train.cli.metrics --write`. -->\n"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the names, or write or check the reference pages; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m otel_train.cli.metrics", description=__doc__)
-    add_arguments(parser)
-    pages = parser.add_mutually_exclusive_group()
-    pages.add_argument("--write", action="store_true", help="write the reference pages")
-    pages.add_argument("--check", action="store_true", help="exit with 1 if the pages are stale")
-    parser.add_argument("--folder", type=Path, default=REFERENCE, help="of the pages (%(default)s)")
-    args = parser.parse_args(argv)
-    if args.write:
-        write(args.folder)
-    elif args.check:
-        stale = stale_pages(args.folder)
-        for path in stale:
-            print(f"{path} is stale: run python -m otel_train.cli.metrics --write")
-        return 1 if stale else 0
-    else:
-        return run(args)
-    return 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,36 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the names as ``args`` ask for; the exit code."""
-    print_names(as_json=args.json, prometheus=args.prometheus)
-    return 0
-
-
-def write(folder: Path) -> None:
-    """Write the reference pages."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in _pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def stale_pages(folder: Path) -> list[Path]:
-    """The pages in ``folder`` that are missing or say something else than the catalogue."""
-    return [folder / name for name, text in _pages().items() if _read(folder / name) != text]
-
-
-def print_names(*, as_json: bool = False, prometheus: bool = False) -> None:
     """Print what is published by name; or the metrics' names in Prometheus; or everything as JSON."""
-    if as_json:
+    if args.json:
         print(json.dumps(_facts(), indent=2))
-    elif prometheus:
+    elif args.prometheus:
         print("\n".join(metric.prometheus for metric in catalog.PUBLISHED))
     else:
         print("\n".join(_names()))
+    return 0
 
 
 def _names() -> list[str]:
     width = max(len(metric.name) for metric in catalog.PUBLISHED)
-    carried = {label.name for label in _labels(catalog.PUBLISHED)}
+    carried = {label.name for label in labels_of(catalog.PUBLISHED)}
     carried.update(attribute.name for attribute in catalog.ATTRIBUTES)
     return [
         "metrics",
@@ -97,72 +52,6 @@ def _names() -> list[str]:
         "attributes",
         *(f"  {name}" for name in sorted(carried)),
     ]
-
-
-_METRICS_INTRO = f"""{GENERATED}
-# Metrics
-
-Counters and states whose attribute values are known beforehand are there with 0 from the start. A
-gauge or histogram that was not measured is absent: missing is not zero.
-
-Histograms travel as base-2 exponential ones over OTLP (native histograms in Prometheus). The classic
-view has these edges, in seconds: {", ".join(f"{bound:g}" for bound in catalog.DURATION_BOUNDS)}.
-"""
-
-_LABELS_INTRO = f"""
-## Attributes
-
-A value beyond the bound becomes `{catalog.OTHER_VALUE}` and is counted in
-`{catalog.TELEMETRY_ATTRIBUTE_OVERFLOWS.name}`.
-"""
-
-_RESERVED_INTRO = """
-## Reserved names
-
-This version does not publish these; nothing else may use the names.
-"""
-
-_SPANS_INTRO = f"""{GENERATED}
-# Spans and events
-
-There is no span for the whole run: traces are short and link to the run's start. Steps become spans
-after the fact, and only those worth keeping.
-"""
-
-
-def render_metrics() -> str:
-    """The reference page of metrics and their attributes, as Markdown."""
-    reserved = [metric for metric in catalog.ALL if not metric.published]
-    known = _labels(catalog.PUBLISHED)
-    parts = [
-        *(_METRICS_INTRO, *_metric_table(catalog.PUBLISHED)),
-        *(_LABELS_INTRO, *_label_table(known)),
-        *(_RESERVED_INTRO, *_metric_table(reserved)),
-        "\nTheir attributes, where not listed above:\n",
-        *_label_table(label for label in _labels(reserved) if label not in known),
-    ]
-    return "\n".join([*parts, ""])
-
-
-def render_spans() -> str:
-    """The reference page of spans, events and their attributes, as Markdown."""
-    rows = ((f"`{one.name}`", one.type, one.meaning) for one in catalog.ATTRIBUTES)
-    parts = [
-        *(_SPANS_INTRO, *_span_table(span for span in catalog.SPANS if span.published)),
-        *("\n## Events\n", *_span_table(event for event in catalog.EVENTS if event.published)),
-        *("\n## Attributes\n", *_table(("Attribute", "Type", "Meaning"), rows)),
-        _RESERVED_INTRO,
-        *_span_table(one for one in (*catalog.SPANS, *catalog.EVENTS) if not one.published),
-    ]
-    return "\n".join([*parts, ""])
-
-
-def _pages() -> dict[str, str]:
-    return {"metrics.md": render_metrics(), "spans.md": render_spans()}
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _facts() -> dict[str, list[dict[str, object]]]:
@@ -191,65 +80,10 @@ def _facts() -> dict[str, list[dict[str, object]]]:
             for event in catalog.EVENTS
         ],
         "attributes": [attribute._asdict() for attribute in catalog.ATTRIBUTES],
-        "labels": [label._asdict() for label in _labels(catalog.ALL)],
+        "labels": [label._asdict() for label in labels_of(catalog.ALL)],
     }
 
 
-def _metric_table(metrics: Iterable[Metric]) -> list[str]:
-    rows = (
-        (
-            f"`{metric.name}`",
-            f"`{metric.prometheus}`",
-            metric.kind.value,
-            f"`{metric.unit}`",
-            _codes(label.name for label in metric.labels),
-            metric.emit.value,
-            metric.meaning,
-        )
-        for metric in metrics
-    )
-    return _table(("Name", "In Prometheus", "Kind", "Unit", "Attributes", "Ranks", "Meaning"), rows)
-
-
-def _label_table(labels: Iterable[Label]) -> list[str]:
-    rows = (
-        (
-            f"`{label.name}`",
-            f"`{label.prometheus}`",
-            str(label.bound),
-            _codes(label.values) + (" and your own" if label.open and label.values else ""),
-            label.meaning,
-        )
-        for label in labels
-    )
-    return _table(("Attribute", "In Prometheus", "Bound", "Values", "Meaning"), rows)
-
-
-def _span_table(spans: Iterable[SpanType]) -> list[str]:
-    rows = (
-        (
-            f"`{span.name}`",
-            f"`{span.parent}`" if span.parent else "",
-            _codes(one.name for one in span.attributes),
-            span.meaning,
-        )
-        for span in spans
-    )
-    return _table(("Name", "Parent", "Attributes", "Meaning"), rows)
-
-
-def _labels(metrics: Iterable[Metric]) -> list[Label]:
+def labels_of(metrics: Iterable[Metric]) -> list[Label]:
+    """The attributes that they carry, each once."""
     return list(dict.fromkeys(label for metric in metrics for label in metric.labels))
-
-
-def _codes(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

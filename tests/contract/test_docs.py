@@ -185,10 +185,10 @@ def test_every_setting_on_a_page_exists(page: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "-m otel_train.cli.metrics",
         "-m grafana.build",
         "deploy/kubernetes/build.py",
         "tools/alerts_pages.py",
+        "tools/catalog_pages.py",
         "tools/findings_page.py",
         "tools/loops_page.py",
         "tools/settings_page.py",

@@ -31,7 +31,6 @@ ELSEWHERE = {
     "trace_analysis/events.py": "one event of a trace that has been read",
     "distributed/rank_report.py": "a record that ranks leave in the job's store",
     "profiler/": "the profiler's own files, and the body of a request",
-    "cli/metrics.py": "reference pages of a checkout",
     "cli/doctor.py": "a token file that an option names",
     "cli/main.py": "the null device",
     "cli/stack.py": "logs of the stack",

@@ -1,0 +1,136 @@
+"""Writes docs/reference/metrics.md and docs/reference/spans.md from the catalog."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from otel_train import catalog  # noqa: E402 - the checkout's own
+from otel_train.cli.metrics import labels_of  # noqa: E402 - as above
+from tools.generated import write_or_check  # noqa: E402 - as above
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from otel_train.catalog import Label, Metric, SpanType
+
+REFERENCE = ROOT / "docs" / "reference"
+GENERATED = "<!-- Generated from otel_train/catalog.py by `python tools/catalog_pages.py --write`. -->\n"
+
+_METRICS_INTRO = f"""{GENERATED}
+# Metrics
+
+Counters and states whose attribute values are known beforehand are there with 0 from the start. A
+gauge or histogram that was not measured is absent: missing is not zero.
+
+Histograms travel as base-2 exponential ones over OTLP (native histograms in Prometheus). The classic
+view has these edges, in seconds: {", ".join(f"{bound:g}" for bound in catalog.DURATION_BOUNDS)}.
+"""
+
+_LABELS_INTRO = f"""
+## Attributes
+
+A value beyond the bound becomes `{catalog.OTHER_VALUE}` and is counted in
+`{catalog.TELEMETRY_ATTRIBUTE_OVERFLOWS.name}`.
+"""
+
+_RESERVED_INTRO = """
+## Reserved names
+
+This version does not publish these; nothing else may use the names.
+"""
+
+_SPANS_INTRO = f"""{GENERATED}
+# Spans and events
+
+There is no span for the whole run: traces are short and link to the run's start. Steps become spans
+after the fact, and only those worth keeping.
+"""
+
+
+def render_metrics() -> str:
+    """The reference page of metrics and their attributes, as Markdown."""
+    reserved = [metric for metric in catalog.ALL if not metric.published]
+    known = labels_of(catalog.PUBLISHED)
+    parts = [
+        *(_METRICS_INTRO, *_metric_table(catalog.PUBLISHED)),
+        *(_LABELS_INTRO, *_label_table(known)),
+        *(_RESERVED_INTRO, *_metric_table(reserved)),
+        "\nTheir attributes, where not listed above:\n",
+        *_label_table(label for label in labels_of(reserved) if label not in known),
+    ]
+    return "\n".join([*parts, ""])
+
+
+def render_spans() -> str:
+    """The reference page of spans, events and their attributes, as Markdown."""
+    rows = ((f"`{one.name}`", one.type, one.meaning) for one in catalog.ATTRIBUTES)
+    parts = [
+        *(_SPANS_INTRO, *_span_table(span for span in catalog.SPANS if span.published)),
+        *("\n## Events\n", *_span_table(event for event in catalog.EVENTS if event.published)),
+        *("\n## Attributes\n", *_table(("Attribute", "Type", "Meaning"), rows)),
+        _RESERVED_INTRO,
+        *_span_table(one for one in (*catalog.SPANS, *catalog.EVENTS) if not one.published),
+    ]
+    return "\n".join([*parts, ""])
+
+
+def _metric_table(metrics: Iterable[Metric]) -> list[str]:
+    rows = (
+        (
+            f"`{metric.name}`",
+            f"`{metric.prometheus}`",
+            metric.kind.value,
+            f"`{metric.unit}`",
+            _codes(label.name for label in metric.labels),
+            metric.emit.value,
+            metric.meaning,
+        )
+        for metric in metrics
+    )
+    return _table(("Name", "In Prometheus", "Kind", "Unit", "Attributes", "Ranks", "Meaning"), rows)
+
+
+def _label_table(labels: Iterable[Label]) -> list[str]:
+    rows = (
+        (
+            f"`{label.name}`",
+            f"`{label.prometheus}`",
+            str(label.bound),
+            _codes(label.values) + (" and your own" if label.open and label.values else ""),
+            label.meaning,
+        )
+        for label in labels
+    )
+    return _table(("Attribute", "In Prometheus", "Bound", "Values", "Meaning"), rows)
+
+
+def _span_table(spans: Iterable[SpanType]) -> list[str]:
+    rows = (
+        (
+            f"`{span.name}`",
+            f"`{span.parent}`" if span.parent else "",
+            _codes(one.name for one in span.attributes),
+            span.meaning,
+        )
+        for span in spans
+    )
+    return _table(("Name", "Parent", "Attributes", "Meaning"), rows)
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+if __name__ == "__main__":
+    pages = {REFERENCE / "metrics.md": render_metrics(), REFERENCE / "spans.md": render_spans()}
+    sys.exit(write_or_check(pages, says=__doc__))
