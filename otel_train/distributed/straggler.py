@@ -71,7 +71,6 @@ class Spread(NamedTuple):
         p95: 95th percentile of the ranks.
         most: of the slowest rank.
         rank: the slowest.
-        excess_ratio: (most - median) / median of the whole local work.
     """
 
     least: float
@@ -79,7 +78,6 @@ class Spread(NamedTuple):
     p95: float
     most: float
     rank: int
-    excess_ratio: float
 
 
 class Excess(NamedTuple):
@@ -217,7 +215,7 @@ def compare(
     mine = [place for place, stage in enumerate(stages) if stage in local]
     work = per_step[:, mine].sum(axis=1)
     spread = {
-        stage: _spread(per_step[:, place], float(np.median(work)), ranks)
+        stage: _spread(per_step[:, place], ranks)
         for place, stage in enumerate(stages)
         if per_step[:, place].any()
     }
@@ -270,11 +268,11 @@ class _Measured(NamedTuple):
         return Straggler(report.rank, report.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
 
 
-def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:
+def _spread(column: np.ndarray, ranks: list[int]) -> Spread:
     median, p95 = np.quantile(column, (0.5, 0.95))
-    most = float(column.max())
-    ratio = (most - float(median)) / work_s if work_s > 0 else 0.0
-    return Spread(float(column.min()), float(median), float(p95), most, ranks[int(np.argmax(column))], ratio)
+    return Spread(
+        float(column.min()), float(median), float(p95), float(column.max()), ranks[int(np.argmax(column))]
+    )
 
 
 def _together(streak: list[Straggler]) -> Straggler:

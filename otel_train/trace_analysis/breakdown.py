@@ -198,11 +198,6 @@ def _spread(length: Ints) -> dict[str, float]:
     }
 
 
-def within(these: Intervals, scene: Scene) -> float:
-    """Seconds of a set of instants that lie within the steps."""
-    return intervals.clip(these, *scene.window).total_ns / NS_PER_S
-
-
 CAUSES = ("data", "sync", "host", "kernel_gap")
 """Checked in this order; what a gap means is in ``idle``."""
 

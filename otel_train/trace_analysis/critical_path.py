@@ -13,11 +13,7 @@ from otel_train.trace_analysis.breakdown import OTHER
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from otel_train.trace_analysis.timeline import Scene
-
-    Ints = NDArray[np.int64]
 
 HOST, LAUNCH, SYNC, GAP = "host", "launch", "sync", "kernel_gap"
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.reader import Arguments, TraceEvent
 
     Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
     Codes = NDArray[np.int32]
 
 
@@ -200,8 +199,8 @@ class Columns:
                     )
         return columns
 
-    def spans(self) -> tuple[Spans, Memory, float]:
-        """Everything, and the instant of the first event in microseconds of the trace's clock. To be called once."""
+    def spans(self) -> tuple[Spans, Memory]:
+        """Everything. To be called once."""
         parts, self._spans = self._spans, []
         columns: list[NDArray[Any]] = []
         for number, kind in enumerate(_TYPES):
@@ -212,7 +211,7 @@ class Columns:
         columns, first_us = self._dated(columns)
         at_ns = np.clip(np.rint((memory[:, 0] - first_us) * NS_PER_US), -(2.0**62), 2.0**62).astype(np.int64)
         amounts = [np.clip(memory[:, index], -(2.0**62), 2.0**62).astype(np.int64) for index in range(1, 6)]
-        return Spans(*columns), Memory(at_ns, *amounts), first_us
+        return Spans(*columns), Memory(at_ns, *amounts)
 
     def _dated(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
         start, dur = columns[3], columns[4]
@@ -372,7 +371,6 @@ class Trace:
         memory: what the allocators said, in order of time.
         names: by the numbers in the columns.
         lanes: (pid, tid), by the numbers in the columns.
-        first_us: the instant 0 of the columns, on the clock of the trace.
         missing: what is not in the trace or could not be read, a sentence each.
     """
 
@@ -385,7 +383,6 @@ class Trace:
     memory: Memory
     names: Sequence[str]
     lanes: Sequence[tuple[Any, Any]]
-    first_us: float
     missing: tuple[str, ...]
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
@@ -423,7 +420,7 @@ def read(
     """
     path = Path(path)
     columns, about, faults = _collected(path, progress, limits or Limits())
-    spans, memory, first_us = columns.spans()
+    spans, memory = columns.spans()
     order = np.argsort(spans.start_ns, kind="stable")
     if not np.array_equal(order, np.arange(order.size)):
         spans = spans.take(order)
@@ -443,7 +440,6 @@ def read(
         memory=memory,
         names=list(columns.names),
         lanes=list(columns.lanes),
-        first_us=first_us,
         missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
     )
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from itertools import pairwise
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,7 +15,9 @@ from otel_train.catalog import Kind, Metric
 from otel_train.cli.main import main
 from tools import generated
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}
 COUNTERS = [metric for metric in catalog.ALL if metric.kind is Kind.COUNTER]
 
