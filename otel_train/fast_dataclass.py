@@ -1,21 +1,27 @@
-"""Frozen dataclasses that are quick to define.
+"""Frozen dataclasses and named tuples that are quick to define.
 
 ``dataclasses.dataclass`` writes the source of each method and compiles it at every import: 9 ms for a class of 72 fields.
+``typing.NamedTuple`` compiles a constructor and each annotation: 90 us for a class of 5 fields, where this one takes 15 us.
 """
 
 from __future__ import annotations
 
+import collections
 from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
+from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from dataclasses import dataclass as fast_dataclass
     from inspect import Signature
+    from types import CodeType
+    from typing import NamedTuple
 
     T = TypeVar("T")
 
-__all__ = ["fast_dataclass"]
+__all__ = ["NamedTuple", "fast_dataclass"]
 
 
 def _init(self: Any, **given: Any) -> None:
@@ -99,3 +105,71 @@ if not TYPE_CHECKING:
             return made
 
         return decorate
+
+
+# --- named tuples -------------------------------------------------------------------------------------
+
+
+@cache
+def _constructor(size: int) -> CodeType:
+    """Code of a function that makes a tuple of so many arguments."""
+    names = "".join(f"f{number}, " for number in range(size))
+    made: FunctionType = eval(f"lambda _cls, {names}: new(_cls, ({names}))", {})  # noqa: S307 - of numbers
+    return made.__code__
+
+
+def _new_of(names: tuple[str, ...], defaults: Mapping[str, object]) -> FunctionType:
+    """``__new__`` with parameters of these names: to compile one for each class would take most of the time."""
+    code = _constructor(len(names)).replace(co_name="__new__", co_varnames=("_cls", *names))
+    return FunctionType(code, {"new": tuple.__new__}, "__new__", tuple(defaults.values()))
+
+
+def _make(cls: Any, values: Iterable[object]) -> Any:
+    return cls(*values)
+
+
+def _replace(self: Any, /, **given: object) -> Any:
+    made = self._make(map(given.pop, self._fields, self))
+    if given:
+        raise ValueError(f"Got unexpected field names: {list(given)!r}")
+    return made
+
+
+def _as_dict(self: Any) -> dict[str, object]:
+    return dict(zip(self._fields, self, strict=True))
+
+
+def _repr_of_tuple(self: Any) -> str:
+    values = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
+    return f"{type(self).__name__}({values})"
+
+
+def _new_arguments(self: Any) -> tuple[object, ...]:
+    return tuple(self)
+
+
+_OF_TUPLES = {
+    "__slots__": (), "__repr__": _repr_of_tuple, "__getnewargs__": _new_arguments, "_asdict": _as_dict,
+    "_make": classmethod(_make), "_replace": _replace, "__replace__": _replace,
+}  # fmt: skip
+
+
+class _NamedTupleMaker(type):
+    """Makes a plain subclass of ``tuple`` of the body of a class."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        if not bases:
+            return super().__new__(mcs, name, bases, body)
+        names = tuple(body["__annotations__"])
+        defaults = {each: body.pop(each) for each in names if each in body}
+        body.update(_OF_TUPLES, _fields=names, _field_defaults=defaults, __match_args__=names)
+        body["__new__"] = _new_of(names, defaults)
+        for place, each in enumerate(names):
+            body[each] = collections._tuplegetter(place, each)  # type: ignore[attr-defined]  # noqa: SLF001 - as namedtuple does
+        return type(name, (tuple,), body)
+
+
+if not TYPE_CHECKING:
+
+    class NamedTuple(metaclass=_NamedTupleMaker):
+        """``typing.NamedTuple``, for modules that postpone the evaluation of annotations."""

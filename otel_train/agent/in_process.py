@@ -346,6 +346,8 @@ class AgentClient:
     # -- the thread ------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        with Guard("memory"):
+            self.recording.recorder.touch()
         guard = Guard("agent")
         while not guard.closed:
             with guard:

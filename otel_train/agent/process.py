@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import Link, user_of
+from otel_train.fast_dataclass import NamedTuple
 
 if TYPE_CHECKING:
     import mmap

@@ -9,9 +9,10 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from otel_train.errors import RunDirectoryError
+from otel_train.fast_dataclass import NamedTuple
 from otel_train.files import read_json, replace_json
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.validation import (
@@ -35,7 +35,7 @@ from otel_train.config.validation import (
     variable_of,
 )
 from otel_train.errors import ConfigError
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_dataclass import NamedTuple, fast_dataclass
 from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError, near
+from otel_train.fast_dataclass import NamedTuple
 from otel_train.safety import printable
 
 if TYPE_CHECKING:

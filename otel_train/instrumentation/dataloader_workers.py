@@ -7,10 +7,11 @@ import signal
 import time
 import weakref
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.fast_dataclass import NamedTuple
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,

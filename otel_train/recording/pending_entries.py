@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import struct
 from contextlib import suppress
-from typing import NamedTuple
+
+from otel_train.fast_dataclass import NamedTuple
 
 ENTRIES = 4096
 SLOT_BYTES = 256
