@@ -85,9 +85,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'otel_train' has no attribute {name!r}")
     from importlib import import_module
 
+    from otel_train.safety import collection_deferred
+
     if name in _PACKAGES:
         return import_module(f"otel_train.{name}")
-    value: object = getattr(import_module(f"otel_train.{_MODULES.get(name, 'api')}"), name)
+    with collection_deferred():
+        value: object = getattr(import_module(f"otel_train.{_MODULES.get(name, 'api')}"), name)
     globals()[name] = value
     return value
 

@@ -12,7 +12,7 @@ from otel_train.errors import ConfigError, whole
 from otel_train.instrumentation.naming import named_loaders
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
 from otel_train.instrumentation.timers import Token
-from otel_train.safety import Handle, free_in_forks, is_importing_main, sigchld_deferred
+from otel_train.safety import Handle, collection_deferred, free_in_forks, is_importing_main, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,7 +179,8 @@ def instrument(
         ConfigError: an argument is not what it should be; says value, rule and remedy. Not where telemetry is disabled.
             What is wrong in the environment or in a settings file is warned of once and ignored.
     """
-    with _starting, sigchld_deferred():  # what torch raises when a worker has died is raised when we are done
+    # What torch raises when a worker has died is raised when we are done.
+    with _starting, sigchld_deferred(), collection_deferred():
         try:
             resolved, trackers = _resolved(config, settings, config_file)
             if resolved.config.disabled or resolved.config.agent == "off":

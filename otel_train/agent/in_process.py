@@ -14,9 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import Hello, LoopProgress, Opened, Request, Response
-from otel_train.agent.process import AgentThread, connect_agent
-from otel_train.agent.rank_end import LauncherFolder, ProcessActivity
+from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
+from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent
 from otel_train.agent.reports import Reports
 from otel_train.config.settings import CODE
 from otel_train.distributed.store import start_of_job
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.agent.messages import Link
+    from otel_train.agent.rank_end import LauncherFolder
     from otel_train.aggregation.captures import Capture
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
@@ -164,7 +164,7 @@ class AgentClient:
             "otel_train.distributed.store",
         ]
         if log_now(self._config):
-            wanted.append("otel_train.trackers.manager")
+            wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
         if captures_unasked(self._config):
             wanted.append("otel_train.profiler.setup")
         if self._counts_flops:
@@ -183,14 +183,21 @@ class AgentClient:
         if self._config.agent == "process" and self.recording.memory.descriptor < 0:
             _log.warning("No memory can be shared with an agent: a thread of this process does its work")
         elif self._config.agent == "process":
-            launcher = LauncherFolder(self._environ, self.info.pid)
-            launcher.opened()
+            launcher = self._launcher() if self._environ.get(FOLDER) else None
             try:
                 return self._connect()
             except OSError as error:
-                launcher.closed()
+                if launcher is not None:
+                    launcher.closed()
                 _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
         return self._agent_here()
+
+    def _launcher(self) -> LauncherFolder:
+        from otel_train.agent.rank_end import LauncherFolder
+
+        launcher = LauncherFolder(self._environ, self.info.pid)
+        launcher.opened()
+        return launcher
 
     def _connect(self) -> Link:
         self._is_up.clear()
@@ -346,8 +353,6 @@ class AgentClient:
     # -- the thread ------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        with Guard("memory"):
-            self.recording.recorder.touch()
         guard = Guard("agent")
         while not guard.closed:
             with guard:
@@ -482,6 +487,7 @@ class AgentClient:
                 self._make_flops()
         self._is_open.set()
         self._report(fresh=True)
+        self.recording.recorder.touch()
 
     # -- what the agent asks -----------------------------------------------------------------------
 
@@ -573,6 +579,7 @@ class AgentClient:
             return
         from otel_train.trackers.manager import Trackers
 
+        import_module("otel_train.instrumentation.dataset_size")  # of what is logged to them
         with self._setting_up:
             if self._reports.trackers is None:
                 folder = Path(opened.run_directory) if opened.run_directory else None

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LOGGED_VALUES: Final = "values by hand"
 """Component of faults in logged values, timers and callbacks, in the rank and in the agent."""
 
+FOLDER: Final = "OTEL_TRAIN_LAUNCH"
+"""Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
+
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Hello:

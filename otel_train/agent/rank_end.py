@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_train.agent.messages import FOLDER
 from otel_train.errors import RunDirectoryError
 from otel_train.fast_dataclass import NamedTuple
 from otel_train.files import read_json, replace_json
@@ -67,9 +67,6 @@ def _said(status: int) -> tuple[str, str]:
     code = os.WEXITSTATUS(status)
     return ("finished", "") if code == 0 else ("failed", f"exit code {code}")
 
-
-FOLDER: Final = "OTEL_TRAIN_LAUNCH"
-"""Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
 
 PATIENCE_S: Final = 3.0
 """How long processes that the program left behind may take to end by themselves."""
@@ -164,37 +161,3 @@ def _lives(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-LEAST_SHARE: Final = 0.2
-"""Of the time between two looks: what a process that only waits for something stays below."""
-
-
-class ProcessActivity:
-    """The work of a process, on a processor or waiting for one, as Linux tells it: /proc/<pid>/task/<tid>/schedstat.
-
-    Args:
-        pid: of the process. The thread that asks is left out.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._before = time.monotonic_ns(), self._spent_ns()
-
-    def is_working(self) -> bool:
-        """Whether it has worked since the last look. False where the system does not tell."""
-        (then_ns, before_ns), self._before = self._before, (time.monotonic_ns(), self._spent_ns())
-        now_ns, spent_ns = self._before
-        return spent_ns - before_ns > LEAST_SHARE * (now_ns - then_ns)
-
-    def _spent_ns(self) -> int:
-        spent_ns = 0
-        mine = str(threading.get_native_id())
-        try:
-            for task in self._tasks.iterdir():
-                if task.name != mine:
-                    running, waiting, _ = (task / "schedstat").read_text(encoding="ascii").split()
-                    spent_ns += int(running) + int(waiting)
-        except (OSError, ValueError):  # the process, or one of its threads, is gone
-            return spent_ns
-        return spent_ns

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
 from otel_train.distributed.store import find_job
 from otel_train.instrumentation.dataloader import look
-from otel_train.instrumentation.dataset_size import dataset_bytes
 from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
 from otel_train.instrumentation.module import barrier_of
 from otel_train.safety import Guard
@@ -224,6 +223,8 @@ class Reports:
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
         """By loader: its dataset, and the bytes of it. Read past properties: no code of the program's is run for it."""
+        from otel_train.instrumentation.dataset_size import dataset_bytes  # imported with the trackers
+
         found, known = {}, dict[int, int]()
         for name, probe in list(self._recording.probes.loaders.items()):
             dataset = getattr(probe.loader(), "__dict__", {}).get("dataset")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.agent.rank_end import FOLDER
+from otel_train.agent.messages import FOLDER
 from otel_train.config.settings import settings_in
 from otel_train.config.sources import resolve
 from otel_train.config.validation import FILE_VARIABLE

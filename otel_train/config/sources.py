@@ -31,7 +31,6 @@ from otel_train.config.validation import (
 )
 from otel_train.errors import ConfigError
 from otel_train.fast_dataclass import NamedTuple
-from otel_train.files import read_named
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 
@@ -153,10 +152,16 @@ def project_file(folder: Path | None = None) -> Path | None:
     return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
 
 
+def _read(path: Path) -> bytes:
+    from otel_train.files import read_named  # most programs have no file that is read here
+
+    return read_named(path, MOST_FILE_BYTES)
+
+
 def _from_project(path: Path) -> ConfigSource:
     """What ``[tool.otel_train]`` holds."""
     try:
-        raw = read_named(path, MOST_FILE_BYTES)
+        raw = _read(path)
         # Nearly every project has this file, and few of them speak of us: those are not parsed.
         if b"otel_train" not in raw and b"tool.otel-train" not in raw:
             return ConfigSource(str(path), {})
@@ -194,7 +199,7 @@ def _from_yaml(path: Path, named: str) -> ConfigSource:
             f"or give the settings in [tool.{TABLE}] of {PROJECT}"
         ) from None
     try:
-        text = read_named(path, MOST_FILE_BYTES)
+        text = _read(path)
     except OSError as error:
         raise ConfigError(
             f"{named}: cannot be read: {error.strerror}. Give the path of a YAML file"

@@ -6,13 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import system_clock
-from otel_train.instrumentation.accelerator import UNTIMED, find_driver
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.compile_events import JaxCompilerProbe
-from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.dataloader import LastBatch
-from otel_train.instrumentation.device_copy import TransferProbe
+from otel_train.instrumentation.driver_search import UNTIMED, NoDevices, find_driver
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates
@@ -29,6 +27,9 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Compile
+    from otel_train.instrumentation.accelerator import DeviceDriver
+    from otel_train.instrumentation.cuda_events import DeviceTimer
+    from otel_train.instrumentation.device_copy import TransferProbe
     from otel_train.resource import RunInfo
 
 
@@ -78,8 +79,7 @@ class InstrumentationManager:
         driver = find_driver(environ)
         self._driver = driver
         self._wants_times = config.cuda_timing != "off"
-        self.devices = time_devices(self.recorder, driver, config.cuda_timing)
-        self.transfers = TransferProbe(self.recorder, driver)
+        self.devices, self.transfers = _device_probes(self.recorder, driver, config.cuda_timing)
         self.scaled = ScaledUpdates(driver)
         values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
         self.recorder.when_silenced += [values.let_go, operations.let_go]
@@ -163,3 +163,16 @@ class InstrumentationManager:
         self.devices.close()
         self.recorder.let_go()
         self.memory.close()
+
+
+def _device_probes(
+    recorder: Recorder, driver: DeviceDriver | None, mode: str
+) -> tuple[DeviceTimer | NoDevices, TransferProbe | NoDevices]:
+    """What records device time, and copies. Without a device their modules are not imported, which takes 2 ms."""
+    if driver is None:
+        nothing = NoDevices()
+        return nothing, nothing
+    from otel_train.instrumentation.cuda_events import time_devices
+    from otel_train.instrumentation.device_copy import TransferProbe
+
+    return time_devices(recorder, driver, mode), TransferProbe(recorder, driver)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from otel_train.instrumentation.driver_search import find_driver
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -27,13 +29,12 @@ with otel_train.instrument(torch.nn.Linear(4, 2), {"train": loader}, run_dir=sys
 """
 
 ALLOWED = {
-    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_dataclass", "files",
-    "instrumentation", "recording", "resource", "safety", "session", "trackers",
+    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_dataclass", "instrumentation", "recording", "resource", "safety", "session", "trackers",
 }  # fmt: skip
 """Packages, and modules of the package itself."""
 
 ALLOWED_OF = {
-    "agent": {"in_process", "messages", "process", "rank_end", "reports"},
+    "agent": {"in_process", "messages", "process", "reports"},
     "console": {"text"},
     "distributed": {"store"},
     "trackers": set[str](),
@@ -69,3 +70,13 @@ def test_the_training_process_imports_only_what_records_and_reports(imported: se
 def test_the_training_process_imports_no_library_of_the_agent(imported: set[str]) -> None:
     """A library of telemetry would take memory in every rank."""
     assert not imported.intersection(FOREIGN)
+
+
+OF_DEVICES = {"accelerator", "cuda_events", "device_copy", "event_reader"}
+"""Modules of ``instrumentation``."""
+
+
+@pytest.mark.skipif(find_driver(os.environ) is not None, reason="this machine has an accelerator")
+def test_the_modules_for_devices_are_imported_only_where_there_is_one(imported: set[str]) -> None:
+    """They take 2 ms of ``instrument()``."""
+    assert not imported.intersection(f"otel_train.instrumentation.{name}" for name in OF_DEVICES)

@@ -25,6 +25,7 @@ OPENERS = {
 }
 
 ELSEWHERE = {
+    "agent/process.py": "/proc",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "trace_analysis/reader.py": "events of a trace that has been read",
@@ -46,6 +47,7 @@ ELSEWHERE = {
     "autoinstrument/runner.py": "the program that is started",
     "resource.py": "/proc",
     "instrumentation/accelerator.py": "/proc",
+    "instrumentation/driver_search.py": "/sys",
     "stack/": "the state of the stack",
     "ui/report.py": "files of the package",
     "ui/server.py": "files of the package",

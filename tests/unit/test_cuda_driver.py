@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.datamodel import DeviceMemory
-from otel_train.instrumentation.accelerator import CudaDriver, cuda_driver, instance_of
+from otel_train.instrumentation.accelerator import CudaDriver
+from otel_train.instrumentation.driver_search import cuda_driver, instance_of
 from tests.support.fake_cuda import CONTEXT, compiled
 
 if TYPE_CHECKING:

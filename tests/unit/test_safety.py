@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.safety import Guard, sigchld_deferred
+from otel_train.safety import Guard, collection_deferred, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,3 +168,17 @@ def test_a_handler_that_was_set_inside_stays() -> None:
         signal.signal(signal.SIGCHLD, own)
 
     assert signal.getsignal(signal.SIGCHLD) is own
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_found_as_it_was(enabled: bool) -> None:
+    """A program that has switched it off has reasons; one that fails in the block must not go on without it."""
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with suppress(ValueError), collection_deferred():
+            assert not gc.isenabled()
+            raise ValueError
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -177,7 +177,7 @@ def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
     def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("otel_train.config.sources.read_named", denied)  # root may read everything
+    monkeypatch.setattr("otel_train.files.read_named", denied)  # root may read everything
 
     assert ignored(folder=project) == f"{path}: cannot be read: Permission denied. Make it readable"
 
