@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.cli import arguments, summary
+from otel_train.cli import arguments
 from otel_train.cli.arguments import add_run_dir, tell_earlier
 from otel_train.compare import (
     STEP,
@@ -35,6 +35,7 @@ from otel_train.console.text import (
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.files import dump_json, last_metrics
+from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.metrics_history import buckets_of
 from otel_train.rundata.run import read_summary
 from otel_train.trace_analysis.summary import summarize
@@ -179,7 +180,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
     rank = min(ranks, default=0) if args.rank is None else args.rank
     if rank not in ranks:
         raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
-    return side_of_run(ranks[rank], read_summary(ranks[rank] / summary.FILE_NAME), name=target)
+    return side_of_run(ranks[rank], read_summary(ranks[rank] / SUMMARY), name=target)
 
 
 def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:

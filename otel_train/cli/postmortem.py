@@ -23,6 +23,7 @@ from otel_train.console.text import (
     right,
 )
 from otel_train.profiler.storage import finding_summary
+from otel_train.rundata.files import FLIGHT
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     Report = Mapping[str, Any]  # what otel_train.rundata.flight.read returns
 
 
-FILE_NAME = "flight.bin"
 DESCRIPTION = "Read what a run left behind: the last steps, and the stage and loader it was in at the end."
 EPILOG = """\
 The last edges of every thread lie in flight.bin, a memory-mapped file that survives SIGKILL, a segfault and
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 
-    folders = arguments.chosen_ranks(args, FILE_NAME)
+    folders = arguments.chosen_ranks(args, FLIGHT)
     reports = [read_postmortem(folder) for folder in folders.values()]
     records = records_below(next(iter(folders.values())).parent)
     named = compare(reports)

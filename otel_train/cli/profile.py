@@ -22,6 +22,7 @@ from otel_train.files import read_json
 from otel_train.profiler.requests import activities
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
+from otel_train.rundata.files import FLIGHT
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> N
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
-    live = arguments.chosen_ranks(args, "flight.bin")
+    live = arguments.chosen_ranks(args, FLIGHT)
     if args.ranks == "all" or (args.rank is not None and not args.ranks):
         return dict(live)
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments, summary
+from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, dump_json, replace_text
 from otel_train.profiler.storage import captures_of, together
+from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
 from otel_train.rundata.run import read_summary
@@ -35,7 +36,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         RunDirectoryError: a summary cannot be read.
         TraceError: a capture cannot be read.
     """
-    ranks = [read_summary(folder / summary.FILE_NAME) for folder in folders.values()]
+    ranks = [read_summary(folder / SUMMARY) for folder in folders.values()]
     taken = captures_of(run)
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
     view = RankReader(documents=JsonFileCache()).view(run, rank)
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, and say where it is."""
-    chosen = arguments.chosen_ranks(args, summary.FILE_NAME)
+    chosen = arguments.chosen_ranks(args, SUMMARY)
     rank, folder = next(iter(chosen.items()))
     home = folder.parent
     view, document = gather(home, chosen, rank=rank)

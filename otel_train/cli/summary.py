@@ -21,14 +21,13 @@ from otel_train.console.text import (
     rounded,
 )
 from otel_train.profiler.storage import finding_summary
+from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.run import read_summary, record_beside
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-FILE_NAME = "summary.json"
-SCHEMA = "otel_train.summary/1"
 DESCRIPTION = "Print the run summary: one table of all ranks, then the first rank."
 EPILOG = """\
 summary.json is rewritten while a run lives and completed when it ends, also by an exception or SIGTERM, so
@@ -50,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks left in ``summary.json``."""
-    folders = arguments.chosen_ranks(args, FILE_NAME)
-    summaries = [_looked_into(read_summary(folder / FILE_NAME), folder.parent) for folder in folders.values()]
+    folders = arguments.chosen_ranks(args, SUMMARY)
+    summaries = [_looked_into(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
