@@ -42,7 +42,13 @@ BUSY_S = 10.0
 anything else, such as a disk, gets ``exit_timeout_s``."""
 
 WRITING_S = 0.1
-"""Longest that the end waits for a disk which does not answer, where the agent can go on without this process."""
+"""Longest that the end waits for an agent which does not answer, where that can go on without this process."""
+
+END_S = 0.08
+"""As long may the end take there with a disk which does not answer: the rest of 0.1 s is the interpreter's."""
+
+LEAST_WRITING_S = 0.02
+"""The end waits this long for the disk in any case: what comes before may have taken longer."""
 
 OPEN_S = 10.0
 """Longest that a call for the run directory waits for the agent to open it."""
@@ -331,7 +337,7 @@ class AgentClient:
         Args:
             state: how the run ended.
         """
-        timeout_s, guard = self._config.exit_timeout_s, Guard("close")
+        timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         self._interrupted = state == "interrupted"
         parts: tuple[Callable[[], object], ...] = (
             self._stop_capturing,
@@ -341,7 +347,7 @@ class AgentClient:
             lambda: self._patiently(self._is_open.wait, WRITING_S if self.here is None else timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
-            lambda: self._end(state, timeout_s),
+            lambda: self._end(state, timeout_s, began_s),
             self._close_trackers,
             self._let_go,
             self.recording.close,
@@ -643,12 +649,14 @@ class AgentClient:
                         capturing.endpoint.signalled()
                     capturing.turn(_nothing)
 
-    def _end(self, state: str, timeout_s: float) -> None:
+    def _end(self, state: str, timeout_s: float, began_s: float) -> None:
         self._ending = True
         apart = self.here is None and not ends_its_container()  # the agent goes on without this process
         patience_s = WRITING_S if apart else timeout_s
         until_s = timeout_s if self._is_open.is_set() else patience_s
         self._last = self._ask("end", state, timeout_s=until_s, busy=True) or ({}, [])
+        if apart:
+            patience_s = max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
         self._ask("written", timeout_s=patience_s, busy=True)
 
     def _stop_capturing(self) -> None:

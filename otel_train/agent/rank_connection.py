@@ -45,6 +45,9 @@ read all the same."""
 SILENT_S = 30.0
 """As long may reports stay away while edges come: the thread that reports waits for an import, say."""
 
+_END_WRITES_S = 0.03
+"""Longest that all writes of the end take before the rank has its answer; it waits for the rest of them by "written"."""
+
 _POST_S = 2.0
 _NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
 _log = logging.getLogger("otel_train")
@@ -277,6 +280,7 @@ class RankConnection:
 
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
+        self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
         return self.service.document(state, self._window), self.service.instrumentation_gaps()
 

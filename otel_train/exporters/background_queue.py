@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -122,6 +123,7 @@ class DiskQueue:
 
     def __init__(self) -> None:
         self.hangs = False
+        self._until_s = math.inf
         self._queue: BackgroundQueue[Callable[[], object]] = BackgroundQueue(
             "run directory", lambda write: write(), lambda: None, most=_MOST
         )
@@ -140,7 +142,12 @@ class DiskQueue:
                     write()
 
         self._queue.hand(guarded)
-        self.hangs = not self._queue.emptied(0.0 if self.hangs else PATIENCE_S)
+        left_s = min(PATIENCE_S, self._until_s - time.monotonic())
+        self.hangs = not self._queue.emptied(0.0 if self.hangs else left_s)
+
+    def limit_waits(self, seconds: float) -> None:
+        """From now on ``do`` waits for no write longer than until ``seconds`` have passed, for all writes together."""
+        self._until_s = time.monotonic() + seconds
 
     def refresh(self, guard: Guard, write: Callable[[], object]) -> None:
         """Have something written that the next one replaces: it is left out while the disk hangs."""
