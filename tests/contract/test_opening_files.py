@@ -47,6 +47,7 @@ ELSEWHERE = {
     "autoinstrument/runner.py": "the program that is started",
     "resource.py": "/proc",
     "instrumentation/accelerator.py": "/proc",
+    "instrumentation/logged_values.py": "an event in shared memory",
     "instrumentation/driver_search.py": "/sys",
     "stack/": "the state of the stack",
     "ui/report.py": "files of the package",
