@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.fast_dataclass import NamedTuple, fast_dataclass
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,10 +19,9 @@ import re
 import stat
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from otel_train.errors import RunDirectoryError
-from otel_train.fast_dataclass import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

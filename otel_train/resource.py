@@ -11,12 +11,12 @@ import sys
 import time
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.validation import IgnoredSetting
-from otel_train.fast_dataclass import NamedTuple, fast_dataclass
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

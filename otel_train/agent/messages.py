@@ -10,9 +10,9 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.fast_dataclass import NamedTuple, fast_dataclass
+from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.agent.messages import Link, user_of
-from otel_train.fast_dataclass import NamedTuple
 
 if TYPE_CHECKING:
     import mmap

@@ -8,11 +8,10 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.agent.messages import FOLDER
 from otel_train.errors import RunDirectoryError
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.files import read_json, replace_json
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.validation import (
@@ -35,7 +35,7 @@ from otel_train.config.validation import (
     variable_of,
 )
 from otel_train.errors import ConfigError
-from otel_train.fast_dataclass import NamedTuple, declared, fast_dataclass
+from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:
@@ -359,8 +359,8 @@ class Config:
 
 
 SETTINGS: Final = {
-    name: Setting(name, each.default, each.metadata["rule"], each.metadata["secret"])
-    for name, each in declared(Config).items()
+    each.name: Setting(each.name, each.default, each.metadata["rule"], each.metadata["secret"])
+    for each in fields(Config)
 }
 """Every setting, by name."""
 

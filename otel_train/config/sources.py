@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.settings import (
@@ -30,7 +30,6 @@ from otel_train.config.validation import (
     unknown,
 )
 from otel_train.errors import ConfigError
-from otel_train.fast_dataclass import NamedTuple
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 

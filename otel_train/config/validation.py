@@ -8,11 +8,10 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError, near
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.safety import printable
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import math
 import os
 import shutil
 import unicodedata
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.safety import escaped, printable
 
 if TYPE_CHECKING:

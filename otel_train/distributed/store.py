@@ -12,10 +12,9 @@ import sys
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from otel_train.errors import imported
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.resource import process_mark
 from otel_train.safety import Guard, daemon_thread, free_in_forks
 

@@ -7,11 +7,10 @@ import os
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.datamodel import DeviceMemory
 from otel_train.errors import imported
-from otel_train.fast_dataclass import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

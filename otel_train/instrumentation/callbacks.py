@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from _thread import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.errors import ConfigError, near, refused, text
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.instrumentation.stages import known_stages
 from otel_train.recording.events import (
     FLAG_SHIFT,

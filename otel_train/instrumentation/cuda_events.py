@@ -7,10 +7,9 @@ from _thread import get_ident
 from collections import deque
 from enum import IntEnum
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import system_clock
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.instrumentation.event_reader import reader_of
 from otel_train.recording.device_ring import MOST_DEVICES
 from otel_train.recording.events import (

@@ -7,11 +7,10 @@ import signal
 import time
 import weakref
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,

@@ -6,10 +6,9 @@ import json
 from collections import deque
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import by_name, callable_, text
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.recording.pending_entries import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
 

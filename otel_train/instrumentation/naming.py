@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import ConfigError, callable_, one_of, text
-from otel_train.fast_dataclass import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

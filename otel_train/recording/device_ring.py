@@ -6,7 +6,7 @@ The memory is int64 words: a head (records written in all, the instant until whi
 
 from __future__ import annotations
 
-from otel_train.fast_dataclass import NamedTuple
+from typing import NamedTuple
 
 MOST_DEVICES = 16
 """Devices of one process whose time is taken, at most."""

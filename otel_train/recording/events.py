@@ -10,8 +10,7 @@ Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 
 from __future__ import annotations
 
 from enum import IntEnum
-
-from otel_train.fast_dataclass import NamedTuple
+from typing import NamedTuple
 
 SOURCE_SHIFT = 4
 FLAG_SHIFT = 16

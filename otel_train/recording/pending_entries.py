@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from contextlib import suppress
-
-from otel_train.fast_dataclass import NamedTuple
+from typing import NamedTuple
 
 ENTRIES = 4096
 SLOT_BYTES = 256

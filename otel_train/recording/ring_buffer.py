@@ -5,12 +5,11 @@ from __future__ import annotations
 from _thread import get_ident
 from importlib import import_module
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from otel_train.datamodel import system_clock
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.recording.events import EDGE_WORDS
 
 EXTENSION: Any

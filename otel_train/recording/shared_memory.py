@@ -21,9 +21,8 @@ import mmap
 import os
 import struct
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.fast_dataclass import NamedTuple
 from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS
 from otel_train.recording.pending_entries import PENDING_BYTES

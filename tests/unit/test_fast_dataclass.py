@@ -1,17 +1,15 @@
-"""Dataclasses and named tuples whose methods are shared are like any others."""
+"""A dataclass whose methods are shared is one like any other."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
-import typing
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from otel_train.fast_dataclass import NamedTuple, fast_dataclass
+from otel_train.fast_dataclass import fast_dataclass
 
 
 @fast_dataclass(frozen=True, kw_only=True)
@@ -75,59 +73,3 @@ def test_a_missing_or_unknown_field_is_refused(given: dict[str, Any]) -> None:
     """A misspelt setting fails at the call."""
     with pytest.raises(TypeError, match=r"Fast\(\): missing or unknown: "):
         Fast(**given)
-
-
-class FastPair(NamedTuple):
-    """Of each kind one field."""
-
-    name: str
-    sizes: tuple[int, ...] = ()
-    count: int = 2  # type: ignore[assignment]  # hides tuple.count
-
-    @property
-    def twice(self) -> int:
-        """Of the count."""
-        return 2 * self.count
-
-
-class GeneratedPair(typing.NamedTuple):
-    """The same."""
-
-    name: str
-    sizes: tuple[int, ...] = ()
-    count: int = 2  # type: ignore[assignment]  # hides tuple.count
-
-
-def test_a_named_tuple_is_one_like_any_other() -> None:
-    """Messages between processes, and rows of tables, are named tuples."""
-    ours, theirs = FastPair("a", count=3), GeneratedPair("a", count=3)
-
-    assert tuple(ours) == tuple(theirs) == ("a", (), 3)
-    assert repr(ours) == repr(theirs).replace("GeneratedPair", "FastPair")
-    assert ours._asdict() == theirs._asdict()
-    assert ours._replace(name="b") == FastPair._make(("b", (), 3)) == ("b", (), 3)
-    assert FastPair._field_defaults == GeneratedPair._field_defaults
-    assert FastPair._fields == FastPair.__match_args__ == GeneratedPair._fields
-    assert FastPair.__mro__ == (FastPair, tuple, object)
-    assert inspect.signature(FastPair).parameters.keys() == inspect.signature(GeneratedPair).parameters.keys()
-    assert ours.twice == 6
-    assert not hasattr(ours, "__dict__")
-
-
-def test_copies_and_pickles_of_a_named_tuple_are_equal() -> None:
-    """They travel to the agent as a pickle."""
-    value = FastPair("a", (1,))
-
-    assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
-    assert type(pickle.loads(pickle.dumps(value, protocol=5))) is FastPair
-
-
-@pytest.mark.parametrize("given", [{}, {"name": "a", "other": 1}])
-def test_a_named_tuple_refuses_a_missing_or_unknown_field(given: dict[str, Any]) -> None:
-    """As ``typing.NamedTuple`` does."""
-    with pytest.raises(TypeError):
-        FastPair(**given)
-    with pytest.raises(ValueError, match="other"):
-        FastPair("a")._replace(other=1)  # type: ignore[call-arg]
-    with pytest.raises(AttributeError):
-        FastPair("a").name = "b"  # type: ignore[misc]
