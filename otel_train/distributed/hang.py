@@ -92,8 +92,8 @@ def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect
     return HangSuspect(report.rank, report.host, report.step, report.stage, report.loader, quiet_s, silent)
 
 
-UNFINISHED = (None, "running")
-"""States of a process that ended without writing how."""
+SILENT_ENDS = (None, "running", "killed")
+"""States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
 
 
 def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
@@ -107,8 +107,9 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
         return []
     reports = {place: _report_of(document) for place, document in enumerate(documents)}
     vanished = [place for place, document in enumerate(documents) if _vanished(document)]
-    if vanished and len(vanished) < len(documents):
-        # The other ranks had time to fail or to be stopped, so they outlived it.
+    if 0 < 2 * len(vanished) <= len(documents):
+        # The other ranks had time to fail or to be stopped, so they outlived it. Where most were killed, that was the end of
+        # the job, and a rank that failed lost its connection meanwhile.
         return suspects(reports, {place: reports[place].quiet_s for place in vanished})
     if all(document.get("state") == "finished" for document in documents):
         return []
@@ -123,7 +124,7 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
 
 
 def _vanished(document: PostmortemDocument) -> bool:
-    return document.get("alive") is False and document.get("state") in UNFINISHED
+    return document.get("alive") is False and document.get("state") in SILENT_ENDS
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:

@@ -36,6 +36,21 @@ def test_the_rank_that_vanished_is_named_before_those_that_failed_after_it() -> 
     assert (suspect.rank, suspect.stage, suspect.silent) == (1, "forward", True)
 
 
+def test_ranks_that_were_killed_together_are_compared_by_their_place() -> None:
+    """Read at once: the agent has written how two of them ended, and one lost its connection before its turn came."""
+    ranks = [rank(0, state="killed"), rank(1, "data"), rank(2, state="killed"), rank(3)]
+
+    assert named(*ranks) == [(1, "data")]
+    assert named(*ranks, rank(4, state="failed")) == [(1, "data")]
+
+
+def test_the_rank_that_its_agent_saw_killed_vanished() -> None:
+    """The out-of-memory killer took it; the others failed in the next collective operation, in the same place."""
+    (suspect,) = compare([rank(0, state="failed"), rank(1, state="killed"), rank(2, state="failed")])
+
+    assert (suspect.rank, suspect.silent) == (1, True)
+
+
 def test_a_rank_alone_and_a_run_that_finished_have_no_suspect() -> None:
     """Every rank is last in something."""
     assert named(rank(0)) == []
