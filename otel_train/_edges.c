@@ -21,6 +21,7 @@
 #define SAMPLED 61          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
+#define THIS_THREAD ((unsigned long)pthread_self()) /* what threading.get_ident() gives */
 
 typedef struct {
     PyObject_HEAD
@@ -65,7 +66,7 @@ static int get_words(PyObject *memory, Py_buffer *buffer, Py_ssize_t least) {
 /* Write one edge; -1 with an exception set where that fails. The position moves last: what lies before it is whole. `begun` is
    when the hook began that writes it, if it is timed; else 0. */
 static int write_edge(Writer *self, int64_t word, int64_t begun) {
-    if (PyThread_get_thread_ident() != self->owner) {
+    if (THIS_THREAD != self->owner) {
         PyObject *other = PyObject_CallFunction(self->elsewhere, "L", (long long)word);
         Py_XDECREF(other);
         return other == NULL ? -1 : 0;
@@ -95,10 +96,8 @@ static PyObject *writer_edge(PyObject *object, PyObject *code) {
     Py_RETURN_NONE;
 }
 
-/* Words written in all, and nanoseconds that the timed edges took. */
 static PyObject *writer_read(PyObject *object, PyObject *Py_UNUSED(none)) {
-    Writer *self = (Writer *)object;
-    return Py_BuildValue("LL", (long long)self->position, (long long)self->spent_ns);
+    return Py_BuildValue("LL", (long long)((Writer *)object)->position, (long long)((Writer *)object)->spent_ns);
 }
 
 static void give_back(Writer *self) {
@@ -108,13 +107,11 @@ static void give_back(Writer *self) {
     if (self->progress.obj != NULL) PyBuffer_Release(&self->progress);
 }
 
-/* Write no more, and give the memory back. */
 static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
     give_back((Writer *)object);
     Py_RETURN_NONE;
 }
 
-/* Another owner, or none, and the callable that takes the codes of all other threads. */
 static PyObject *writer_lend(PyObject *object, PyObject *args) {
     Writer *self = (Writer *)object;
     unsigned long to;
@@ -171,6 +168,12 @@ static void writer_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+/* A hook may meet a Writer of this module as it was before it was imported again. */
+static PyObject *writer_call(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *code;
+    return PyArg_ParseTuple(args, "O:Writer", &code) ? writer_edge(object, code) : NULL;
+}
+
 static PyMethodDef writer_methods[] = {
     {"edge", writer_edge, METH_O, "Write one edge: a code, and now."},
     {"read", writer_read, METH_NOARGS, "Words written in all, and nanoseconds that the timed edges took."},
@@ -182,6 +185,7 @@ static PyMethodDef writer_methods[] = {
 static PyType_Slot writer_slots[] = {
     {Py_tp_doc, "Writer(words, clock, owner, elsewhere, progress=None): clock None is the system's."},
     {Py_tp_new, writer_new},
+    {Py_tp_call, writer_call},
     {Py_tp_traverse, writer_traverse},
     {Py_tp_clear, writer_clear},
     {Py_tp_dealloc, writer_dealloc},
@@ -190,14 +194,13 @@ static PyType_Slot writer_slots[] = {
 };
 
 static PyType_Spec writer_spec = {
-    .name = "otel_train._edges.Writer",
-    .basicsize = sizeof(Writer),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = writer_slots,
+    .name = "otel_train._edges.Writer", .basicsize = sizeof(Writer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = writer_slots,
 };
 
 /* Hooks: what stands in torch's functions. Each is a builtin function whose self is a tuple of what it needs, `edge` first: a
-   Writer's, or any callable that takes a code. The same in Python is in otel_train/instrumentation. */
+   Writer, or any callable that takes a code. The same in Python is in otel_train/instrumentation. Torch's work between two hooks
+   empties the caches, so each function of the interpreter that a hook calls costs much more than its instructions. */
 #define FIELD(place) PyTuple_GetItem(state, (place))
 enum { NEXT, ASK, SIZE, RAISED, TRAINING, SHAPE, DUNDER_NEXT };
 static PyObject *names[DUNDER_NEXT + 1]; /* interned */
@@ -209,80 +212,86 @@ static int intern_names(void) {
     return 0;
 }
 
-#define IS_WRITER(edge) (PyCFunction_CheckExact(edge) && PyCFunction_GetFunction(edge) == writer_edge)
+static PyTypeObject *writer_type;
 
 /* Now, where the next edge is timed: with it all that a hook does on this side of the program's own call. Else 0. */
 static int64_t hook_begins(PyObject *edge) {
-    Writer *self = IS_WRITER(edge) ? (Writer *)PyCFunction_GetSelf(edge) : NULL;
+    Writer *self = Py_TYPE(edge) == writer_type ? (Writer *)edge : NULL;
     return self && self->clock == NULL && IS_SAMPLE(self) ? now_ns(self) : 0;
 }
 
 static int put(PyObject *edge, int64_t word, int64_t begun) {
-    if (IS_WRITER(edge)) return write_edge((Writer *)PyCFunction_GetSelf(edge), word, begun);
+    if (Py_TYPE(edge) == writer_type) return write_edge((Writer *)edge, word, begun);
     PyObject *done = PyObject_CallFunction(edge, "L", (long long)word);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
 #define PUT(edge, code, begun) put((edge), PyLong_AsLongLong(code), begun) /* callers pass integers only */
+#define WORDS(place) ((const int64_t *)PyBytes_AsString(FIELD(place))) /* codes, packed */
 
-/* Write `end`, or `fail` where there is no result: its exception stays, whatever becomes of the edge. */
-static PyObject *finish(PyObject *edge, PyObject *end, PyObject *fail, PyObject *result) {
+/* Write words[0], or words[1] where there is no result: its exception stays, whatever becomes of the edge. */
+static PyObject *finish(PyObject *edge, const int64_t *words, PyObject *result) {
     PyObject *type, *value, *traceback;
     if (result != NULL) {
-        if (PUT(edge, end, 0) < 0) Py_CLEAR(result);
+        if (put(edge, words[0], 0) < 0) Py_CLEAR(result);
         return result;
     }
     PyErr_Fetch(&type, &value, &traceback);
-    PUT(edge, fail, 0);
+    put(edge, words[1], 0);
     PyErr_Restore(type, value, traceback);
     return NULL;
 }
 
-/* edge, call, begin, end, fail, when, otherwise: `call` where its keyword `when` is True, else `otherwise`, untimed. */
+/* edge, call, (end, fail, begin), when, otherwise: `call` where its keyword `when` is True, else `otherwise`, untimed. */
 static PyObject *timed(PyObject *state, PyObject *args, PyObject *kwargs) {
-    int64_t begun = hook_begins(FIELD(0));
-    if (kwargs == NULL || PyDict_GetItemWithError(kwargs, FIELD(5)) != Py_True)
-        return PyErr_Occurred() ? NULL : PyObject_Call(FIELD(6), args, kwargs);
-    if (PUT(FIELD(0), FIELD(2), begun) < 0) return NULL;
-    return finish(FIELD(0), FIELD(3), FIELD(4), PyObject_Call(FIELD(1), args, kwargs));
+    PyObject *edge = FIELD(0);
+    int64_t begun = hook_begins(edge);
+    const int64_t *words = WORDS(2);
+    if (kwargs == NULL || PyDict_GetItemWithError(kwargs, FIELD(3)) != Py_True)
+        return PyErr_Occurred() ? NULL : PyObject_Call(FIELD(4), args, kwargs);
+    if (put(edge, words[2], begun) < 0) return NULL;
+    return finish(edge, words, PyObject_Call(FIELD(1), args, kwargs));
 }
 
 static PyObject *with_first(PyObject *item, PyObject *others) {
-    PyObject *first = PyTuple_Pack(1, item), *all = first == NULL ? NULL : PySequence_Concat(first, others);
-    Py_XDECREF(first);
+    Py_ssize_t count = PyTuple_Size(others);
+    PyObject *all = PyTuple_New(count + 1);
+    if (all == NULL) return NULL;
+    PyTuple_SetItem(all, 0, Py_NewRef(item));
+    for (Py_ssize_t place = 0; place < count; place++) PyTuple_SetItem(all, place + 1, Py_NewRef(PyTuple_GetItem(others, place)));
     return all;
 }
 
-/* edge, call, bare, begins, end, fail, open_in, is_grad_enabled, task: forward(model, args, kwargs). `call` takes the model
-   first unless it is `bare`. A part's has `task`, which gives -1 outside of a backward: inside one, and inside an open
+/* edge, call, bare, (end, fail, and begins by flags), open_in, is_grad_enabled, task: forward(model, args, kwargs). `call` takes the
+   model first unless it is `bare`. A part's has `task`, which gives -1 outside of a backward: inside one, and inside an open
    forward, it only calls. */
 static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t count) {
     if (count != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
-    PyObject *model = given[0], *open_in = FIELD(6), *kwargs = PyDict_Size(given[2]) > 0 ? given[2] : NULL, *result = NULL;
-    unsigned long here = PyThread_get_thread_ident();
-    int64_t begun = hook_begins(FIELD(0));
+    PyObject *edge = FIELD(0), *model = given[0], *task_of = FIELD(6), *result = NULL;
+    const int64_t *words = WORDS(3);
+    volatile unsigned long *open_in = (unsigned long *)PyByteArray_AsString(FIELD(4)), here = THIS_THREAD;
+    int64_t begun = hook_begins(edge);
     PyObject *args = FIELD(2) == Py_True ? Py_NewRef(given[1]) : with_first(model, given[1]);
     if (args == NULL) return NULL;
-    int inside = PyLong_AsUnsignedLong(PyList_GetItem(open_in, 0)) == here, records = FIELD(8) == Py_None || !inside;
-    if (records && FIELD(8) != Py_None) {
-        PyObject *task = PyObject_CallNoArgs(FIELD(8));
+    int inside = *open_in == here, records = task_of == Py_None || !inside;
+    if (records && task_of != Py_None) {
+        PyObject *task = PyObject_CallNoArgs(task_of);
         records = task == NULL ? -1 : PyLong_AsLongLong(task) == -1;
         Py_XDECREF(task);
     }
     if (records > 0) {
         PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
-        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(7));
-        int flags = grad == NULL ? -1 : 2 * PyObject_IsTrue(training) + PyObject_IsTrue(grad);
-        Py_XDECREF(training);
-        Py_XDECREF(grad);
-        if (flags < 0 || PUT(FIELD(0), PyTuple_GetItem(FIELD(3), flags), begun) < 0) records = -1;
-        else if (!inside) PyList_SetItem(open_in, 0, PyLong_FromUnsignedLong(here));
+        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(5));
+        int trains = grad == NULL ? -1 : training == Py_True || PyObject_IsTrue(training);
+        Py_XDECREF(training), Py_XDECREF(grad); /* the latter is a bool, and lives on */
+        if (trains < 0 || put(edge, words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
+        else if (!inside) *open_in = here;
     }
-    if (records >= 0) result = PyObject_Call(FIELD(1), args, kwargs);
+    if (records >= 0) result = PyObject_Call(FIELD(1), args, given[2]);
     Py_DECREF(args);
-    if (records > 0 && !inside) PyList_SetItem(open_in, 0, PyLong_FromLong(0)); /* not another thread's, which may be over */
-    return records > 0 ? finish(FIELD(0), FIELD(4), FIELD(5), result) : result;
+    if (records > 0 && !inside) *open_in = 0; /* not another thread's, which may be over */
+    return records > 0 ? finish(edge, words, result) : result;
 }
 
 /* Its self is a key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
@@ -291,9 +300,7 @@ static PyObject *leading(PyObject *key, PyObject *batch) {
     PyObject *shape = array == NULL ? NULL : PyObject_GetAttr(array, names[SHAPE]);
     PyObject *first = shape == NULL ? NULL : PySequence_GetItem(shape, 0);
     long long length = first == NULL ? -1 : PyLong_AsLongLong(first);
-    Py_XDECREF(array);
-    Py_XDECREF(shape);
-    Py_XDECREF(first);
+    Py_XDECREF(array), Py_XDECREF(shape), Py_XDECREF(first);
     if (FAILED(length) && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
     return PyLong_FromLongLong(length + 1);
@@ -323,8 +330,7 @@ static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
         }
         Py_XDECREF(word);
     }
-    Py_XDECREF(state);
-    Py_XDECREF(about);
+    Py_XDECREF(state), Py_XDECREF(about);
     return batch;
 }
 
@@ -444,10 +450,7 @@ typedef struct {
     int64_t devices, host_ns, code, step, since_ns, reached_ns, elapsed_ns[MOST_DEVICES];
 } Record; /* device_ring.Record; of a stamp `devices` is 0 */
 
-typedef struct {
-    int64_t written, until_ns, unused[6];
-    Record records[];
-} DeviceRing;
+typedef struct { int64_t written, until_ns, unused[6]; Record records[]; } DeviceRing;
 
 typedef struct {
     int64_t devices, host_ns, code, step;
@@ -582,19 +585,16 @@ static PyMethodDef module_methods[] = {
 static int execute(PyObject *module) {
     PyObject *type = PyType_FromModuleAndSpec(module, &writer_spec, NULL);
     if (type == NULL) return -1;
-    int failed = PyModule_AddObjectRef(module, "Writer", type);
-    Py_DECREF(type);
-    return failed < 0 ? -1 : intern_names();
+    writer_type = (PyTypeObject *)type; /* never freed: hooks may outlive the module */
+    return PyModule_AddObjectRef(module, "Writer", type) < 0 ? -1 : intern_names();
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "otel_train._edges",
+    PyModuleDef_HEAD_INIT, .m_name = "otel_train._edges",
     .m_doc = "Edges of the training thread, written in C. See otel_train/recording/ring_buffer.py.",
-    .m_methods = module_methods,
-    .m_slots = module_slots,
+    .m_methods = module_methods, .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__edges(void) { return PyModuleDef_Init(&module_definition); }

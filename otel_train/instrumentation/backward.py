@@ -46,7 +46,8 @@ class BackwardProbe:
             if ring_buffer.EXTENSION is None:
                 return made
             begin, end, fail = begin_end_fail(backward)
-            state = (recorder.edge, original, begin, end, fail, "accumulate_grad", made)
+            words = ring_buffer.packed(end, fail, begin)
+            state = (ring_buffer.for_hooks(recorder.edge), original, words, "accumulate_grad", made)
             return functools.partial(ring_buffer.EXTENSION.hook("timed", state))  # which has a __dict__
 
         self.remove = replace(torch.autograd, _ENTRY, timed)

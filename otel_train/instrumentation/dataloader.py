@@ -433,7 +433,8 @@ class DataLoaderPatch:
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
-        iterator.__dict__[NEXT] = probe.edge, type(iterator).__next__, probe, probe.got
+        written = ring_buffer.for_hooks(probe.edge)
+        iterator.__dict__[NEXT] = written, type(iterator).__next__, probe, probe.got
         iterator.__class__ = self._timed(type(iterator))
         # Its attributes now share no layout with others of its class: in a dict made anew they are found a third of a
         # microsecond sooner, in all that torch does for a batch.

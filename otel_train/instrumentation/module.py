@@ -166,6 +166,11 @@ _INSTALLED = (_STANDARD, "site-packages", "dist-packages")
 """Modules there are not the program's own."""
 
 
+def no_open_forward() -> memoryview:
+    """One number, the thread in which an instrumented forward is open, or 0."""
+    return memoryview(bytearray(8)).cast("Q")
+
+
 class ModuleProbe:
     """Times the forwards of one root module and of its parts until ``remove``.
 
@@ -173,17 +178,17 @@ class ModuleProbe:
         model: held weakly.
         name: label in metrics.
         recorder: takes the edges.
-        open_in: one number, the thread in which an instrumented forward is open or 0; all probes of a session share it.
+        open_in: see ``no_open_forward``; all probes of a session share it.
     """
 
     def __init__(
-        self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: list[int] | None = None
+        self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: memoryview | None = None
     ) -> None:
         self.name = name
         self.model = weakref.ref(model)
         self.source = recorder.source(SourceKind.FORWARD, name)
         self.edge = recorder.edge
-        self.open_in = [0] if open_in is None else open_in
+        self.open_in = no_open_forward() if open_in is None else open_in
         self._parts: list[_Slot] = []
         part = _holder(model)
         if part is not None:  # of another root, until this module was given by itself
@@ -513,13 +518,13 @@ def _timed_in_c(
     is_dynamo_compiling = compiler.is_dynamo_compiling
     flags = (0, Flag.GRAD, Flag.TRAINING, Flag.TRAINING | Flag.GRAD)
     state = (
-        probe.edge,
+        ring_buffer.for_hooks(probe.edge),
         go_on if compiled is None else compiled,
         compiled is not None,
-        tuple(code(Op.BEGIN, source, each) for each in flags),
-        code(Op.END, source),
-        code(Op.FAIL, source),
-        probe.open_in,
+        ring_buffer.packed(
+            code(Op.END, source), code(Op.FAIL, source), *(code(Op.BEGIN, source, each) for each in flags)
+        ),
+        probe.open_in.obj,
         torch.is_grad_enabled,
         task_of_backward,
     )

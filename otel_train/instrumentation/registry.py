@@ -21,6 +21,7 @@ from otel_train.instrumentation.module import (
     compiled_before,
     is_compiled,
     is_or_wraps,
+    no_open_forward,
 )
 from otel_train.instrumentation.naming import CallSite, Loader, class_name, free_name, place_of
 from otel_train.instrumentation.optimizer import OptimizerProbe
@@ -82,7 +83,7 @@ class Probes:
         self._places: dict[Hashable, list[LoaderProbe]] = {}
         self._naming = Guard("names of loaders")
         self._roots: FoundModels | None = None
-        self._open_in = [0]
+        self._open_in = no_open_forward()
         self._lock = free_in_forks(threading.RLock())
 
     def watch_torch(self) -> None:

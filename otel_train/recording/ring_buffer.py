@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from _thread import get_ident
 from importlib import import_module
 from types import BuiltinFunctionType
@@ -212,6 +213,19 @@ class Ring(RingReader):
                 pass_on(code)
 
         lend(0, seen)
+
+
+def for_hooks(
+    edge: Callable[[int], None],
+) -> Any:  # Any: the Writer of ``EXTENSION`` that the function belongs to, or the function
+    """What a hook in C writes to, given what a hook in Python calls."""
+    writer = getattr(edge, "__self__", None)
+    return writer if type(writer) is getattr(EXTENSION, "Writer", None) else edge
+
+
+def packed(*codes: int) -> bytes:
+    """Codes for a hook in C."""
+    return struct.pack(f"{len(codes)}q", *codes)
 
 
 _Edge: TypeAlias = "Callable[[int], None]"
