@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 import threading
 import weakref
 from _thread import get_ident
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from otel_train.recording import ring_buffer
 from otel_train.recording.ring_buffer import SAMPLED, Ring
 from otel_train.testing import FakeClock
 
@@ -150,3 +153,21 @@ def test_a_ring_that_is_part_of_a_cycle_is_collected() -> None:
     gc.collect()
 
     assert [each for each in gone if each() is not None] == []
+
+
+@pytest.mark.parametrize("both_writers", [True], indirect=True)
+def test_a_hook_goes_on_when_the_module_in_c_is_imported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that reloads modules must not make training raise: the hooks of the session before are still in place."""
+    ring, _ = ring_of(8, [])
+    made = ring_buffer.EXTENSION.hook(
+        "timed",
+        (ring_buffer.for_hooks(ring.edge), lambda **_: "called", ring_buffer.packed(2, 3, 1), "when", None),
+    )
+    assert made(when=True) == "called"
+
+    monkeypatch.delitem(sys.modules, "otel_train._edges")
+    again = importlib.import_module("otel_train._edges")
+    assert made(when=True) == "called"
+
+    assert again.Writer is not ring_buffer.EXTENSION.Writer
+    assert ring.read(8).codes.tolist() == [1, 2, 1, 2]
