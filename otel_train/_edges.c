@@ -283,7 +283,7 @@ static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t cou
     if (records > 0) {
         PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
         PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(5));
-        int trains = grad == NULL ? -1 : training == Py_True || PyObject_IsTrue(training);
+        int trains = grad == NULL ? -1 : training == Py_True ? 1 : PyObject_IsTrue(training);
         Py_XDECREF(training), Py_XDECREF(grad); /* the latter is a bool, and lives on */
         if (trains < 0 || put(edge, words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
         else if (!inside) *open_in = here;

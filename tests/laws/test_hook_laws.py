@@ -150,3 +150,20 @@ def test_a_method_that_the_program_kept_outlives_the_session() -> None:
     with pytest.raises(StopIteration):
         next_batch()
     assert recorder.edges == written
+
+
+@pytest.mark.usefixtures("both_writers")
+def test_an_error_in_the_truth_of_training_is_raised_as_it_is() -> None:
+    """A hook that went on with an error set would make the interpreter raise another one."""
+
+    class Undecided:
+        def __bool__(self) -> bool:
+            raise ValueError("neither")
+
+    model = torch.nn.Linear(1, 1)
+    probe = ModuleProbe(model, "model", cast("Recorder", Listing()))
+    model.__dict__["training"] = Undecided()
+
+    with pytest.raises(ValueError, match="neither"):
+        model(torch.zeros(1))
+    probe.remove()
