@@ -29,7 +29,7 @@ REPORT_EDGES = 4096
 read the rest, some 10 ms for so many."""
 
 LEAST_INTERVAL_S = 0.1
-"""However fast edges come: a report takes the training process half a millisecond."""
+"""However fast edges come: at each report the training thread may wait for the interpreter, half a millisecond or more."""
 
 _RATE_OVER_S = 0.05
 _STATE_EVERY_S = 2.0

@@ -6,11 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import system_clock
+from otel_train.instrumentation.accelerator_discovery import UNTIMED, NoDevices, find_driver
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.compile_events import JaxCompilerProbe
 from otel_train.instrumentation.dataloader import LastBatch
-from otel_train.instrumentation.driver_search import UNTIMED, NoDevices, find_driver
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates

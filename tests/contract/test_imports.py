@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_train.instrumentation.driver_search import find_driver
+from otel_train.instrumentation.accelerator_discovery import find_driver
 
 ROOT = Path(__file__).parents[2]
 

@@ -48,7 +48,7 @@ ELSEWHERE = {
     "resource.py": "/proc",
     "instrumentation/accelerator.py": "/proc",
     "instrumentation/logged_values.py": "an event in shared memory",
-    "instrumentation/driver_search.py": "/sys",
+    "instrumentation/accelerator_discovery.py": "/sys",
     "stack/": "the state of the stack",
     "ui/report.py": "files of the package",
     "ui/server.py": "files of the package",

@@ -1,4 +1,4 @@
-"""Finds out which accelerator this machine has. What is only needed where there is one is imported then."""
+"""Discovers which accelerator this machine has. What is only needed where there is one is imported then."""
 
 from __future__ import annotations
 
