@@ -61,7 +61,7 @@ def _bare(kind: str, work: Callable[[], object] | None, backlogs: int) -> list[i
 
 def _instrumented(plan: Plan, kind: str, work: Callable[[], object] | None, backlogs: int) -> list[int]:
     loop = Loop()
-    instrumented = Instrumented(plan.folder, tuning={"poll_interval_s": 0.01}, export_interval_s=1.0)
+    instrumented = Instrumented(plan.folder, export_interval_s=1.0)
     with instrumented(loop) as session:
         recorder = session._recording.recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
         write_steps(recorder, 100)

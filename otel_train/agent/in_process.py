@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
-from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent
-from otel_train.agent.reports import Reports
+from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent, descriptor_of
+from otel_train.agent.reports import Reports, captures_unasked
 from otel_train.config.settings import CODE
-from otel_train.distributed.store import start_of_job
+from otel_train.distributed.store import find_job, start_of_job
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
@@ -70,8 +70,8 @@ _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 class AgentClient:
     """This rank's side of its agent.
 
-    A service thread reports twice a second, more often while edges come fast, and does what the agent asks for. No other
-    thread of the program ever waits for the agent, except one that calls ``summary()`` or ends the session.
+    A service thread sleeps until the agent asks for something, or until ``Reports.pause_s`` is over. No other thread of the
+    program ever waits for the agent, except one that calls ``summary()`` or ends the session.
 
     Args:
         config: how the run is observed.
@@ -101,25 +101,25 @@ class AgentClient:
         self._main = threading.get_ident()
         self.info = detect(config, environ, process=Process(start=start_of_job))
         self.caches = CacheSizes()
-        self.recording = InstrumentationManager(config, self.info, anchor=anchor, environ=environ)
-        self._reports = Reports(self.recording, self.caches)
+        self.recording = InstrumentationManager(
+            config, self.info, anchor=anchor, environ=environ, job=find_job
+        )
+        self._reports = Reports(self.recording, self.caches, config, self.info.world_size)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Response | None] = {}
         self._answered = threading.Condition(free_in_forks(threading.Lock()))
         self._opened: Opened | None = None
-        self._is_up = threading.Event()
-        self._is_open = threading.Event()
+        self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
-        self._ending = self._interrupted = self._found = False
+        self._ending = self._interrupted = self._found = self._asked_for_report = False
         self._number = self._starts = self._signals = self._agent = 0
         self._listener: Any = None
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
-        self._setting_up = threading.Lock()
+        self._setting_up, self._flops_guard = threading.Lock(), Guard("flops")
         self._providers: Any = None
-        self._flops_guard = Guard("flops")
         self._refusal = ""
         self.here: AgentThread | None = None
         try:
@@ -224,6 +224,7 @@ class AgentClient:
     def _heard(self, number: int, frame: object) -> None:
         del number, frame
         self._signals += 1
+        self.recording.recorder.changed()
 
     def _listen_no_more(self) -> None:
         here = threading.current_thread() is threading.main_thread()
@@ -302,10 +303,11 @@ class AgentClient:
         capturing = self._captures()
         if capturing is None:
             return "captures are off, or there is no run directory to write to"
-        if self._training.state.rule is None:  # whether it trains, and how, may be known by now
+        if not self._reports.follows or self._training.state.rule is None:  # what is known may be old
             with self._accounted():
                 pass
         refusal: str = capturing.ask(request)
+        self.recording.recorder.changed()
         return refusal
 
     def summary(self, state: str) -> dict[str, Any]:
@@ -385,7 +387,7 @@ class AgentClient:
         if self.here is not None:
             link.send(self._hello())
             return
-        process = _descriptor_of(os.getpid())
+        process = descriptor_of(os.getpid())
         given = (self.recording.memory.descriptor, process)
         try:
             link.send(self._hello(), tuple(descriptor for descriptor in given if descriptor >= 0))
@@ -396,15 +398,18 @@ class AgentClient:
     def _serve_one(self) -> None:
         """Report, and do what the agent asks for, until it is gone or the session is over."""
         interval_s = self._config.tuned().poll_interval_s
-        due_s = time.monotonic() + interval_s
+        turned_s = time.monotonic()
         while not self._over:
             now_s = time.monotonic()
-            if now_s >= due_s:
+            pause_s = interval_s if self._capture_is_asked() else self._reports.pause_s(interval_s)
+            if now_s >= turned_s + pause_s or self._asked_for_report:
+                turned_s = now_s
                 if self._is_open.is_set():  # before, the agent takes nothing
+                    self._asked_for_report = False
                     self._report()
                     self._take_turn()
-                due_s = now_s + self._reports.interval_s(interval_s)
-            if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
+                    continue
+            if self._link.fileno() in self._link.wait(turned_s + pause_s - now_s):
                 try:
                     self._take(self._link.receive())
                 except EOFError:
@@ -481,8 +486,9 @@ class AgentClient:
         self._opened = opened
         self.info = opened.info
         self._reports.may_log = opened.info.rank == 0 and may_log(self._config)
-        # After Ctrl-C the interpreter ends by that signal, unless modules that make classes are imported meanwhile.
-        if not self._interrupted:
+        if (
+            not self._interrupted
+        ):  # after Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile
             with Guard("trackers"):
                 if log_now(self._config):
                     self._make_trackers()
@@ -515,6 +521,10 @@ class AgentClient:
         self._agent = pid
         self._is_up.set()
 
+    def _do_report(self) -> None:
+        """Something is new here. It follows once nothing else waits to be done."""
+        self._asked_for_report = True
+
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
 
@@ -530,14 +540,14 @@ class AgentClient:
         self._training.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        capturing = self._captures()
+        capturing = self._captures_now()
         if capturing is None:
             return 404, {"error": "captures are off"}
         answer: tuple[int, object] = capturing.endpoint.post(body)
         return answer
 
     def _do_alert(self, name: str) -> str:
-        capturing = self._captures()
+        capturing = self._captures_now()
         if capturing is None:
             return "captures are off"
         refusal: str = capturing.endpoint.ask_by_alert(name)
@@ -549,7 +559,7 @@ class AgentClient:
     def _do_exchange(self, which: dict[str, Any]) -> None:
         from otel_train.distributed.store import Exchange, connect
 
-        self._reports.exchange = Exchange(connect, **which)
+        self._reports.exchange = Exchange(connect, arrived=self.recording.recorder.changed, **which)
 
     def _do_exchange_request(self, request: Any) -> None:
         if self._reports.exchange is not None:
@@ -613,6 +623,14 @@ class AgentClient:
                     self._capturing.give_way_to(self._reports.flops)
         return self._capturing
 
+    def _captures_now(self) -> Any:
+        """The same, knowing how the loop goes now: the agent does not say that all the time."""
+        capturing = self._captures()
+        if capturing is not None and not self._reports.follows:
+            with self._accounted():
+                pass
+        return capturing
+
     def _make_flops(self) -> None:
         if self._counts_flops and self._reports.flops is None:
             from otel_train.profiler.flops import FlopCount
@@ -627,9 +645,10 @@ class AgentClient:
 
     def _capture_is_asked(self) -> bool:
         """Whether a signal, a file or a device that ran out of memory asks for what captures."""
-        if self._capturing is not None or self._config.profiler == "off":
+        if self._config.profiler == "off":
             return False
-        return bool(self._signals or self._requests.left is not None or self.recording.devices.ooms())
+        asked = self._signals or self._requests.left is not None
+        return bool(asked or (self._capturing is None and self.recording.devices.ooms()))
 
     def _take_turn(self) -> None:
         """Do what is due for trackers and captures."""
@@ -641,12 +660,14 @@ class AgentClient:
             with self._flops_guard, self._reporting:
                 flops.turn(free=self._capturing is None or not self._capturing.unfinished)
         with Guard("captures"):
-            capturing = self._captures() if self._capture_is_asked() else self._capturing
+            capturing = self._captures_now() if self._capture_is_asked() else self._capturing
             if capturing is not None:
                 with self._reporting:
                     if self._signals:
                         self._signals = 0
                         capturing.endpoint.signalled()
+                    if capturing.wanted or self._requests.left is not None:  # before a step is captured
+                        self.recording.recorder.changed()
                     capturing.turn(_nothing)
 
     def _end(self, state: str, timeout_s: float, began_s: float) -> None:
@@ -676,6 +697,7 @@ class AgentClient:
     def _trackers(self) -> Any:
         self._open()
         self._make_trackers()
+        self.recording.recorder.changed()
         return self._reports.trackers
 
     def _hand_over(self) -> bool:
@@ -702,7 +724,10 @@ class AgentClient:
             state = self._ask("account")
             if state is not None:
                 self._training.state = state
-            yield
+            try:
+                yield
+            finally:  # a capture may have begun
+                self.recording.recorder.changed()
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -849,28 +874,12 @@ class _RemoteTraining:
         """It is in every state that is reported."""
 
 
-def captures_unasked(config: Config) -> bool:
-    """Whether captures are made that nothing asks for while the program runs: by schedule, and of slow steps."""
-    return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
-
-
 def ends_its_container() -> bool:
     """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
     try:
         return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
     except OSError:
         return True
-
-
-def _descriptor_of(pid: int) -> int:
-    """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
-
-    -1 where this system has none: then the end of the connection is the end of the process.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
 
 
 def _nothing() -> None:

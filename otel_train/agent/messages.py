@@ -134,6 +134,7 @@ class State:
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
         needs_step_numbers: a capture waits for step numbers, which the agent knows after it has accounted the events.
+        follows: it must know its ``LoopProgress`` all the time.
         untimed: kinds of devices that models are on and whose time is not taken; why.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
         uncounted: why they are not counted, where that was asked for.
@@ -157,6 +158,7 @@ class State:
     listened: bool = False
     captured_ns: tuple[int, int] = (0, 0)
     needs_step_numbers: bool = False
+    follows: bool = False
     untimed: Mapping[str, str] = field(default_factory=dict)
     step_flops: int = 0
     uncounted: str = ""
@@ -167,6 +169,7 @@ class Report:
     """What a rank has seen since its last report, beside its edges.
 
     Attributes:
+        changes: number of the last change when this was made; see ``Recorder.changed``.
         positions: by ring, edges written before anything else here was read.
         device_steps: steps in which a device was in use, and how many of them were timed.
         outcomes: of updates under a gradient scaler.
@@ -182,6 +185,7 @@ class Report:
         state: what is known now; None where it is not new.
     """
 
+    changes: int
     positions: tuple[tuple[int, int], ...]
     device_steps: tuple[int, int]
     outcomes: Outcomes | None

@@ -296,3 +296,14 @@ class ProcessActivity:
         except (OSError, ValueError):  # the process, or one of its threads, is gone
             return spent_ns
         return spent_ns
+
+
+def descriptor_of(pid: int) -> int:
+    """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
+
+    -1 where this system has none: then the end of the connection is the end of the process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 STALE_S = 3.0
-"""A rank that reports nothing and records nothing for so long hangs, with the interpreter lock held: its last edges are
-read all the same."""
+"""A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
+edges are read all the same."""
 
 SILENT_S = 30.0
 """As long may reports stay away while edges come: the thread that reports waits for an import, say."""
@@ -118,6 +118,7 @@ class RankConnection:
             self._launcher.opened(os.getpid())
             self.exporters.terminal = (hello.page, lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings)
+        self._remote.ask = lambda: self._tell("report")
         self._requests = RequestFolder(
             self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token
         )
@@ -134,7 +135,7 @@ class RankConnection:
         )  # fmt: skip
         self.service.connect(hello.environ)
         self.loop = self.service.loop
-        self._reported_s = self._moved_s = time.monotonic()
+        self._moved_s = time.monotonic()
         self._written = 0
         self._worker = daemon_thread(self._answer_all, "otel-train-asks")
 
@@ -182,7 +183,8 @@ class RankConnection:
         now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
         if written != self._written:
             self._written, self._moved_s = written, now_s
-        silent_s = now_s - self._reported_s
+        asked_s = self._remote.asked_s
+        silent_s = now_s - asked_s if asked_s else 0.0
         return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
 
     def terminate(self) -> None:
@@ -191,7 +193,6 @@ class RankConnection:
 
     def _take(self, message: object) -> None:
         if isinstance(message, Report):
-            self._reported_s = time.monotonic()
             self._remote.take_in(message)
             self.loop.wake()
         elif isinstance(message, Request):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +55,10 @@ class RemoteRecording:
 
     Args:
         rings: of the rank.
+
+    Attributes:
+        ask: asks the rank for a report.
+        asked_s: when that was, seconds of the monotonic clock; 0 once the report has come.
     """
 
     def __init__(self, rings: SharedRings) -> None:
@@ -69,9 +75,27 @@ class RemoteRecording:
         self.stages = SimpleNamespace(reports=0)
         self.probes = _Probes()
         self._compiles: deque[Compile] = deque()
+        self.ask: Callable[[], None] = _nothing
+        self.asked_s = 0.0
+        self._asking = threading.Lock()
+
+    def advance(self) -> None:
+        """Let the export loop read what is there now. Where the rank has to report first, ask it for that."""
+        if (
+            self.state.follows
+        ):  # it reports by itself; whether a step was captured is known with the report behind it
+            return
+        self.recorder.advance()
+        if not self.recorder.covered:
+            with self._asking:
+                if self.asked_s:
+                    return
+                self.asked_s = time.monotonic()
+            self.ask()
 
     def take_in(self, report: Report) -> None:
         """A report of the rank has come."""
+        self.asked_s = 0.0
         if report.state is not None:
             self.state = report.state
             self.probes.know(report.state)
@@ -93,7 +117,7 @@ class RemoteRecording:
         if report.records is not None:
             self.records.append(report.records)
         self.exchange = report.exchange
-        self.recorder.limit(report.positions)
+        self.recorder.limit(report.positions, report.changes)
 
     def take_in_unreported(self) -> None:
         """The rank is gone: take in what it had not reported."""
@@ -379,6 +403,8 @@ class RemoteCaptures:
             self._asked = asked
             if asked is not None:
                 self._send("request", asked)
+        if not self._remote.state.follows and asked is None:
+            return
         loop = self._loop()
         if loop != self._sent_progress:
             self._sent_progress = loop

@@ -16,6 +16,7 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.config import Config
     from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
     from otel_train.profiler.setup import Capturing
     from otel_train.trackers.manager import Trackers
 
-REPORT_EDGES = 4096
-"""A report follows after so many edges: the agent reads what was reported, and the end of the program waits until it has
-read the rest, some 10 ms for so many."""
+IDLE_INTERVALS = 60
+"""A rank that gets no request for a report makes one after so many intervals: something may be new that nothing announces, such
+as a fault of a hook. Each time a thread of Python wakes, the training thread waits for the interpreter."""
 
-LEAST_INTERVAL_S = 0.1
-"""However fast edges come: at each report the training thread may wait for the interpreter, half a millisecond or more."""
-
-_RATE_OVER_S = 0.05
 _STATE_EVERY_S = 2.0
 _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
@@ -43,6 +40,8 @@ class Reports:
     Args:
         recording: what writes.
         caches: of the program's own.
+        config: settings.
+        ranks: of the job, as the launcher says.
 
     Attributes:
         trackers: what is logged to, once there is any.
@@ -52,7 +51,15 @@ class Reports:
         flops: counts one step, where that is asked for.
     """
 
-    def __init__(self, recording: InstrumentationManager, caches: CacheSizes) -> None:
+    def __init__(
+        self,
+        recording: InstrumentationManager,
+        caches: CacheSizes,
+        config: Config,
+        ranks: int = 1,
+    ) -> None:
+        self._ranks = ranks
+        self._captures_unasked = captures_unasked(config)
         self.trackers: Trackers | None = None
         self.may_log = False
         self.capturing: Capturing | None = None
@@ -70,8 +77,8 @@ class Reports:
         self._last_instrumented: tuple[Any, ...] = ()
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
-        self._counted = time.monotonic(), 0  # when, and edges written by then
-        self._edges_per_s = 0.0
+        self._changes = self._state_changes = -1
+        self._reported_follows = False
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
         self._hardware: dict[str, str] = {}
@@ -85,20 +92,24 @@ class Reports:
         """
         recording = self._recording
         # How far the rings are is read first: what these edges need is in what is read after.
-        positions = self._positions()
+        self._changes = changes = recording.recorder.changes
+        positions = recording.recorder.positions()
         hurry = self.capturing is not None and self.capturing.needs_step_numbers
         job = self._do("ranks", find_job, None)
-        instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, job
+        instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
         fresh = fresh or instrumented != self._last_instrumented
         self._last_instrumented = instrumented
         exits: list[tuple[str, WorkerExit]] = []
         with_state = self._is_due("state", _STATE_EVERY_S) or fresh
         if with_state:
             exits = self._do("loader workers", self._look_at_workers, [])
+            self._state_changes = changes
+            self._reported_follows = self.follows
         self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
         exchange = self.exchange
         report = Report(
+            changes=changes,
             positions=positions,
             device_steps=recording.devices.take_steps(),
             outcomes=self._do("gradient scaler", scaled.take, None),
@@ -119,21 +130,28 @@ class Reports:
         self._do("compiled models", follow, None)
         return report
 
-    def interval_s(self, most_s: float) -> float:
-        """Seconds until the next report: less than ``most_s`` while edges come fast."""
-        if self._edges_per_s * most_s <= REPORT_EDGES:
-            return most_s
-        return min(most_s, max(LEAST_INTERVAL_S, REPORT_EDGES / self._edges_per_s))
+    @property
+    def follows(self) -> bool:
+        """Whether captures are made that depend on how the loop goes, or the FLOP of a step are still to be counted."""
+        flops = self.flops
+        counts = flops is not None and not (flops.flops or flops.refusal)
+        return counts or (self.capturing is not None and (self._captures_unasked or self.capturing.wanted))
 
-    def _positions(self) -> tuple[tuple[int, int], ...]:
-        threads = list(self._recording.recorder.threads)
-        positions = tuple((thread.slot, thread.ring.written) for thread in threads if thread.slot >= 0)
-        (then_s, before), now_s = self._counted, time.monotonic()
-        if now_s - then_s >= _RATE_OVER_S:
-            written = sum(position for _, position in positions)
-            self._counted = now_s, written
-            self._edges_per_s = (written - before) / (now_s - then_s)
-        return positions
+    def pause_s(self, interval_s: float) -> float:
+        """Seconds from one report to the next, where the agent asks for none.
+
+        Args:
+            interval_s: as long where something is new all the time, which nothing announces.
+        """
+        polled = self._recording.polled or self.trackers is not None or self.follows or self._awaits_job()
+        if polled or self.follows != self._reported_follows:
+            return interval_s
+        if self._state_changes != self._changes:  # the last report was without the state
+            return min(_STATE_EVERY_S, IDLE_INTERVALS * interval_s)
+        return IDLE_INTERVALS * interval_s
+
+    def _awaits_job(self) -> bool:
+        return self._ranks > 1 and self._last_instrumented[-1:] in ((), (None,))
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
         guard = self._guards[part]
@@ -209,6 +227,7 @@ class Reports:
                 each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)
             ),
             needs_step_numbers=capturing is not None and capturing.needs_step_numbers,
+            follows=self.follows,
             untimed=self._do("devices", recording.untimed, {}),
             step_flops=self.flops.flops if self.flops is not None else 0,
             uncounted=self.flops.refusal if self.flops is not None else "",
@@ -243,6 +262,11 @@ class Reports:
         if self.trackers is not None:
             by_part["trackers"] = self.trackers.faults()
         return by_part
+
+
+def captures_unasked(config: Config) -> bool:
+    """Whether captures are made that nothing asks for while the program runs: by schedule, and of slow steps."""
+    return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
 
 
 def _loader_report(probe: Any) -> LoaderReport:  # Any: a LoaderProbe

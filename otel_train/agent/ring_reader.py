@@ -106,6 +106,7 @@ class SharedRings:
         self.guard = Guard("flight file")
         self.device_ring = DeviceRingReader(self._layout.device_ring(self._map))
         self._limited = True
+        self._reported_changes = -1
         self._sources: list[Instrumented] = []
         self.main = self._find()[0]
 
@@ -137,12 +138,31 @@ class SharedRings:
                 self._names = text
                 return
 
-    def limit(self, positions: Iterable[tuple[int, int]] | None) -> None:
-        """Let the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there."""
+    def limit(self, positions: Iterable[tuple[int, int]] | None, changes: int = 0) -> None:
+        """Let the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there.
+
+        Args:
+            positions: edges written before the rank made a report.
+            changes: what ``FlightMemory.changes_word`` was before that.
+        """
         self._limited = positions is not None
+        self._reported_changes = changes
         upto = None if positions is None else dict(positions)
         for slot, thread in self._find().items():
-            thread.ring.limit = _UNLIMITED if upto is None else upto.get(slot, thread.ring.limit)
+            thread.ring.limit = _UNLIMITED if upto is None else max(thread.ring.limit, upto.get(slot, 0))
+
+    @property
+    def covered(self) -> bool:
+        """Whether the last report of the rank tells what all edges mean that are there now."""
+        return not self._limited or self._layout.changes(self._map) == self._reported_changes
+
+    def advance(self) -> None:
+        """Let the export loop read what is there now, unless the rank has to report first."""
+        written = {slot: thread.ring.written for slot, thread in self._find().items()}
+        if self._limited and self.covered:  # looked at last: it changes before an edge that it is needed for
+            for slot, edges in written.items():
+                ring = self._threads[slot].ring
+                ring.limit = max(ring.limit, edges)
 
     def release(self, thread: SharedThread) -> None:
         """Give back the ring of a thread that is over and has been read to its end."""

@@ -46,7 +46,15 @@ READ_INTERVAL_S = 2.0
 """Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
 
 READ_EDGES = 2048
-"""Edges of one thread that are accounted as soon as they are reported: the end of the program waits for what is left."""
+"""Edges of one thread that are accounted as soon as they are seen: the end of the program waits for what is left."""
+
+AHEAD_EDGES = 4096
+"""The rings are looked at again after so many edges: accounting them takes some 10 ms."""
+
+LEAST_PAUSE_S = 0.1
+"""However fast edges come."""
+
+_RATE_OVER_S = 0.05
 
 MAX_GIL_HOLD_NS = 150_000
 GIL_RELEASE_S = 50e-6
@@ -111,6 +119,8 @@ class ExportLoop:
         self.tasks: list[PeriodicTask] = []
         self.early_tasks: list[PeriodicTask] = []
         """Done once it is known how far to read, before anything is read."""
+        self.advance: Callable[[], None] = _nothing
+        """Finds out how far the rings may be read."""
         self.between: Callable[[], float | None] = lambda: None
         """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
         self.edges = 0
@@ -125,6 +135,8 @@ class ExportLoop:
         self._every_s = every_s
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
+        self._counted = time.monotonic(), 0  # when, and edges written by then
+        self._edges_per_s = 0.0
         self._stop = threading.Event()
         self._woken = threading.Event()
         self._thread = daemon_thread(self._loop, "otel-train-export")
@@ -189,6 +201,7 @@ class ExportLoop:
 
     def read_rings(self) -> None:
         """Read every ring up to now and account its edges."""
+        self.advance()
         now_ns = self._clock()
         threads = list(self._recorder.threads)
         ended = [thread for thread in threads if thread.ended]
@@ -279,15 +292,27 @@ class ExportLoop:
         left_s: float = self._every_s
         while left_s > 0:
             again_s = self.between()
-            woken = self._woken.wait(left_s if again_s is None else min(left_s, again_s))
+            woken = self._woken.wait(min(left_s, self._pause_s(), *(() if again_s is None else (again_s,))))
             self._woken.clear()  # first: `stop` sets the other, then this one
             if self._stop.is_set():
                 return True
-            if woken:
+            self.advance()
+            if woken or self._is_full():
                 with self.lock, self.guard:
                     self.read_rings()
             left_s = until_s - time.monotonic()
         return self._stop.is_set()
+
+    def _pause_s(self) -> float:
+        """Seconds until the rings are looked at again: less than a turn while edges come fast."""
+        (then_s, before), now_s = self._counted, time.monotonic()
+        if now_s - then_s >= _RATE_OVER_S:
+            written = sum(thread.ring.written for thread in self._recorder.threads)
+            self._counted = now_s, written
+            self._edges_per_s = (written - before) / (now_s - then_s)
+        if self._edges_per_s * self._every_s <= AHEAD_EDGES:
+            return self._every_s
+        return max(LEAST_PAUSE_S, AHEAD_EDGES / self._edges_per_s)
 
     def _loop(self) -> None:
         while not self._rested() and not self.guard.closed:
@@ -421,6 +446,7 @@ class AgentService:
         self.loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.tuned().poll_interval_s,
         )  # fmt: skip
+        self.loop.advance = recording.advance
         self.loop.early_tasks += before_reading(recording, run, watch=self._watch, signals=self._signals)
         self._documents = SummaryDocuments(
             run, info, loop=self.loop, exporters=self._exporters, health=health, ranks=self._ranks,

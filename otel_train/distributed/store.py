@@ -65,15 +65,23 @@ class Exchange:
         prefix: prefix of every key.
         rank: rank of this process.
         world_size: number of ranks in the job.
+        arrived: called after reports have been fetched.
 
     Attributes:
         guard: contains faults; after three the exchange stops.
     """
 
     def __init__(
-        self, connect: Callable[[], Store | None], *, prefix: str, rank: int, world_size: int
+        self,
+        connect: Callable[[], Store | None],
+        *,
+        prefix: str,
+        rank: int,
+        world_size: int,
+        arrived: Callable[[], None] = lambda: None,
     ) -> None:
         self.guard = Guard("rank digest")
+        self._arrived = arrived
         self._connect = connect
         self._prefix = prefix
         self._rank = rank
@@ -119,6 +127,7 @@ class Exchange:
             by_key = {self._key(rank): rank for rank in request.wanted}
             found = self._store.read(by_key)
             self._found = {by_key[key]: text for key, text in found.items()}
+            self._arrived()
         if self._world_size > MOST_HELD:
             self._store = None
 

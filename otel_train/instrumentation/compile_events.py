@@ -34,10 +34,14 @@ class CompilerProbe:
     Args:
         clock: monotonic nanoseconds.
         find: returns TorchDynamo's callback registry once the program has imported it.
+        changed: called after a compilation.
     """
 
-    def __init__(self, clock: Clock, find: Callable[[], Any] = _handler) -> None:
+    def __init__(
+        self, clock: Clock, find: Callable[[], Any] = _handler, changed: Callable[[], None] = lambda: None
+    ) -> None:
         self._clock = clock
+        self._changed = changed
         self._find = find
         self._guard = Guard("torch compiler")
         self._begun_ns = 0
@@ -77,6 +81,7 @@ class CompilerProbe:
                 self._open -= 1
                 if not self._open:
                     self._done.append(Compile(self._begun_ns, self._clock(), _compiled_before(*about)))
+                    self._changed()
 
 
 def _compiled_before(about: Any = None) -> bool | None:
@@ -187,10 +192,14 @@ class JaxCompilerProbe:
     Args:
         clock: monotonic nanoseconds.
         find: returns JAX's monitoring module once the program has imported it.
+        changed: called after a compilation.
     """
 
-    def __init__(self, clock: Clock, find: Callable[[], Any] = events) -> None:
+    def __init__(
+        self, clock: Clock, find: Callable[[], Any] = events, changed: Callable[[], None] = lambda: None
+    ) -> None:
         self._clock = clock
+        self._changed = changed
         self._find = find
         self._monitoring: Any = None
         self._guard = Guard("JAX compiler")
@@ -232,6 +241,7 @@ class JaxCompilerProbe:
             if call is not None:
                 again, call.compiling = call.compiled, True
             self._done.append(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))
+            self._changed()
 
 
 class _Parts(threading.local):

@@ -249,6 +249,7 @@ class LoaderProbe:
         self.weights = BatchBytes()
         self.pools: list[WorkerPool] = []
         self.edge = recorder.edge
+        self.changed = recorder.changed
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
@@ -270,6 +271,11 @@ class LoaderProbe:
         self.given = True
         self.awaited = False
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def polled(self) -> bool:
+        """Whether there is something that no edge tells and that is new all the time: tokens, workers."""
+        return self._tokens is not None or bool(self.pools)
 
     @property
     def running(self) -> bool:
@@ -322,6 +328,7 @@ class LoaderProbe:
         if not isinstance(error, Exception):
             return self.fail
         self.failures[type(error).__name__] += 1
+        self.changed()
         return self.fail | Ending.ERROR << PAYLOAD_SHIFT
 
     def weigh_next(self) -> None:
@@ -430,6 +437,7 @@ class DataLoaderPatch:
             pool = WorkerPool(iterator, None if hasattr(iterator, "_workers") else workers)
             iterator.__dict__[POOL] = pool
             probe.pools.append(pool)
+            probe.changed()
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()

@@ -50,11 +50,18 @@ class ValueQueue:
     Args:
         clock: monotonic nanoseconds.
         pending: keeps numbers and events for the agent until they have been reported; tensors wait here alone.
+        changed: called after something has been added.
     """
 
-    def __init__(self, clock: Clock, pending: PendingEntries | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        pending: PendingEntries | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.dropped = 0
         self.refused = 0
+        self._changed = changed
         self._clock = clock
         self._held: deque[tuple[int, Value | UserEvent]] = deque(maxlen=MAX_HELD)
         self._pending = pending or PendingEntries()
@@ -82,6 +89,7 @@ class ValueQueue:
             except Exception:  # noqa: BLE001 - an error of the user's object must not reach the training loop
                 kept = None  # refused and counted by the reader
             self._hold(Value(now, name, kept), kind, number, name)
+        self._changed()
 
     def event(self, name: str, attributes: Mapping[str, Any], at_ns: int = 0) -> None:
         """Adds an event at ``at_ns``, or now.
@@ -98,6 +106,7 @@ class ValueQueue:
         except Exception:  # noqa: BLE001 - attributes of other types become text in the report
             kind, plain = _NOT_KEPT, ""
         self._hold(UserEvent(at_ns or self._clock(), name, attributes), kind, 0.0, plain)
+        self._changed()
 
     def drain(self) -> Iterator[Value | UserEvent]:
         """Removes and yields all entries, oldest first."""

@@ -23,7 +23,7 @@ from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Compile
@@ -41,6 +41,7 @@ class InstrumentationManager:
         info: identity of this rank.
         anchor: one instant on both clocks.
         environ: the process environment.
+        job: rank and world size of the process group, once there is one.
 
     Attributes:
         recorder: ring buffers and sources.
@@ -63,7 +64,9 @@ class InstrumentationManager:
         *,
         anchor: Anchor,
         environ: Mapping[str, str],
+        job: Callable[[], object] = lambda: None,
     ) -> None:
+        self._job = job
         self.memory = FlightMemory(config.flight_recorder_events, anchor, shared=True)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
         self.recorder.identify(
@@ -80,12 +83,14 @@ class InstrumentationManager:
         self._driver = driver
         self._wants_times = config.cuda_timing != "off"
         self.devices, self.transfers = _device_probes(self.recorder, driver, config.cuda_timing)
-        self.scaled = ScaledUpdates(driver)
+        changed = self.recorder.changed
+        self.scaled = ScaledUpdates(driver, changed)
         values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
         self.recorder.when_silenced += [values.let_go, operations.let_go]
-        self.values = ValueQueue(system_clock, values)
-        self.probes = Probes(self.recorder, compiled=self.follow_compiler)
-        self._jax = JaxCompilerProbe(system_clock)
+        self.values = ValueQueue(system_clock, values, changed)
+        self.probes = Probes(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
+        self._surroundings: tuple[int, object] = (len(sys.modules), None)
+        self._jax = JaxCompilerProbe(system_clock, changed=changed)
         self.stages = StageRecorder(self.recorder, self._jax.listen)
         self.timers = Timers(self.recorder, system_clock, operations)
         self.hooks = StageCallbacks(self.recorder)
@@ -127,6 +132,18 @@ class InstrumentationManager:
         self._jax.listen()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
+
+    @property
+    def polled(self) -> bool:
+        """Whether there is something here that nothing announces: devices, workers, counts of tokens."""
+        return self._driver is not None or any(probe.polled for probe in list(self.probes.loaders.values()))
+
+    def _look_around(self) -> None:
+        """A pass begins: trackers and compilers may have been imported since the last one, or a process group made."""
+        surroundings = len(sys.modules), self._job()
+        if surroundings != self._surroundings:
+            self._surroundings = surroundings
+            self.recorder.changed()
 
     def untimed(self) -> dict[str, str]:
         """Returns device types of models whose time is not measured although it is not switched off, with the reason."""

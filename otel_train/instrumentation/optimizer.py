@@ -30,9 +30,11 @@ class ScaledUpdates:
 
     Args:
         driver: fetches from its devices; None where there is none.
+        changed: called where there is something to read.
     """
 
-    def __init__(self, driver: DeviceDriver | None) -> None:
+    def __init__(self, driver: DeviceDriver | None, changed: Callable[[], None] = lambda: None) -> None:
+        self._changed = changed
         self.scale: float | None = None
         """The last loss scale read; one in each poll of the service thread."""
         self._driver = driver
@@ -49,6 +51,7 @@ class ScaledUpdates:
             self._note(scaler, optimizer)
         except Exception as fault:  # noqa: BLE001 - a scaler of another make must not reach training
             self._fault = fault
+            self._changed()
 
     def take(self) -> Outcomes:
         """What has become known since the last call; in order, and nothing behind what is not. Called by the service thread.
@@ -79,10 +82,13 @@ class ScaledUpdates:
         if self._wants_scale:
             self._wants_scale = False
             scale = self._copied(scaler._get_scale_async())  # noqa: SLF001  # get_scale() would wait
-            self._scales += [scale] if scale is not None else []
+            if scale is not None:
+                self._scales.append(scale)
+                self._changed()
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             return
         self._made += 1
+        self._changed()
         found = scaler._found_inf_per_device(optimizer)  # noqa: SLF001  # gone from the optimizer by now
         copies = [self._copied(tensor) for tensor in found.values()]
         whole = [copy for copy in copies if copy is not None]

@@ -56,7 +56,8 @@ class Probes:
 
     Args:
         recorder: takes the events.
-        compiled: called after ``torch.compile`` or ``Module.compile``.
+        compiled: called after ``torch.compile`` or ``Module.compile``, and when a pass begins; None: ``attach_again``.
+        passes: called when a pass begins, at most every ``PARTS_EVERY_S``.
         monotonic_s: seconds of a monotonic clock.
     """
 
@@ -64,10 +65,12 @@ class Probes:
         self,
         recorder: Recorder,
         *,
-        compiled: Callable[[], None] = lambda: None,
+        compiled: Callable[[], None] | None = None,
+        passes: Callable[[], None] = lambda: None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._compiled = compiled
+        self._compiled = compiled or self.attach_again
+        self._passes = passes
         self._monotonic_s = monotonic_s
         self._next_look_s = 0.0
         self._looking = Guard("finding parts of models")
@@ -136,6 +139,7 @@ class Probes:
             taken = {probe.name: probe for probe in self.models}
             probe = ModuleProbe(model, free_name(name, taken), self._recorder, self._open_in)
             self.models.append(probe)
+        self._recorder.changed()
         return probe
 
     def _is_recorded(self, model: Any) -> bool:  # Any: as above
@@ -166,7 +170,8 @@ class Probes:
             return
         self._next_look_s = now_s + PARTS_EVERY_S
         with self._looking:
-            self.attach_again()
+            self._compiled()
+            self._passes()
 
     def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
         """Records ``compiled`` under the name of the recorded ``model``, which the loop may call instead.
@@ -179,6 +184,7 @@ class Probes:
             recorded = probe.model()
             if recorded is not None and is_or_wraps(model, recorded):
                 self.models.append(ModuleProbe(compiled, probe.name, self._recorder, self._open_in))
+                self._recorder.changed()
                 return
 
     def find_models(self, finder: RootFinder | None) -> None:
@@ -225,6 +231,7 @@ class Probes:
             inner = probe.inner()
             if inner is not None:
                 self._by_loader[id(inner)] = probe
+        self._recorder.changed()
         return probe
 
     def _forget_dead(self) -> None:
@@ -431,7 +438,7 @@ class TorchProbes:
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
         self._backward = BackwardProbe(recorder)
         self._optimizers = OptimizerProbe(recorder, scaled)
-        self.compiler = CompilerProbe(clock)
+        self.compiler = CompilerProbe(clock, changed=recorder.changed)
         self._edge = recorder.edge
         self._stepped_aside = False
         self.step_aside_for_compiler()

@@ -83,6 +83,7 @@ class StageRecorder:
         number = self.reports + 1
         self.edge(code(Op.REPORT, self._report, payload=number))
         self.reports = number
+        self._recorder.changed()
 
     def token(self) -> int:
         """Returns a number for one suspendable call."""

@@ -69,6 +69,7 @@ class Timers:
         self._recorder = recorder
         self._clock = clock
         self._sources: dict[str, int] = {}
+        self._changed = recorder.changed
         self._ended: deque[tuple[int, int, int, int]] = deque(maxlen=MOST_WAITING)
         self._pending = pending or PendingEntries()
         self._taken = 0
@@ -107,6 +108,7 @@ class Timers:
                     self.dropped += 1
                 operation = token.source, token.begun_ns, now_ns
                 self._ended.append((*operation, self._pending.add(_OPERATION, *operation)))
+                self._changed()
             token.begun_ns = 0
         elif token.timers is not None:
             again = token.timers is self

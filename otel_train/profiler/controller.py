@@ -192,6 +192,11 @@ class CaptureController:
         )
 
     @property
+    def asked(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._queued)
+
+    @property
     def busy(self) -> bool:
         """Whether a capture is armed, runs, or waits to be written, or another function diverts the events."""
         return self.scheduler.phase is not CapturePhase.IDLE or self._recorded is not None or self.others()

@@ -188,6 +188,11 @@ class Capturing:
         """Whether a recording is under way, or not yet written and reported."""
         return self._controller is not None and (self._controller.busy or not self._controller.finished)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a request waits, or a recording is unfinished."""
+        return self.unfinished or (self._controller is not None and self._controller.asked)
+
     def show_block(self) -> None:
         """Prints captures as the block ``[Profiler]``."""
         if self._console is not None:

@@ -13,6 +13,7 @@ from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.recording.pending_entries import PENDING_BYTES
 from otel_train.recording.shared_memory import (
+    CHANGES_OFFSET,
     ENTRY,
     ENTRY_BYTES,
     FREE,
@@ -92,6 +93,10 @@ class SharedLayout(NamedTuple):
     def signal(self, memory: Any) -> int:  # Any: a buffer
         """The signal that came to end the process; 0 for none."""
         return int.from_bytes(memory[HEADER.size : HEADER.size + WORD], "little")
+
+    def changes(self, memory: Any) -> int:  # Any: a buffer
+        """See ``FlightMemory.changes_word``."""
+        return int.from_bytes(memory[CHANGES_OFFSET : CHANGES_OFFSET + WORD], "little")
 
     def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
         """Of every ring that is or was used: its number, and words written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -88,6 +89,8 @@ class Recorder:
         self._numbers: dict[Instrumented, int] = {}
         self._pid = os.getpid()
         self._closed = False
+        self._changes = memory.changes_word
+        self._change_numbers = itertools.count(1)
         self._full = False
         self.main = self._add_ring(threading.current_thread().name, slot=0)
         self._announce(self.main)
@@ -107,7 +110,26 @@ class Recorder:
             self.sources.append(source)
             self._numbers[source] = len(self.sources) - 1
             self._write_names()
-            return len(self.sources) - 1
+            number = len(self.sources) - 1
+        self.changed()
+        return number
+
+    def changed(self) -> None:
+        """There is something that the agent learns from a report alone. It asks for one before it reads later edges.
+
+        One store: any thread may call it, also in a signal handler. What it announces must have been stored before.
+        """
+        if not self._closed:
+            self._changes[0] = next(self._change_numbers)
+
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """Edges written, by ring in the flight memory."""
+        return tuple((thread.slot, thread.ring.written) for thread in list(self.threads) if thread.slot >= 0)
+
+    @property
+    def changes(self) -> int:
+        """Number of the last change."""
+        return 0 if self._closed else self._changes[0]
 
     def _say_full(self, source: Instrumented) -> None:
         if not self._full:
@@ -177,6 +199,7 @@ class Recorder:
 
     def let_go(self) -> None:
         """Hold the rings' memory no longer: after the last turn."""
+        self._changes = memoryview(bytearray(8)).cast("q")
         for thread in self.threads:
             thread.ring.let_go()
 

@@ -4,7 +4,8 @@ The same bytes are the file ``flight.bin``, which ``flight_recorder`` reads.
 
 Layout (little-endian, offsets in bytes):
 
-    0        header     magic, then int64 fields (``Header``), then the signal that came to end the process
+    0        header     magic, then int64 fields (``Header``), then the signal that came to end the process, then a number
+                        that changes when there is something to report
     4096     directory  one 128-byte entry per ring (``ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -39,6 +40,7 @@ SIDE_RINGS = 15
 
 HEADER = struct.Struct("<8s9q")
 TURN_OFFSET = HEADER.size - 8
+CHANGES_OFFSET = HEADER.size + 8
 ENTRY = struct.Struct("<5q80sq")
 ENTRY_BYTES = 128
 PROGRESS_OFFSET = 24
@@ -129,6 +131,11 @@ class FlightMemory:
     def signal_word(self) -> memoryview:
         """Where the number of a signal goes that came to end the process."""
         return words(self._view[HEADER.size : HEADER.size + WORD])
+
+    @property
+    def changes_word(self) -> memoryview:
+        """Where it is counted what an agent has to ask the rank for; see ``Recorder.changed``."""
+        return words(self._view[CHANGES_OFFSET : CHANGES_OFFSET + WORD])
 
     @property
     def device_ring(self) -> memoryview:

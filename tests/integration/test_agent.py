@@ -532,7 +532,8 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
         expected = dict.fromkeys("012", 100.0)
         until(lambda: page(url) == expected, "all ranks are on the page")
         until(lambda: len(ranks_of(receiver)) == 3, "all ranks have sent")
-        assert receiver.open_connections <= 2  # a second one while two requests are under way
+        # While several requests are under way each has one; one is kept.
+        until(lambda: receiver.open_connections <= 1, "surplus connections are closed")
 
         begun[0].communicate("\n", timeout=60)
         until(lambda: page(url) == dict.fromkeys("12", 100.0), "the rank that has ended has left the page")

@@ -39,6 +39,9 @@ class Listing:
         self.sources.append((kind, name))
         return len(self.sources) - 1
 
+    def changed(self) -> None:
+        """Nothing reads it."""
+
 
 class Net(torch.nn.Module):
     """A root with a part, which raises what it is given."""

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.agent.reports import LEAST_INTERVAL_S, REPORT_EDGES, Reports
+from otel_train.agent.remote import RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.agent.service import READ_EDGES, ExportLoop, PeriodicTask
+from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
-from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -162,24 +161,69 @@ def test_many_edges_are_accounted_when_they_are_reported(edges: int, read: int) 
 
 
 @pytest.mark.parametrize(
-    ("edges", "interval_s"),
-    [(0, 0.5), (REPORT_EDGES, 0.5), (REPORT_EDGES * 5, 0.2), (REPORT_EDGES * 50, LEAST_INTERVAL_S)],
+    ("edges", "pause_s"),
+    [(0, 0.5), (AHEAD_EDGES, 0.5), (AHEAD_EDGES * 5, 0.2), (AHEAD_EDGES * 50, LEAST_PAUSE_S)],
 )
-def test_a_rank_whose_edges_come_fast_reports_more_often(
-    monkeypatch: pytest.MonkeyPatch, edges: int, interval_s: float
+def test_rings_into_which_edges_come_fast_are_looked_at_more_often(
+    monkeypatch: pytest.MonkeyPatch, edges: int, pause_s: float
 ) -> None:
-    """Within one second so many edges; at no rate more often than every 0.1 s, and never less often than the setting says."""
+    """Within one second so many edges; never more often than every 0.1 s, never less often than once per turn."""
     now_s = [100.0]
-    monkeypatch.setattr("otel_train.agent.reports.time.monotonic", lambda: now_s[0])
-    written = SimpleNamespace(slot=0, ring=SimpleNamespace(written=0))
-    recording: Any = SimpleNamespace(recorder=SimpleNamespace(threads=[written]))
-    reports = Reports(recording, CacheSizes())
+    monkeypatch.setattr("otel_train.agent.service.time.monotonic", lambda: now_s[0])
+    written = SimpleNamespace(ring=SimpleNamespace(written=0))
+    recorder: Any = SimpleNamespace(threads=[written])
+    nothing: Any = None
+    loop = ExportLoop(recorder, nothing, snapshot=nothing, clock=FakeClock(0), every_s=0.5)
     now_s[0] += 1.0
     written.ring.written = edges
-    reports._positions()
 
-    assert reports.interval_s(0.5) == pytest.approx(interval_s)
-    assert reports.interval_s(0.01) == 0.01
+    assert loop._pause_s() == pytest.approx(pause_s)
+
+
+def test_edges_are_read_without_a_report_where_nothing_else_has_changed() -> None:
+    """The rank's service thread sleeps meanwhile: each time it wakes, training waits for the interpreter."""
+    rig = Rig(shared=True)
+    rings = rig.rings
+    assert rings is not None
+    asked: list[int] = []
+    remote = RemoteRecording(rings)
+    remote.ask = lambda: asked.append(1)
+    rig.loop.advance = remote.advance
+    rig.steps(20)
+    rig.loop.read_rings()
+    assert (rig.counted(), asked) == (0, [1])  # four sources are new
+
+    rings.limit(rig.recorder.positions(), rig.recorder.changes)
+    remote.asked_s = 0.0
+    rig.steps(30)
+    rig.loop.read_rings()
+    assert (rig.counted(), asked) == (49, [1])
+    rig.memory.close()
+
+
+def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
+    """A compilation, a skipped update, a value: the step that it belongs to is accounted after it is known. Asked once."""
+    rig = Rig(shared=True)
+    rings = rig.rings
+    assert rings is not None
+    asked: list[int] = []
+    remote = RemoteRecording(rings)
+    remote.ask = lambda: asked.append(1)
+    rig.loop.advance = remote.advance
+    rig.steps(1)
+    rings.limit(rig.recorder.positions(), rig.recorder.changes)
+    rig.steps(9)
+    rig.loop.read_rings()
+    rig.recorder.changed()
+    rig.steps(10)
+    rig.loop.read_rings()
+    rig.loop.read_rings()
+    assert (rig.counted(), asked) == (9, [1])
+
+    rings.limit(rig.recorder.positions(), rig.recorder.changes)
+    rig.loop.read_rings()
+    assert rig.counted() == 19
+    rig.memory.close()
 
 
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
