@@ -146,9 +146,12 @@ class Reports:
         polled = self._recording.polled or self.trackers is not None or self.follows or self._awaits_job()
         if polled or self.follows != self._reported_follows:
             return interval_s
-        if self._state_changes != self._changes:  # the last report was without the state
-            return min(_STATE_EVERY_S, IDLE_INTERVALS * interval_s)
-        return IDLE_INTERVALS * interval_s
+        idle_s = IDLE_INTERVALS * interval_s
+        without_state = self._state_changes != self._changes
+        without_passes = (
+            self.may_log and not self._recording.probes.loaders
+        )  # when a tracker would be looked for
+        return min(_STATE_EVERY_S, idle_s) if without_state or without_passes else idle_s
 
     def _awaits_job(self) -> bool:
         return self._ranks > 1 and self._last_instrumented[-1:] in ((), (None,))

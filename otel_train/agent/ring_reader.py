@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -106,6 +107,7 @@ class SharedRings:
         self.guard = Guard("flight file")
         self.device_ring = DeviceRingReader(self._layout.device_ring(self._map))
         self._limited = True
+        self._limiting = threading.Lock()
         self._reported_changes = -1
         self._sources: list[Instrumented] = []
         self.main = self._find()[0]
@@ -145,11 +147,14 @@ class SharedRings:
             positions: edges written before the rank made a report.
             changes: what ``FlightMemory.changes_word`` was before that.
         """
-        self._limited = positions is not None
-        self._reported_changes = changes
         upto = None if positions is None else dict(positions)
-        for slot, thread in self._find().items():
-            thread.ring.limit = _UNLIMITED if upto is None else max(thread.ring.limit, upto.get(slot, 0))
+        with self._limiting:
+            self._limited = upto is not None
+            self._reported_changes = changes
+            for slot, thread in self._find().items():
+                ring = thread.ring
+                before = 0 if ring.limit == _UNLIMITED else ring.limit
+                ring.limit = _UNLIMITED if upto is None else max(before, upto.get(slot, 0))
 
     @property
     def covered(self) -> bool:
@@ -158,11 +163,13 @@ class SharedRings:
 
     def advance(self) -> None:
         """Let the export loop read what is there now, unless the rank has to report first."""
-        written = {slot: thread.ring.written for slot, thread in self._find().items()}
-        if self._limited and self.covered:  # looked at last: it changes before an edge that it is needed for
-            for slot, edges in written.items():
-                ring = self._threads[slot].ring
-                ring.limit = max(ring.limit, edges)
+        with self._limiting:
+            written = [(thread.ring, thread.ring.written) for thread in self._find().values()]
+            if (
+                self._limited and self.covered
+            ):  # after the positions: the word changes before an edge that needs it
+                for ring, edges in written:
+                    ring.limit = max(ring.limit, edges)
 
     def release(self, thread: SharedThread) -> None:
         """Give back the ring of a thread that is over and has been read to its end."""

@@ -220,6 +220,7 @@ class LoaderProbe:
         inner: gives the DataLoader that iterates in its place, if there is one.
         given: the program gave it; else it was found when it was first iterated.
         awaited: it has its name, and its first pass begins any moment.
+        pass_starts: called when a pass of it begins, where it is no DataLoader.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
 
     Args:
@@ -250,6 +251,7 @@ class LoaderProbe:
         self.pools: list[WorkerPool] = []
         self.edge = recorder.edge
         self.changed = recorder.changed
+        self.pass_starts: Callable[[], None] = lambda: None
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
@@ -734,6 +736,7 @@ class InstrumentedIterable:
 
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
+        probe.pass_starts()
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)
         try:

@@ -219,6 +219,7 @@ class Probes:
             samples=entry.samples,
             tokens=entry.tokens,
         )
+        probe.pass_starts = self._pass_starts
         before = self.loaders.get(entry.name)
         if before is not None:  # folds, sweeps: the series goes on
             probe.inherit(before)

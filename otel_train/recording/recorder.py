@@ -129,7 +129,7 @@ class Recorder:
     @property
     def changes(self) -> int:
         """Number of the last change."""
-        return 0 if self._closed else self._changes[0]
+        return self._changes[0]
 
     def _say_full(self, source: Instrumented) -> None:
         if not self._full:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
 import weakref
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
@@ -647,3 +650,53 @@ def test_a_forked_child_has_no_session(watch: Watch) -> None:
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert QUIET["prometheus"] is False
+
+
+@pytest.mark.parametrize("kind", [list, DataLoader])
+def test_what_has_been_imported_is_noticed_when_a_pass_begins(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Any], Any]
+) -> None:
+    """A tracker, or a compiler: the thread that looks for them sleeps for half a minute."""
+    given = kind([torch.zeros(2)] * 3)
+    session = watch(None, {"train": given})
+    batches, recorder = session.loaders["train"], session._recording.recorder
+    session._recording.probes._monotonic_s = itertools.count(0.0, 10.0).__next__
+    list(batches)
+    seen = recorder.changes
+    list(batches)
+    assert recorder.changes == seen
+
+    monkeypatch.setitem(sys.modules, "a_tracker", ModuleType("a_tracker"))
+    list(batches)
+    assert recorder.changes > seen
+
+
+def test_the_service_thread_makes_no_report_while_nothing_but_edges_is_new(watch: Watch) -> None:
+    """Each time it wakes, the training thread waits for the interpreter; the agent counts every step all the same."""
+    model, batches = Net(), loader(64)
+    session = watch(model, {"train": batches}, flight_recorder_events=1 << 18)
+    optimizer, reports = sgd(model), session._service._reports
+
+    def one_pass() -> int:
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+        return len(batches)
+
+    steps = one_pass()
+    assert session.run_directory is not None
+    until(
+        lambda: reports._state_changes == reports._changes == session._recording.recorder.changes, "a report"
+    )
+    make, made = reports.make, list[float]()
+
+    def counted(**how: Any) -> Any:
+        made.append(time.monotonic())
+        return make(**how)
+
+    reports.make = counted
+    until_s = time.monotonic() + 1.5
+    while time.monotonic() < until_s:
+        steps += one_pass()
+    assert made == []
+    assert session.summary()["steps"]["train"] >= steps - 1

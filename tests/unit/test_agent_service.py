@@ -226,6 +226,25 @@ def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
     rig.memory.close()
 
 
+def test_a_rank_that_hung_and_goes_on_is_read_by_its_reports_again() -> None:
+    """While it hung nothing could be asked: what was there was read."""
+    rig = Rig(shared=True)
+    rings = rig.rings
+    assert rings is not None
+    rig.steps(10)
+    rings.limit(None)
+    rig.loop.read_rings()
+    assert rig.counted() == 9
+
+    rings.limit(rig.recorder.positions(), rig.recorder.changes)
+    rig.recorder.changed()
+    rig.steps(10)
+    rings.advance()
+    rig.loop.read_rings()
+    assert rig.counted() == 9
+    rig.memory.close()
+
+
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
     """Each exporter has its own interval; spans go at once."""
     often, seldom = rig.route(1.0), rig.route(10.0)
