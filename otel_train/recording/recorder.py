@@ -229,7 +229,7 @@ class Recorder:
 
     def _over(self, thread: ThreadRing) -> None:
         thread.ended = True
-        if thread.slot >= 0 and self._memory.shared:
+        if thread.slot >= 0 and self._memory.shared and not self._closed:
             self._memory.end_entry(thread.slot)
 
     def _announce(self, thread: ThreadRing) -> None:
@@ -262,6 +262,8 @@ class Recorder:
         return thread
 
     def _write_names(self) -> None:
+        if self._closed:  # in a forked child the memory is that of its parent
+            return
         self._memory.write_names({"identity": self.identity, "sources": [list(s) for s in self.sources]})
 
 

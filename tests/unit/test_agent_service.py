@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,22 @@ def test_a_rank_that_hung_and_goes_on_is_read_by_its_reports_again() -> None:
     rings.advance()
     rig.loop.read_rings()
     assert rig.counted() == 9
+    rig.memory.close()
+
+
+def test_a_forked_child_adds_no_name_to_the_table_of_its_parent() -> None:
+    """A worker of a loader that times a stage: its name stood where that of the parent's optimizer came to stand."""
+    rig = Rig(shared=True)
+    rings, written = rig.rings, rig.recorder.changes
+    assert rings is not None
+    child = os.fork()
+    if not child:
+        rig.recorder.source(SourceKind.STAGE, "decode")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+    assert rig.recorder.changes == written
+    assert rings.sources == []
     rig.memory.close()
 
 
