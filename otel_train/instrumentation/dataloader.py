@@ -249,8 +249,7 @@ class LoaderProbe:
         self.failures: Counter[str] = Counter()
         self.weights = BatchBytes()
         self.pools: list[WorkerPool] = []
-        self.edge = recorder.edge
-        self.changed = recorder.changed
+        self.edge, self.changed = recorder.edge, recorder.changed
         self.pass_starts: Callable[[], None] = lambda: None
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
