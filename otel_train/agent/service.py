@@ -312,7 +312,7 @@ class ExportLoop:
             self._edges_per_s = (written - before) / (now_s - then_s)
         if self._edges_per_s * self._every_s <= AHEAD_EDGES:
             return self._every_s
-        return max(LEAST_PAUSE_S, AHEAD_EDGES / self._edges_per_s)
+        return min(self._every_s, max(LEAST_PAUSE_S, AHEAD_EDGES / self._edges_per_s))
 
     def _loop(self) -> None:
         while not self._rested() and not self.guard.closed:

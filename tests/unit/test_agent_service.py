@@ -174,11 +174,24 @@ def test_rings_into_which_edges_come_fast_are_looked_at_more_often(
     written = SimpleNamespace(ring=SimpleNamespace(written=0))
     recorder: Any = SimpleNamespace(threads=[written])
     nothing: Any = None
-    loop = ExportLoop(recorder, nothing, snapshot=nothing, clock=FakeClock(0), every_s=0.5)
+    loops = [
+        ExportLoop(recorder, nothing, snapshot=nothing, clock=FakeClock(0), every_s=every_s)
+        for every_s in (0.5, 0.01)
+    ]
     now_s[0] += 1.0
     written.ring.written = edges
 
-    assert loop._pause_s() == pytest.approx(pause_s)
+    assert loops[0]._pause_s() == pytest.approx(pause_s)
+    assert loops[1]._pause_s() == 0.01
+
+
+def asking(rig: Rig, rings: SharedRings) -> tuple[RemoteRecording, list[int]]:
+    """A rank that has not reported, and one entry for each time that it is asked to."""
+    asked: list[int] = []
+    remote = RemoteRecording(rings)
+    remote.ask = lambda: asked.append(1)
+    rig.loop.advance = remote.advance
+    return remote, asked
 
 
 def test_edges_are_read_without_a_report_where_nothing_else_has_changed() -> None:
@@ -186,10 +199,7 @@ def test_edges_are_read_without_a_report_where_nothing_else_has_changed() -> Non
     rig = Rig(shared=True)
     rings = rig.rings
     assert rings is not None
-    asked: list[int] = []
-    remote = RemoteRecording(rings)
-    remote.ask = lambda: asked.append(1)
-    rig.loop.advance = remote.advance
+    remote, asked = asking(rig, rings)
     rig.steps(20)
     rig.loop.read_rings()
     assert (rig.counted(), asked) == (0, [1])  # four sources are new
@@ -207,10 +217,7 @@ def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
     rig = Rig(shared=True)
     rings = rig.rings
     assert rings is not None
-    asked: list[int] = []
-    remote = RemoteRecording(rings)
-    remote.ask = lambda: asked.append(1)
-    rig.loop.advance = remote.advance
+    _, asked = asking(rig, rings)
     rig.steps(1)
     rings.limit(rig.recorder.positions(), rig.recorder.changes)
     rig.steps(9)
