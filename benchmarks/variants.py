@@ -44,6 +44,9 @@ class _Deaf:
     def source(self, _kind: object, _name: str, _phase: str = "") -> int:
         return 0
 
+    def changed(self) -> None:
+        """Nothing reads what has changed."""
+
 
 @contextlib.contextmanager
 def floor(loop: Loop) -> Iterator[None]:

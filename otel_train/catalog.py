@@ -1032,7 +1032,7 @@ TELEMETRY_OVERHEAD_TIME: Final = Metric(
     name="train.telemetry.overhead.time",
     unit="s",
     kind=Kind.COUNTER,
-    meaning="Seconds the training thread spent inside otel_train; sampled and scaled.",
+    meaning="Seconds that otel_train took of the training thread: estimated from sampled edges.",
 )
 TELEMETRY_ATTRIBUTE_OVERFLOWS: Final = Metric(
     name="train.telemetry.attribute.overflows",

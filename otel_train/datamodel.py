@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ system_clock: Clock = time.perf_counter_ns
 """The clock of the training thread. On Linux it is one clock for all processes of a host."""
 
 
-class Anchor(NamedTuple):
+class Anchor(FastNamedTuple):
     """One instant, read from both clocks.
 
     Attributes:
@@ -62,7 +62,7 @@ AttributeValue = str | int | float | bool | tuple[str, ...] | tuple[int, ...] | 
 """What a span or event attribute may hold."""
 
 
-class Exemplar(NamedTuple):
+class Exemplar(FastNamedTuple):
     """One observation that stands for its bucket, and the trace that shows it.
 
     Attributes:
@@ -78,14 +78,14 @@ class Exemplar(NamedTuple):
     span_id: int
 
 
-class Point(NamedTuple):
+class Point(FastNamedTuple):
     """The present value of one series of a counter, an up-down counter or a gauge."""
 
     attributes: Attributes
     value: float
 
 
-class HistogramPoint(NamedTuple):
+class HistogramPoint(FastNamedTuple):
     """The present state of one series of a histogram, cumulative since the start of the session.
 
     The same observations in two forms: base-2 exponential buckets for OTLP, explicit ones for the
@@ -119,14 +119,14 @@ class HistogramPoint(NamedTuple):
     exemplars: tuple[Exemplar, ...] = ()
 
 
-class MetricFamily(NamedTuple):
+class MetricFamily(FastNamedTuple):
     """All series of one metric. A metric that was not measured has no family: absent is not zero."""
 
     metric: Metric
     points: tuple[Point, ...] | tuple[HistogramPoint, ...]
 
 
-class Snapshot(NamedTuple):
+class Snapshot(FastNamedTuple):
     """Every metric of this process at one instant.
 
     Attributes:
@@ -140,7 +140,7 @@ class Snapshot(NamedTuple):
     families: tuple[MetricFamily, ...]
 
 
-class SpanEvent(NamedTuple):
+class SpanEvent(FastNamedTuple):
     """Something that happened inside a span."""
 
     name: str
@@ -148,7 +148,7 @@ class SpanEvent(NamedTuple):
     attributes: Mapping[str, AttributeValue] = {}
 
 
-class SpanLink(NamedTuple):
+class SpanLink(FastNamedTuple):
     """A pointer to a span of another trace."""
 
     trace_id: int
@@ -240,7 +240,7 @@ class ExportBatch:
     final: bool = False
 
 
-class Compile(NamedTuple):
+class Compile(FastNamedTuple):
     """One outermost run of a compiler; ``again`` if it had compiled this code before, None if that is not known.
 
     ``function`` is the program's function that was compiled; "" where that is not known.
@@ -253,7 +253,7 @@ class Compile(NamedTuple):
     function: str = ""
 
 
-class Pace(NamedTuple):
+class Pace(FastNamedTuple):
     """How far a device ran behind the host at the edges of training steps, and how long it may have waited for it.
 
     All but the counts are sums over those steps. The lag at an edge is how long after the host the device got there.
@@ -287,7 +287,7 @@ class Pace(NamedTuple):
         return Pace(*(a - b for a, b in zip(self, earlier, strict=True)))
 
 
-class DeviceTimes(NamedTuple):
+class DeviceTimes(FastNamedTuple):
     """What the device did for occurrences of the training thread. All columns are int64[occurrences].
 
     Attributes:
@@ -307,7 +307,7 @@ class DeviceTimes(NamedTuple):
     pace: Pace = Pace()
 
 
-class Outcomes(NamedTuple):
+class Outcomes(FastNamedTuple):
     """What became of updates under a gradient scaler, of optimizers that skip on their device.
 
     Attributes:
@@ -321,7 +321,7 @@ class Outcomes(NamedTuple):
     skipped: int = 0
 
 
-class DeviceMemory(NamedTuple):
+class DeviceMemory(FastNamedTuple):
     """What the allocator of one device says; bytes, and counts since the process began. None where it does not say.
 
     Attributes:

@@ -11,12 +11,12 @@ import sys
 import time
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.validation import IgnoredSetting
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # A malformed number counts as not set: these variables are not the user's settings.
 
 
-class Launcher(NamedTuple):
+class Launcher(FastNamedTuple):
     """The variables in which one kind of launcher tells a process its place. "" where it has none."""
 
     rank: str
@@ -72,7 +72,7 @@ LAUNCHERS: Final = (
 """In the order in which they are believed; the first that gives a rank gives everything."""
 
 
-class RankPlace(NamedTuple):
+class RankPlace(FastNamedTuple):
     """Rank, world size and node of a process; the fields are those of ``RunInfo``."""
 
     rank: int
@@ -331,7 +331,7 @@ def process_mark(pid: int) -> str:
         stat = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         )
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return "" if stat[0] in _GONE else f"{boot}/{pid}/{stat[19]}"
     except (OSError, IndexError):
         import psutil

@@ -10,9 +10,9 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Hello:
     again: bool = False
 
 
-class LoopProgress(NamedTuple):
+class LoopProgress(FastNamedTuple):
     """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``capturing.around.Loop``.
 
     Attributes:
@@ -201,7 +201,7 @@ class Report:
     state: State | None
 
 
-class Request(NamedTuple):
+class Request(FastNamedTuple):
     """A question, answered by an ``Response`` of the same number; 0 where no answer is wanted."""
 
     number: int
@@ -209,7 +209,7 @@ class Request(NamedTuple):
     args: tuple[Any, ...] = ()
 
 
-class Response(NamedTuple):
+class Response(FastNamedTuple):
     """What was asked for; ``error`` says why there is nothing."""
 
     number: int

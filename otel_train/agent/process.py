@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import Link, user_of
+from otel_train.fast_classes import FastNamedTuple
 
 if TYPE_CHECKING:
     import mmap
@@ -48,7 +49,7 @@ _OF_THE_AGENT: Final = (
 """Variables that a whole process has one value of."""
 
 
-class AgentConnection(NamedTuple):
+class AgentConnection(FastNamedTuple):
     """A connection to an agent.
 
     Attributes:
@@ -291,7 +292,7 @@ class ProcessActivity:
         try:
             for task in self._tasks.iterdir():
                 if task.name != mine:
-                    running, waiting, _ = (task / "schedstat").read_text(encoding="ascii").split()
+                    running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
                     spent_ns += int(running) + int(waiting)
         except (OSError, ValueError):  # the process, or one of its threads, is gone
             return spent_ns

@@ -143,15 +143,15 @@ class Reports:
         Args:
             interval_s: as long where something is new all the time, which nothing announces.
         """
-        polled = self._recording.polled or self.trackers is not None or self.follows or self._awaits_job()
+        recording, loaders = self._recording, list(self._recording.probes.loaders.values())
+        polled = recording.polled or self.trackers is not None or self.follows or self._awaits_job()
         if polled or self.follows != self._reported_follows:
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
-        without_passes = (
-            self.may_log and not self._recording.probes.loaders
-        )  # when a tracker would be looked for
-        return min(_STATE_EVERY_S, idle_s) if without_state or without_passes else idle_s
+        without_passes = self.may_log and not loaders  # when a tracker would be looked for
+        of_state = without_state or without_passes or any(probe.polled for probe in loaders)
+        return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
 
     def _awaits_job(self) -> bool:
         return self._ranks > 1 and self._last_instrumented[-1:] in ((), (None,))

@@ -19,7 +19,7 @@ from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout
-from otel_train.recording.ring_buffer import SAMPLED, RingReader
+from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, RingReader
 from otel_train.recording.shared_memory import NAMES_OFFSET, OVER, RINGS_OFFSET, TURN_OFFSET, WORD
 from otel_train.safety import Guard
 
@@ -59,8 +59,8 @@ class SharedRing(RingReader):
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds spent writing; see ``Ring.spent_ns``."""
-        return int(self._progress[1]) * SAMPLED
+        """Nanoseconds that recording took; see ``Ring.spent_ns``."""
+        return int(self._progress[1]) * COST_PER_SAMPLED_NS
 
     @property
     def pending(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.config.validation import switch_of, text_of, variable_of, words_of
+from otel_train.fast_classes import FastNamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ VALUES: Final = {
 """Former to present values, by setting."""
 
 
-class _Fold(NamedTuple):
+class _Fold(FastNamedTuple):
     """Several former settings that are one now.
 
     Attributes:
@@ -135,7 +136,7 @@ FORMER: Final = {**RENAMED, **{name: new for new, fold in FOLDED.items() for nam
 """Every former name, and the present one."""
 
 
-class PresentSettings(NamedTuple):
+class PresentSettings(FastNamedTuple):
     """Settings of one source under their present names.
 
     Attributes:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.validation import (
@@ -35,7 +35,7 @@ from otel_train.config.validation import (
     variable_of,
 )
 from otel_train.errors import ConfigError
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _MOST_CHARS: Final = 200
 """Of the name of a variable, in a message about a mistake in it."""
 
 
-class ProfilerSchedule(NamedTuple):
+class ProfilerSchedule(FastNamedTuple):
     """``profiler_schedule``: numbers of steps."""
 
     skip_first: int = 10
@@ -78,7 +78,7 @@ class ProfilerSchedule(NamedTuple):
     repeat: int = 0
 
 
-class ProfilerEvery(NamedTuple):
+class ProfilerEvery(FastNamedTuple):
     """``profiler_every``. 0: never."""
 
     steps: int = 0
@@ -87,7 +87,7 @@ class ProfilerEvery(NamedTuple):
     epoch: tuple[int, ...] = ()
 
 
-class Tuning(NamedTuple):
+class Tuning(FastNamedTuple):
     """``tuning``."""
 
     poll_interval_s: float = 0.5
@@ -386,7 +386,7 @@ class Origins(dict[str, str]):
     deprecated: tuple[str, ...] = ()
 
 
-class ResolvedConfig(NamedTuple):
+class ResolvedConfig(FastNamedTuple):
     """What holds for a run.
 
     Attributes:
@@ -406,7 +406,7 @@ def changed(config: Config) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
-class GivenSettings(NamedTuple):
+class GivenSettings(FastNamedTuple):
     """What one source says.
 
     Attributes:

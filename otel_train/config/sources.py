@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.settings import (
@@ -30,6 +30,7 @@ from otel_train.config.validation import (
     unknown,
 )
 from otel_train.errors import ConfigError
+from otel_train.fast_classes import FastNamedTuple
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 
@@ -41,7 +42,7 @@ MOST_CHARS: Final = 200
 """Of the name of a key, in a message about a mistake in it."""
 
 
-class ConfigSource(NamedTuple):
+class ConfigSource(FastNamedTuple):
     """Settings from one place.
 
     Attributes:

@@ -8,10 +8,11 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError, near
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def _joined(value: object) -> object:
     return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
 
 
-class Setting(NamedTuple):
+class Setting(FastNamedTuple):
     """What is known of a setting.
 
     Attributes:
@@ -341,7 +342,7 @@ class Setting(NamedTuple):
         raise self.refused(given, _EXPECTED[kind])
 
 
-class IgnoredSetting(NamedTuple):
+class IgnoredSetting(FastNamedTuple):
     """A setting in the environment or in a file that is not honoured: the run goes on as if it were not there.
 
     Attributes:

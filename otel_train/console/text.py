@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import unicodedata
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import escaped, printable
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ _ASCII = str.maketrans(
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-class TextLayout(NamedTuple):
+class TextLayout(FastNamedTuple):
     """What a text is laid out for.
 
     Attributes:

@@ -12,9 +12,10 @@ import sys
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.errors import imported
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.resource import process_mark
 from otel_train.safety import Guard, daemon_thread, free_in_forks
 
@@ -45,7 +46,7 @@ class Store(Protocol):
         """Deletes a key."""
 
 
-class ExchangeRequest(NamedTuple):
+class ExchangeRequest(FastNamedTuple):
     """One exchange with the store.
 
     Attributes:

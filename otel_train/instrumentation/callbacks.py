@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from _thread import get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from otel_train.errors import ConfigError, near, refused, text
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.stages import known_stages
 from otel_train.recording.events import (
     FLAG_SHIFT,
@@ -42,13 +43,13 @@ _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
 _STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
 
 
-class _Callback(NamedTuple):
+class _Callback(FastNamedTuple):
     before: Callable[[], object] | None
     after: Callable[[], object] | None
     guard: Guard
 
 
-class _Open(NamedTuple):
+class _Open(FastNamedTuple):
     number: int
     source: Instrumented
     called: bool

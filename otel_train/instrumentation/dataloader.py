@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.dataloader_workers import (
     INIT,
     POOL,
@@ -275,7 +276,7 @@ class LoaderProbe:
 
     @property
     def polled(self) -> bool:
-        """Whether there is something that no edge tells and that is new all the time: tokens, workers."""
+        """Whether its state has something that no edge tells and that is new all the time: tokens, workers."""
         return self._tokens is not None or bool(self.pools)
 
     @property
@@ -591,7 +592,7 @@ _TASKS_AND_QUEUE = attrgetter("_task_info", "_data_queue")
 _BEFORE_PINNING = attrgetter("_worker_result_queue")
 
 
-class LoaderState(NamedTuple):
+class LoaderState(FastNamedTuple):
     """One look at the iterators of a loader.
 
     Attributes:

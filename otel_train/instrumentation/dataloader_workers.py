@@ -7,10 +7,11 @@ import signal
 import time
 import weakref
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _NEWER = (SEQUENCE + 1) // 2
 
 
-class BatchBuildTimes(NamedTuple):
+class BatchBuildTimes(FastNamedTuple):
     """Batches built by workers since the last read.
 
     Attributes:
@@ -89,7 +90,7 @@ _REAPING_S = 0.002
 """Time between the end of a process and its status, which the kernel or another thread that reaps it may need."""
 
 
-class WorkerExit(NamedTuple):
+class WorkerExit(FastNamedTuple):
     """A worker that ended without being stopped.
 
     Attributes:

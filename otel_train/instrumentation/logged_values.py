@@ -6,9 +6,10 @@ import json
 from collections import deque
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import by_name, callable_, text
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.pending_entries import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
 
@@ -24,7 +25,7 @@ MAX_HELD = 4096
 _NOT_KEPT, _VALUE, _EVENT = range(3)
 
 
-class Value(NamedTuple):
+class Value(FastNamedTuple):
     """A logged value: a number, or a tensor of one element that is read later."""
 
     at_ns: int
@@ -32,7 +33,7 @@ class Value(NamedTuple):
     value: Any
 
 
-class UserEvent(NamedTuple):
+class UserEvent(FastNamedTuple):
     """A user-defined event."""
 
     at_ns: int
@@ -175,7 +176,7 @@ def _kept(value: Any) -> Any:  # Any: a number, an array, or a tensor of whateve
     return value.detach().clone()
 
 
-class _Cache(NamedTuple):
+class _Cache(FastNamedTuple):
     size: Callable[[], int]
     guard: Guard
 

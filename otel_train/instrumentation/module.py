@@ -385,13 +385,30 @@ def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
 
     That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
     holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
-    so on, nearest first, until ``MOST_LOOKED_INTO`` objects have been looked into. Nothing, unless the compiler is
-    loaded.
+    so on, nearest first, until ``MOST_LOOKED_INTO`` objects have been looked into. Nothing, unless something was
+    compiled: an optimizer alone loads the compiler.
     """
-    if "torch._dynamo.eval_frame" not in sys.modules:
+    if not _may_have_compiled():
         return []
     module = sys.modules["torch"].nn.Module
     return [each for each in _within_reach(frame) if module in type(each).__mro__ and is_compiled(each)]
+
+
+def _may_have_compiled() -> bool:
+    """Whether ``torch.compile`` or ``Module.compile`` was called, or that is not known.
+
+    Both call ``get_compiler_fn``, which imports a module that nothing else imports (looked at in torch 2.15). Where its code
+    does not name that module, torch has changed, and it is not known.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    code = getattr(getattr(dynamo, "get_compiler_fn", None), "__code__", None)
+    known = code is not None and _IMPORTED_TO_COMPILE in code.co_names
+    return not known or f"torch._dynamo.{_IMPORTED_TO_COMPILE}" in sys.modules
+
+
+_IMPORTED_TO_COMPILE = "repro.after_dynamo"
 
 
 def is_compiled(model: torch.nn.Module) -> bool:

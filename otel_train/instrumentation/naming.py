@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError, callable_, one_of, text
+from otel_train.fast_classes import FastNamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 PHASES = ("train", "eval", "test", "predict")
 
 
-class Loader(NamedTuple):
+class Loader(FastNamedTuple):
     """A loader with options, accepted wherever ``instrument`` takes a loader.
 
     Attributes:
@@ -236,7 +237,7 @@ _PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
 """Names that accelerate, fastai and threading give inner loaders: the class of the dataset is preferred."""
 
 
-class CallSite(NamedTuple):
+class CallSite(FastNamedTuple):
     """The place in the program that iterates a loader.
 
     Attributes:
@@ -248,7 +249,7 @@ class CallSite(NamedTuple):
     key: Hashable
 
 
-class _Binding(NamedTuple):
+class _Binding(FastNamedTuple):
     """A name that holds a loader, and its scope: a function, a class or a module."""
 
     name: str

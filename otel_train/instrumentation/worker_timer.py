@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SLOTS = 512
-"""Batches of a worker that can wait for the reader."""
+SLOTS = 2048
+"""Batches of a worker that can wait for the reader: 1,000 per second, read every two seconds."""
 
 ROW_WORDS = 1 + SLOTS
 WORD_BYTES = 8

@@ -6,7 +6,7 @@ The memory is int64 words: a head (records written in all, the instant until whi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from otel_train.fast_classes import FastNamedTuple
 
 MOST_DEVICES = 16
 """Devices of one process whose time is taken, at most."""
@@ -18,7 +18,7 @@ RECORDS = 4096
 DEVICE_RING_WORDS = HEAD_WORDS + RECORDS * RECORD_WORDS
 
 
-class Record(NamedTuple):
+class Record(FastNamedTuple):
     """An edge that the devices got to, or a stamp: an event that a device got to as soon as it was recorded.
 
     Attributes:

@@ -10,7 +10,8 @@ Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+
+from otel_train.fast_classes import FastNamedTuple
 
 SOURCE_SHIFT = 4
 FLAG_SHIFT = 16
@@ -106,7 +107,7 @@ class SourceKind(IntEnum):
     """A function that makes a whole update, forward, backward and optimizer in one: a stage of its own name."""
 
 
-class BuiltInStage(NamedTuple):
+class BuiltInStage(FastNamedTuple):
     """A stage of a step that otel_train records by itself.
 
     Attributes:
@@ -141,7 +142,7 @@ WAIT = "block_until_ready"
 """Stage in which a call of JAX's waits for its result; the rest of the call is what the host takes to dispatch it."""
 
 
-class StepRule(NamedTuple):
+class StepRule(FastNamedTuple):
     """How the loop's steps are recognised.
 
     Attributes:
@@ -155,7 +156,7 @@ class StepRule(NamedTuple):
     aside: frozenset[str] = frozenset()
 
 
-class Instrumented(NamedTuple):
+class Instrumented(FastNamedTuple):
     """A source of edges.
 
     Attributes:

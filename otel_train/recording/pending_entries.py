@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import struct
 from contextlib import suppress
-from typing import NamedTuple
+
+from otel_train.fast_classes import FastNamedTuple
 
 ENTRIES = 4096
 SLOT_BYTES = 256
@@ -23,7 +24,7 @@ TEXT_BYTES = SLOT_BYTES - _TEXT
 PENDING_BYTES = _HEAD_BYTES + ENTRIES * SLOT_BYTES
 
 
-class PendingEntry(NamedTuple):
+class PendingEntry(FastNamedTuple):
     """One entry.
 
     Attributes:

@@ -147,7 +147,7 @@ class Recorder:
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds that the threads of now have spent writing; see ``Ring.spent_ns``."""
+        """Nanoseconds that recording took of the threads of now; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))
 
     def touch(self) -> None:

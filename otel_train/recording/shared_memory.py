@@ -22,8 +22,9 @@ import mmap
 import os
 import struct
 import tempfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS
 from otel_train.recording.pending_entries import PENDING_BYTES
@@ -54,7 +55,7 @@ _SIDE_EDGES = 8192
 WORD = 8
 
 
-class Header(NamedTuple):
+class Header(FastNamedTuple):
     """What a file begins with, as ``HEADER`` packs it."""
 
     magic: bytes
@@ -69,7 +70,7 @@ class Header(NamedTuple):
     turn_unix_ns: int
 
 
-class RingEntry(NamedTuple):
+class RingEntry(FastNamedTuple):
     """What the file knows of one ring.
 
     Attributes:

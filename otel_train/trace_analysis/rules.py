@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Finding
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

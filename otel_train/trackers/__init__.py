@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.config.settings import TRACKERS
-from otel_train.fast_dataclass import fast_dataclass
+from otel_train.fast_classes import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

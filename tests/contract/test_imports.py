@@ -29,7 +29,7 @@ with otel_train.instrument(torch.nn.Linear(4, 2), {"train": loader}, run_dir=sys
 """
 
 ALLOWED = {
-    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_dataclass", "instrumentation", "recording", "resource", "safety", "session", "trackers",
+    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_classes", "instrumentation", "recording", "resource", "safety", "session", "trackers",
 }  # fmt: skip
 """Packages, and modules of the package itself."""
 

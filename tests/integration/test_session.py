@@ -26,7 +26,7 @@ import torch
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
@@ -671,20 +671,9 @@ def test_what_has_been_imported_is_noticed_when_a_pass_begins(
     assert recorder.changes > seen
 
 
-def test_the_service_thread_makes_no_report_while_nothing_but_edges_is_new(watch: Watch) -> None:
-    """Each time it wakes, the training thread waits for the interpreter; the agent counts every step all the same."""
-    model, batches = Net(), loader(64)
-    session = watch(model, {"train": batches}, flight_recorder_events=1 << 18)
-    optimizer, reports = sgd(model), session._service._reports
-
-    def one_pass() -> int:
-        for batch in batches:
-            loss_of(model, batch).backward()
-            optimizer.step()
-        return len(batches)
-
-    steps = one_pass()
-    assert session.run_directory is not None
+def reports_from_now(session: otel_train.Session) -> list[float]:
+    """Wait until everything is reported; the times of reports that are made after that."""
+    reports: Any = session._service._reports
     until(
         lambda: reports._state_changes == reports._changes == session._recording.recorder.changes, "a report"
     )
@@ -695,8 +684,50 @@ def test_the_service_thread_makes_no_report_while_nothing_but_edges_is_new(watch
         return make(**how)
 
     reports.make = counted
+    return made
+
+
+def test_the_service_thread_makes_no_report_while_nothing_but_edges_is_new(watch: Watch) -> None:
+    """Each time it wakes, the training thread waits for the interpreter; the agent counts every step all the same."""
+    model, batches = Net(), loader(64)
+    session = watch(model, {"train": batches}, flight_recorder_events=1 << 18)
+    optimizer = sgd(model)
+
+    def one_pass() -> int:
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+        return len(batches)
+
+    steps = one_pass()
+    assert session.run_directory is not None
+    made = reports_from_now(session)
     until_s = time.monotonic() + 1.5
     while time.monotonic() < until_s:
         steps += one_pass()
     assert made == []
     assert session.summary()["steps"]["train"] >= steps - 1
+
+
+class Unhurried(Dataset[torch.Tensor]):
+    """Rows that take a worker some time."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.ones(4)
+
+
+def test_workers_and_counts_of_tokens_wake_the_service_thread_every_two_seconds(watch: Watch) -> None:
+    """Build times wait in memory of their own, and counts of tokens belong to the state, which is reported as often."""
+    batches = DataLoader(Unhurried(), num_workers=1)
+    session = watch(None, {"train": otel_train.Loader(batches, tokens=lambda _: 7)})
+    iterator = iter(batches)
+    next(iterator)
+    made = reports_from_now(session)
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        next(iterator)
+    assert 1 <= len(made) <= 2

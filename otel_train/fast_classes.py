@@ -1,0 +1,192 @@
+"""Frozen dataclasses and named tuples that are quick to define, for what the training process imports.
+
+``dataclasses.dataclass`` writes the source of each method and compiles it at every import: 9 ms for a class of 72 fields.
+``typing.NamedTuple`` compiles each annotation and a constructor: 0.11 ms for a class of 6 fields, which takes 0.02 ms here.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
+from threading import RLock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from dataclasses import dataclass as fast_dataclass
+    from inspect import Signature
+    from typing import NamedTuple as FastNamedTuple
+
+    T = TypeVar("T")
+
+__all__ = ["FastNamedTuple", "fast_dataclass"]
+
+
+def _init(self: Any, **given: Any) -> None:
+    cls = type(self)
+    names = cls.__dataclass_fields__.keys()
+    values = {**cls._defaults, **given}
+    for name, make in cls._factories:
+        if name not in given:
+            values[name] = make()
+    if values.keys() != names:
+        wrong = sorted(values.keys() ^ names)
+        raise TypeError(f"{cls.__name__}(): missing or unknown: {', '.join(wrong)}")
+    self.__dict__.update(values)
+    if hasattr(cls, "__post_init__"):
+        self.__post_init__()
+
+
+def _repr(self: Any) -> str:
+    values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+    return f"{type(self).__qualname__}({values})"
+
+
+def _eq(self: Any, other: object) -> bool:
+    return NotImplemented if type(other) is not type(self) else self.__dict__ == other.__dict__
+
+
+def _hash(self: Any) -> int:
+    return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+
+def _refuse_set(_: object, name: str, __: object) -> None:
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_delete(_: object, name: str) -> None:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+class _Fields:
+    """Makes a dataclass of a class when its fields are asked for: at the latest by its first value."""
+
+    def __init__(self, cls: Any) -> None:
+        self._class = cls
+
+    def __get__(self, instance: object, owner: Any) -> Any:
+        cls = self._class
+        with _MAKING:
+            if cls.__dict__["__dataclass_fields__"] is self:
+                every = fields(dataclass(init=False, repr=False, eq=False, kw_only=True)(cls))
+                cls._defaults = {each.name: each.default for each in every if each.default is not MISSING}
+                made = [each for each in every if each.default_factory is not MISSING]
+                cls._factories = [(each.name, each.default_factory) for each in made]
+                cls.__setattr__, cls.__delattr__ = _refuse_set, _refuse_delete
+        return cls.__dataclass_fields__
+
+
+_MAKING = RLock()
+
+
+class _Signature:
+    """The arguments of a class, for ``inspect`` and ``help``: made on demand."""
+
+    def __get__(self, instance: object, owner: Any) -> Signature:
+        from inspect import Parameter, Signature
+
+        result: Any
+        kind: Any
+        if issubclass(owner, tuple):
+            kind, result = Parameter.POSITIONAL_OR_KEYWORD, Signature.empty
+            defaults, types = owner._field_defaults, owner.__annotations__
+        else:
+            kind, result = Parameter.KEYWORD_ONLY, None
+            defaults = {each.name: each.default for each in fields(owner) if each.default is not MISSING}
+            types = {each.name: each.type for each in fields(owner)}
+        parameters = [
+            Parameter(name, kind, default=defaults.get(name, Parameter.empty), annotation=annotation)
+            for name, annotation in types.items()
+        ]
+        return Signature(parameters, return_annotation=result)
+
+
+if not TYPE_CHECKING:
+
+    def fast_dataclass(*, frozen: bool, kw_only: bool) -> Callable[[type[T]], type[T]]:
+        """Make a class a dataclass whose methods are functions that all such classes share.
+
+        ``dataclasses.fields``, ``replace`` and ``asdict`` work on it.
+
+        Args:
+            frozen: has to be True.
+            kw_only: has to be True.
+        """
+        if not (frozen and kw_only):
+            raise TypeError("frozen=True and kw_only=True are all that there is")
+
+        def decorate(cls: type[T]) -> type[T]:
+            cls.__init__ = cls.__dict__.get("__init__", _init)
+            cls.__repr__, cls.__eq__, cls.__hash__ = _repr, _eq, _hash
+            cls.__signature__ = _Signature()
+            cls.__dataclass_fields__ = _Fields(cls)
+            return cls
+
+        return decorate
+
+
+def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
+    """Make the first value of a class, and the constructor that makes all others."""
+    own = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
+    defaults = [own._field_defaults[name] for name in own._fields if name in own._field_defaults]
+    made = collections.namedtuple(own.__name__, own._fields, defaults=defaults).__new__  # noqa: PYI024 - its constructor is wanted
+    own.__new__ = staticmethod(made)
+    return made(cls, *given, **named)
+
+
+def _make(cls: Any, values: Iterable[Any]) -> Any:
+    made = tuple.__new__(cls, values)
+    if len(made) != len(cls._fields):
+        raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
+    return made
+
+
+def _replaced(self: Any, /, **named: Any) -> Any:
+    made = self._make(map(named.pop, self._fields, self))
+    if named:
+        raise ValueError(f"Got unexpected field names: {list(named)!r}")
+    return made
+
+
+def _tuple_repr(self: Any) -> str:
+    values = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
+    return f"{type(self).__name__}({values})"
+
+
+def _as_tuple(self: Any) -> tuple[Any, ...]:
+    return tuple(self)
+
+
+def _tuple_as_dict(self: Any) -> dict[str, Any]:
+    return dict(zip(self._fields, self, strict=True))
+
+
+_getter: Any = vars(collections)["_tuplegetter"]
+"""What ``collections.namedtuple`` makes fields of: read in 36 ns, a property in 47."""
+
+
+class _NamedTupleMeta(type):
+    """Makes a subclass of ``tuple`` of a class whose base is ``FastNamedTuple``."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
+        """See the class."""
+        if not bases:
+            return super().__new__(cls, name, bases, space)
+        names = tuple(space.get("__annotations__", ()))
+        defaults = {each: space[each] for each in names if each in space}
+        shared = {
+            "__new__": _new, "__repr__": _tuple_repr, "__getnewargs__": _as_tuple, "_asdict": _tuple_as_dict,
+            "_make": classmethod(_make), "_replace": _replaced, "__signature__": _Signature(),
+        }  # fmt: skip
+        fixed = {"__slots__": (), "__match_args__": names, "_fields": names, "_field_defaults": defaults}
+        getters = {each: _getter(index, None) for index, each in enumerate(names)}
+        return type(name, (tuple,), {**shared, **space, **fixed, **getters})
+
+
+if not TYPE_CHECKING:
+
+    class FastNamedTuple(metaclass=_NamedTupleMeta):
+        """A ``typing.NamedTuple`` whose methods are functions that all such classes share.
+
+        Its constructor is made with its first value. Fields may not have leading underscores.
+        """
