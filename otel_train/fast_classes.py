@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
-from threading import RLock
+import dataclasses
+from dataclasses import MISSING, Field, FrozenInstanceError, field, fields
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _init(self: Any, **given: Any) -> None:
 
 
 def _repr(self: Any) -> str:
-    values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+    values = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
     return f"{type(self).__qualname__}({values})"
 
 
@@ -47,7 +48,7 @@ def _eq(self: Any, other: object) -> bool:
 
 
 def _hash(self: Any) -> int:
-    return hash(tuple(getattr(self, field.name) for field in fields(self)))
+    return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
 
 def _refuse_set(_: object, name: str, __: object) -> None:
@@ -58,25 +59,28 @@ def _refuse_delete(_: object, name: str) -> None:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-class _Fields:
-    """Makes a dataclass of a class when its fields are asked for: at the latest by its first value."""
-
-    def __init__(self, cls: Any) -> None:
-        self._class = cls
-
-    def __get__(self, instance: object, owner: Any) -> Any:
-        cls = self._class
-        with _MAKING:
-            if cls.__dict__["__dataclass_fields__"] is self:
-                every = fields(dataclass(init=False, repr=False, eq=False, kw_only=True)(cls))
-                cls._defaults = {each.name: each.default for each in every if each.default is not MISSING}
-                made = [each for each in every if each.default_factory is not MISSING]
-                cls._factories = [(each.name, each.default_factory) for each in made]
-                cls.__setattr__, cls.__delattr__ = _refuse_set, _refuse_delete
-        return cls.__dataclass_fields__
+_FIELD: Any = vars(dataclasses)["_FIELD"]
+"""The kind of a field that is neither ``ClassVar`` nor ``InitVar``."""
 
 
-_MAKING = RLock()
+def _fields_of(cls: Any) -> dict[str, Any]:
+    """The fields of a class and its bases, as ``dataclasses.dataclass`` makes them, which also compiles a text.
+
+    A text that is compiled and run at the exit makes Python forget that it ends by Ctrl-C: its exit code is 1 then.
+    """
+    made: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[1:]):
+        made.update(base.__dict__.get("__dataclass_fields__", {}))
+    for name, annotation in cls.__annotations__.items():
+        given = cls.__dict__.get(name, MISSING)
+        each: Any = given if isinstance(given, Field) else field(default=given)
+        each.name, each.type, each.kw_only, each._field_type = name, annotation, True, _FIELD  # noqa: SLF001 - see above
+        if each.default is not MISSING:
+            setattr(cls, name, each.default)
+        elif each is given:
+            delattr(cls, name)
+        made[name] = each
+    return made
 
 
 class _Signature:
@@ -116,10 +120,17 @@ if not TYPE_CHECKING:
             raise TypeError("frozen=True and kw_only=True are all that there is")
 
         def decorate(cls: type[T]) -> type[T]:
+            every = _fields_of(cls)
+            cls.__dataclass_fields__ = every
+            cls._defaults = {
+                name: each.default for name, each in every.items() if each.default is not MISSING
+            }
+            made = [(name, each.default_factory) for name, each in every.items()]
+            cls._factories = [(name, make) for name, make in made if make is not MISSING]
             cls.__init__ = cls.__dict__.get("__init__", _init)
             cls.__repr__, cls.__eq__, cls.__hash__ = _repr, _eq, _hash
+            cls.__setattr__, cls.__delattr__ = _refuse_set, _refuse_delete
             cls.__signature__ = _Signature()
-            cls.__dataclass_fields__ = _Fields(cls)
             return cls
 
         return decorate
@@ -128,8 +139,14 @@ if not TYPE_CHECKING:
 def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
     """Make the first value of a class, and the constructor that makes all others."""
     own = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
-    defaults = [own._field_defaults[name] for name in own._fields if name in own._field_defaults]
-    made = collections.namedtuple(own.__name__, own._fields, defaults=defaults).__new__  # noqa: PYI024 - its constructor is wanted
+    names = ", ".join(own._fields)
+    text = compile(
+        f"lambda _cls, {names}: _tuple_new(_cls, ({names},))", f"namedtuple_{own.__name__}", "eval"
+    )
+    # Not by ``eval``, which ``collections.namedtuple`` uses: see ``_fields_of``. A first value may be made at the exit.
+    code = next(each for each in text.co_consts if isinstance(each, CodeType))
+    defaults = tuple(own._field_defaults[name] for name in own._fields if name in own._field_defaults)
+    made = FunctionType(code, {"_tuple_new": tuple.__new__, "__builtins__": {}}, "__new__", defaults)
     own.__new__ = staticmethod(made)
     return made(cls, *given, **named)
 

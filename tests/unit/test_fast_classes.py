@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
+import signal
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -140,14 +142,25 @@ def test_wrong_arguments_of_a_named_tuple_are_refused(make: Callable[[Any], obje
         FastPoint(1)._replace(**wrong)
 
 
-def test_fields_are_made_once_by_threads_that_make_the_first_values_together() -> None:
-    """The fields of a class are made when its first value is."""
-    for _ in range(50):
+AT_EXIT = """
+import atexit
+from dataclasses import field
+from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
-        @fast_dataclass(frozen=True, kw_only=True)
-        class Late:
-            made: list[int] = field(default_factory=lambda: [7])
-            name: str = "a"
+class Point(FastNamedTuple):
+    x: int
 
-        with ThreadPoolExecutor(4) as pool:
-            assert [each.made for each in pool.map(lambda _, kind=Late: kind(), range(4))] == [[7]] * 4
+@fast_dataclass(frozen=True, kw_only=True)
+class Values:
+    each: list = field(default_factory=list)
+
+atexit.register(lambda: (Point(1), Values()))
+raise KeyboardInterrupt
+"""
+
+
+def test_a_first_value_that_is_made_at_the_exit_leaves_the_exit_code_of_ctrl_c() -> None:
+    """``eval`` of a text makes Python exit with 1, and a scheduler then reads a failure."""
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")

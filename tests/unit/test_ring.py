@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.recording import ring_buffer
-from otel_train.recording.ring_buffer import SAMPLED, Ring
+from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, SAMPLED, Ring
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_the_cost_of_writing_is_sampled_in_place() -> None:
     for _ in range(2 * SAMPLED):
         ring.edge(1)
 
-    assert ring.spent_ns == 2 * (7 + 7) * SAMPLED
+    assert ring.spent_ns == 2 * (7 + 7) * COST_PER_SAMPLED_NS
 
 
 class _Owner:
