@@ -100,15 +100,12 @@ static PyObject *writer_read(PyObject *object, PyObject *Py_UNUSED(none)) {
     return Py_BuildValue("LL", (long long)((Writer *)object)->position, (long long)((Writer *)object)->spent_ns);
 }
 
-static void give_back(Writer *self) {
+static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
+    Writer *self = (Writer *)object;
     self->owner = 0;
     self->words = self->shown = NULL;
     if (self->buffer.obj != NULL) PyBuffer_Release(&self->buffer);
     if (self->progress.obj != NULL) PyBuffer_Release(&self->progress);
-}
-
-static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
-    give_back((Writer *)object);
     Py_RETURN_NONE;
 }
 
@@ -161,7 +158,7 @@ static int writer_clear(PyObject *object) {
 static void writer_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    give_back((Writer *)object);
+    Py_DECREF(writer_disown(object, NULL));
     Py_CLEAR(((Writer *)object)->clock);
     Py_CLEAR(((Writer *)object)->elsewhere);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -195,8 +192,7 @@ static PyType_Slot writer_slots[] = {
 
 static PyType_Spec writer_spec = {
     .name = "otel_train._edges.Writer", .basicsize = sizeof(Writer),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = writer_slots,
-};
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = writer_slots};
 
 /* Hooks: what stands in torch's functions. Each is a builtin function whose self is a tuple of what it needs, `edge` first: a
    Writer, or any callable that takes a code. The same in Python is in otel_train/instrumentation. Torch's work between two hooks
@@ -294,6 +290,19 @@ static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t cou
     return records > 0 ? finish(edge, words, result) : result;
 }
 
+/* edge, words by the identity of an optimizer, (begin, end, fail) packed, join: before(optimizer, args, kwargs). `join` gives the words
+   of a new optimizer; it is None in the hook after the step. */
+static PyObject *update(PyObject *state, PyObject *const *given, Py_ssize_t count) {
+    PyObject *edge = FIELD(0), *join = FIELD(2), *key = PyLong_FromVoidPtr(count > 0 ? given[0] : NULL);
+    int64_t begun = hook_begins(edge);
+    PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(FIELD(1), key));
+    Py_XDECREF(key);
+    if (words == NULL && !PyErr_Occurred() && join != Py_None && count > 0) words = PyObject_CallFunctionObjArgs(join, given[0], NULL);
+    int bad = words == NULL ? PyErr_Occurred() != NULL : put(edge, ((int64_t *)PyBytes_AsString(words))[join == Py_None], begun) < 0;
+    Py_XDECREF(words);
+    return bad ? NULL : Py_NewRef(Py_None);
+}
+
 /* Its self is a key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
 static PyObject *leading(PyObject *key, PyObject *batch) {
     PyObject *array = PyObject_GetItem(batch, key);
@@ -339,6 +348,7 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     static PyMethodDef kinds[] = {
         {"timed", (PyCFunction)(void (*)(void))timed, METH_VARARGS | METH_KEYWORDS, NULL},
         {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL, NULL},
+        {"update", (PyCFunction)(void (*)(void))update, METH_FASTCALL, NULL},
         {"leading", leading, METH_O, NULL},
         {"__next__", next_batch, METH_NOARGS, NULL},
         {NULL, NULL, 0, NULL},
@@ -374,8 +384,7 @@ static void on_term(int number, siginfo_t *info, void *Py_UNUSED(context)) {
             kill(term.pid, number);
             errno = kept;
             return;
-        }
-        if (!term.waits) {
+        } else if (!term.waits) {
             term.waits = 1;
             timer_settime(term.timer, 0, &term.patience, NULL);
         }
@@ -394,18 +403,14 @@ static PyObject *term_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(non
     Py_RETURN_NONE;
 }
 
-static void undo_term(void) {
+static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     struct sigaction now;
-    if (!term.active) return;
+    if (!term.active) Py_RETURN_NONE;
     if (sigaction(SIGTERM, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_term)
         sigaction(SIGTERM, &term.before, NULL);
     term.active = 0;
     if (getpid() == term.pid) timer_delete(term.timer);
     PyBuffer_Release(&term.shown);
-}
-
-static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
-    undo_term();
     Py_RETURN_NONE;
 }
 
@@ -416,7 +421,7 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
     struct sigaction ours = {.sa_sigaction = on_term, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     if (!PyArg_ParseTuple(args, "OL:bound_term", &shown, &patience_ns)) return NULL;
-    if (term.active && getpid() != term.pid) undo_term(); /* of the parent, which forked */
+    if (term.active && getpid() != term.pid) Py_DECREF(unbound_term(NULL, NULL)); /* of the parent, which forked */
     if (term.active || sigaction(SIGTERM, NULL, &term.before) < 0 || (term.before.sa_flags & SA_SIGINFO)
         || term.before.sa_handler == SIG_DFL || term.before.sa_handler == SIG_IGN)
         Py_RETURN_FALSE;
@@ -425,8 +430,7 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
         PyBuffer_Release(&term.shown);
         Py_RETURN_FALSE;
     }
-    term.patience.it_value.tv_sec = patience_ns / 1000000000;
-    term.patience.it_value.tv_nsec = patience_ns % 1000000000;
+    term.patience.it_value = (struct timespec){.tv_sec = patience_ns / 1000000000, .tv_nsec = patience_ns % 1000000000};
     term.pid = getpid();
     term.waits = 0;
     term.active = 1;
@@ -452,10 +456,7 @@ typedef struct {
 
 typedef struct { int64_t written, until_ns, unused[6]; Record records[]; } DeviceRing;
 
-typedef struct {
-    int64_t devices, host_ns, code, step;
-    void *events[MOST_DEVICES];
-} Entry;
+typedef struct { int64_t devices, host_ns, code, step; void *events[MOST_DEVICES]; } Entry;
 
 typedef struct {
     int64_t pushed, read;            /* entries; each number has one writer */
@@ -594,7 +595,6 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, .m_name = "otel_train._edges",
     .m_doc = "Edges of the training thread, written in C. See otel_train/recording/ring_buffer.py.",
-    .m_methods = module_methods, .m_slots = module_slots,
-};
+    .m_methods = module_methods, .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__edges(void) { return PyModuleDef_Init(&module_definition); }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
 from otel_train.instrumentation.patching import replace
+from otel_train.recording import ring_buffer
 from otel_train.recording.events import Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
@@ -145,6 +146,14 @@ class ScalerPatch:
         self.remove = replace(torch.amp.GradScaler, "step", timed)
 
 
+class _HookInC(tuple[Any, Any, Any]):
+    """The hook ``update`` of ``_edges``, and what it needs. An object: of a function in C the compiler would warn its user."""
+
+    __slots__ = ()
+    if ring_buffer.EXTENSION is not None:
+        __call__ = ring_buffer.EXTENSION.hook("update", tuple)
+
+
 class OptimizerProbe:
     """Times ``step`` of every ``torch.optim.Optimizer`` and ``GradScaler`` until ``remove``.
 
@@ -160,7 +169,8 @@ class OptimizerProbe:
         from torch.optim import optimizer as hooks
 
         self._recorder = recorder
-        self._words: dict[int, tuple[int, int, int]] = {}
+        self._in_c = ring_buffer.EXTENSION is not None
+        self._words: dict[int, Any] = {}
         self._names: dict[str, int] = {}
         self._held: dict[int, weakref.ref[Any]] = {}
         before, after = self._hooks()
@@ -174,7 +184,7 @@ class OptimizerProbe:
     @property
     def codes(self) -> tuple[Any, ...]:
         """Code objects that a compiler should step over."""
-        return tuple(hook.__code__ for hook in self._hooks_made)
+        return tuple(hook.__code__ for hook in self._hooks_made if hasattr(hook, "__code__"))
 
     def remove(self) -> None:
         """Take the hooks out."""
@@ -182,8 +192,11 @@ class OptimizerProbe:
             handle.remove()
         self._scaler.remove()
 
-    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _hooks(self) -> tuple[Any, Any]:
         edge, known, join = self._recorder.edge, self._words, self._join
+        if self._in_c:
+            writer = ring_buffer.for_hooks(edge)
+            return _HookInC((writer, known, join)), _HookInC((writer, known, None))
 
         def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             words = known.get(id(optimizer)) or join(optimizer)
@@ -196,14 +209,15 @@ class OptimizerProbe:
 
         return before, after
 
-    def _join(self, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
+    def _join(self, optimizer: torch.optim.Optimizer) -> Any:
         """First step of an optimizer: give it a bounded name, and forget it when it is gone."""
         key, kind = id(optimizer), type(optimizer).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1
         name = kind if count == 1 else f"{kind}_{min(count, _MOST_OF_A_KIND)}"
-        words = self._words[key] = begin_end_fail(self._recorder.source(SourceKind.OPTIMIZER, name))
+        words = begin_end_fail(self._recorder.source(SourceKind.OPTIMIZER, name))
+        self._words[key] = ring_buffer.packed(*words) if self._in_c else words
         self._held[key] = weakref.ref(optimizer, lambda _: self._forget(key))
-        return words
+        return self._words[key]
 
     def _forget(self, key: int) -> None:
         self._words.pop(key, None)

@@ -161,11 +161,33 @@ def test_outside_of_a_repository_only_the_folder_itself_is_looked_at(tmp_path: P
     assert project_file(tmp_path) == here
 
 
-def test_a_project_file_that_does_not_speak_of_us_is_not_parsed(project: Path) -> None:
+@pytest.mark.parametrize("dependency", ["", '\ndependencies = ["otel-train"]', '\n  "otel-train==1.0",'])
+def test_a_project_file_without_our_table_is_not_parsed(project: Path, dependency: str) -> None:
     """A slip elsewhere in it is not for us to complain of."""
-    (project / "pyproject.toml").write_text("[tool.other\nbroken", encoding="utf-8")
+    (project / "pyproject.toml").write_text(f"[tool.other\nbroken{dependency}", encoding="utf-8")
 
     assert resolve(environ={}, folder=project).config == Config()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[tool.otel_train]\nrun_name = "x"',
+        '[ tool . "otel_train" ]\nrun_name = "x"',
+        "['tool'.'otel_train']\nrun_name = \"x\"",
+        '[tool]\notel_train = { run_name = "x" }',
+        '[tool]\n  otel_train.run_name = "x"',
+        'tool.otel_train.run_name = "x"',
+        '[tool]\n"otel_train" . run_name = "x"',
+        'tool = { other = 1, otel_train = { run_name = "x" } }',
+        'tool = {otel_train={run_name="x"}}',
+    ],
+)
+def test_our_table_is_read_in_every_spelling_of_toml(project: Path, text: str) -> None:
+    """A file is parsed only where it may have the table."""
+    (project / "pyproject.toml").write_text(text, encoding="utf-8")
+
+    assert resolve(environ={}, folder=project).config.run_name == "x"
 
 
 def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
