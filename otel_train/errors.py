@@ -54,16 +54,7 @@ class StackError(OtelTrainError):
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import ``module``, or say which extra provides it.
-
-    Args:
-        module: dotted name of the module.
-        extra: the extra of otel-train that installs it.
-
-    Raises:
-        MissingExtraError: ``module`` itself is absent. A failure *inside* it, such as a broken CUDA
-            build, is left alone: the real message is worth more than ours.
-    """
+    """Import ``module``, or say which extra provides it. What fails inside it, such as a broken CUDA build, is raised."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -80,10 +71,6 @@ def imported(
     """``module`` if the program has imported it; None until the import is over.
 
     Another thread may import it at this moment: it is in ``sys.modules`` then, and lacks most of its names.
-
-    Args:
-        module: dotted name of the module.
-        modules: what is looked in.
     """
     found = modules.get(module)
     return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found
@@ -116,9 +103,6 @@ def text(call: str, value: object, remedy: str) -> str:
         call: the call in which it stands, with ``{}`` for the value.
         value: what was passed.
         remedy: what to write instead.
-
-    Raises:
-        ConfigError: it is none.
     """
     if isinstance(value, str) and value.strip() and not _UNPRINTABLE.search(value):
         return value
@@ -139,9 +123,6 @@ def whole(
         least: smallest allowed.
         most: largest allowed; None for any.
         other: what else may stand there.
-
-    Raises:
-        ConfigError: it is none, or out of range.
     """
     try:
         number = least - 1 if isinstance(value, bool) else index(value)
@@ -154,33 +135,21 @@ def whole(
 
 
 def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
-    """``value`` as a truth value.
-
-    Raises:
-        ConfigError: it is none; the text "False" would be true.
-    """
+    """``value`` as a truth value."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise refused(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
 
 
 def callable_(call: str, value: Any, rule: str, remedy: str) -> Any:  # Any: the user's own
-    """``value``, which can be called.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """``value``, which can be called."""
     if callable(value):
         return value
     raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
 def by_name(call: str, value: Any, rule: str, remedy: str) -> Mapping[Any, Any]:  # Any: the user's own
-    """``value``, which has values by name.
-
-    Raises:
-        ConfigError: it has not.
-    """
+    """``value``, which has values by name."""
     if isinstance(value, Mapping):
         return value
     raise refused(call.replace("{}", shown(value)), rule, remedy)
@@ -194,11 +163,7 @@ def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def one_of(call: str, name: object, known: Iterable[str]) -> str:
-    """``name``, which is one of those known.
-
-    Raises:
-        ConfigError: it is none; says which one is near.
-    """
+    """``name``, which is one of those known."""
     names = list(known)
     if isinstance(name, str) and name in names:
         return name

@@ -22,11 +22,7 @@ _attachments: list[Attachment] = []
 
 
 def begin(package: str) -> None:
-    """Waits for the first sign of training in this process, and in its forks.
-
-    Args:
-        package: the imported package: ``torch`` or ``jax``.
-    """
+    """Waits for the first sign of training in this process, and in its forks."""
     if not _attachments:
         _attachments.append(Attachment())
     _attachments[0].wait(package)

@@ -56,17 +56,7 @@ def interpreter_flags(words: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
 def command_line(
     words: Sequence[str], *, module: str = "", flags: Sequence[str] = (), python: str = sys.executable
 ) -> list[str]:
-    """Returns the command to start.
-
-    Args:
-        words: a script or a command, and its arguments; the arguments alone with ``module``.
-        module: as in ``python -m``.
-        flags: options of the interpreter.
-        python: the interpreter.
-
-    Raises:
-        ConfigError: there is no such script or command.
-    """
+    """Returns the command that starts a script or a command; with ``module``, ``words`` are its arguments."""
     if module:
         return [python, *flags, "-m", module, *words]
     if not words:
@@ -95,15 +85,9 @@ def unreachable() -> str:
 
 
 def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Returns the environment of the program: the user's, the settings, and the import hook.
+    """Returns the environment of the program: the user's, the settings given as options, and the import hook.
 
-    Args:
-        environ: the user's.
-        settings: ``OTEL_TRAIN_*`` and ``OTEL_*`` variables given as options; they win.
-        folder: of this launch.
-
-    Raises:
-        ConfigError: a setting given as an option is invalid. One in the environment is ignored with a warning.
+    An option that is invalid raises ``ConfigError``; a variable of the user's is ignored with a warning.
     """
     _refuse_wrong(settings, environ)
     result = {**environ, **settings}
@@ -121,11 +105,7 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
 
 
 def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Refuses invalid options.
-
-    Raises:
-        ConfigError: one of them is invalid.
-    """
+    """Refuses invalid options."""
     for wrong in settings_in(settings)[1]:
         raise ConfigError(wrong.problem)
     if path := settings.get(FILE_VARIABLE):
@@ -176,15 +156,8 @@ def start_and_wait(
 ) -> Ended:
     """Runs a command with the terminal, standard streams, files, process group and signals of this process.
 
-    Signals from other processes are forwarded; those of the terminal reach the command directly.
-
-    Args:
-        command: the command.
-        environ: its environment.
-        before_reaping: called after its exit, while the kernel still has its status.
-
-    Raises:
-        OSError: it cannot be started.
+    Signals from other processes are forwarded; those of the terminal reach the command directly. ``before_reaping`` is
+    called after its exit, while the kernel still has its status.
     """
     ignored = {number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN}  # nohup
     waited = {signal.SIGCHLD, *_PASSED_ON} - ignored

@@ -17,11 +17,7 @@ _TABLE = "_global_optimizer_pre_hooks"
 
 
 class FirstSign:
-    """Calls back at the first sign of training. Other threads that give a sign meanwhile wait until the call returns.
-
-    Args:
-        found: called once, on the thread that gives the sign.
-    """
+    """Calls back at the first sign of training. Other threads that give a sign meanwhile wait until the call returns."""
 
     def __init__(self, found: Callable[[], None]) -> None:
         self._found = found

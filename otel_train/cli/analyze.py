@@ -81,11 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which.
-
-    Raises:
-        TraceError: several traces do not say which rank they are, or two are of one rank.
-    """
+    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which."""
     documents = [summarize(trace, most=most) for trace in traces]
     if len(traces) > 1:
         waiting = waits([Scene(trace) for trace in traces])

@@ -26,18 +26,7 @@ _EVERY_S = 0.2
 
 
 def chosen(targets: Sequence[str], root: Path) -> list[Path]:
-    """The traces that are meant.
-
-    Args:
-        targets: trace files, or one run or run id; nothing for the newest run.
-        root: folder that holds the run directories.
-
-    Returns:
-        The files; of a run, its newest capture, of every rank.
-
-    Raises:
-        RunDirectoryError: there is neither such a file nor such a run, or the run has no capture.
-    """
+    """The trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
     if files and all(file.is_file() for file in files):
         return files
@@ -54,11 +43,7 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """The traces, with a line on a terminal that says how far a large one is.
-
-    Raises:
-        TraceError: one of them is no trace.
-    """
+    """The traces, with a line on a terminal that says how far a large one is."""
     return [_numbered(read(path, progress=progress(path, sys.stderr))) for path in paths]
 
 
@@ -74,11 +59,7 @@ def _numbered(trace: Trace) -> Trace:
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
-    """What shows on a terminal how far a large file is; None where nothing should.
-
-    Raises:
-        TraceError: there is no such file.
-    """
+    """What shows on a terminal how far a large file is; None where nothing should."""
     try:
         large = path.stat().st_size >= LARGE_BYTES
     except OSError as error:
@@ -153,11 +134,7 @@ def default_run_dir() -> str:
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
-    """The folder of each rank asked for that has ``file_name``, by rank.
-
-    Raises:
-        RunDirectoryError: there is no such run, or no rank of it left such a file.
-    """
+    """The folder of each rank asked for that has ``file_name``, by rank."""
     run = find_run(args.run, Path(args.run_dir))
     found = {
         _rank(folder): folder for folder in rank_directories(run) if mark_of(folder / file_name) is not None

@@ -48,16 +48,7 @@ _TRAIN = "train"
 
 
 def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
-    """One rank of a run: the histograms of its training steps and stages, as last exported.
-
-    Args:
-        folder: of the rank.
-        summary: its ``summary.json``.
-        name: what to call it.
-
-    Raises:
-        RunDirectoryError: it exported no histogram.
-    """
+    """One rank of a run: the histograms of its training steps and stages, as last exported."""
     line = last_metrics(folder / METRICS)
     samples: dict[str, list[Sample]] = {}
     facts: dict[str, object] = {}

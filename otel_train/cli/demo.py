@@ -89,12 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, print the run summary and what to try next.
-
-    Raises:
-        MissingExtraError: torch or tqdm is not installed.
-        ConfigError: there is no such device.
-    """
+    """Train, print the run summary and what to try next."""
     require("tqdm", extra="demo")
     torch: Any = require("torch", extra="demo")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -123,14 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def farewell(
     summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False, workers: int = 0
 ) -> str:
-    """Where things were, and what to try next, by the main finding.
-
-    Args:
-        summary: of the run.
-        environ: says where it was exported to.
-        artifacts: they were written.
-        workers: processes that read ``code`` ahead.
-    """
+    """Where things were, and what to try next, by the main finding."""
     metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
     lines = []
     if metrics_url:

@@ -84,11 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, print, and say by the exit code how it stands.
-
-    Raises:
-        ConfigError: the file of the token cannot be read.
-    """
+    """Examine, print, and say by the exit code how it stands."""
     places = _places(args)
     findings = examine(os.environ, places, endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst(findings)]

@@ -76,9 +76,6 @@ FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the sign
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Args:
-        argv: the words after ``otel-train``; those of this process if None.
-
     Returns:
         The exit code. Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no
         ``OtelTrainError``.

@@ -184,12 +184,7 @@ DEMO_STEPS_BESIDE = 60
 
 
 def run_program(args: argparse.Namespace) -> int:
-    """Run the program, or the demo where none is given; how it ended, or 1 if nothing was captured.
-
-    Raises:
-        ConfigError: a setting cannot be honoured, or there is no such program.
-        RunDirectoryError: the program was not observed, or the artifacts cannot be written.
-    """
+    """Run the program, or the demo where none is given; how it ended, or 1 if nothing was captured."""
     if args.steps < 1:
         raise ConfigError(f"--steps {args.steps}: expected 1 or more")
     if args.run:

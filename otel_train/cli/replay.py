@@ -41,11 +41,7 @@ RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 
 
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
-    """Every request of metrics that a rank has on disk, with where it lies. Most lie in several places.
-
-    Raises:
-        OSError: a file is there but cannot be read.
-    """
+    """Every request of metrics that a rank has on disk, with where it lies. Most lie in several places."""
     for part in parts_of(rank / RECORDING):
         with open_binary(part) as file:
             yield from (
@@ -60,11 +56,7 @@ def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
-    """Write the metrics of a run that are older than so many seconds, and say what to do with them; the exit status.
-
-    Raises:
-        OSError: something cannot be read or written.
-    """
+    """Write the metrics of a run that are older than so many seconds, and say what to do with them; the exit status."""
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
@@ -128,16 +120,6 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
 
     An export counts as there if the heartbeat of its rank has a sample of its time: every profile has that metric, and a
     request is stored as a whole or, where it is too old, not at all.
-
-    Args:
-        run_directory: ``<root>/<run id>``.
-        url: of Prometheus.
-        wait_s: how long it may take to arrive.
-
-    Raises:
-        ConfigError: no store is named.
-        StackError: it does not answer.
-        OSError: a recording or a spool cannot be read.
     """
     if not url:
         raise ConfigError("No store is named. Give --prometheus http://127.0.0.1:9090")
@@ -404,23 +386,7 @@ def replay(
     dry_run: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Counts:
-    """Send what the spools of all ranks of a run hold, oldest first.
-
-    Args:
-        run_directory: ``<root>/<run id>``.
-        endpoint: base address; "" takes the standard variables'.
-        recorded: also send the recorded metrics and spans, which stay on disk.
-        rejected: also send what was refused before; what is accepted now is removed.
-        dry_run: send nothing.
-        environ: where the standard variables are read.
-
-    Returns:
-        What became of the lines; each is one request.
-
-    Raises:
-        ConfigError: no endpoint is named, or a setting is wrong.
-        OSError: a spool or a recording cannot be read, or a spool cannot be changed.
-    """
+    """Send what the spools of all ranks of a run hold, oldest first."""
     if dry_run:
         return _count_all(run_directory, recorded=recorded, rejected=rejected)
     if not endpoint and not otlp_configured(environ):
@@ -516,11 +482,7 @@ class _Signal:
         return delivery
 
     def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
-        """Try a request until it is answered well, a few times at most.
-
-        Args:
-            send: tries once; its argument says whether it is the last time.
-        """
+        """Try a request until it is answered well, a few times at most; ``send`` is told whether it is the last time."""
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):
             delivery = send(not left)

@@ -25,17 +25,7 @@ if TYPE_CHECKING:
 
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
-    """What the report shows: the rank, and the document for scripts with the newest capture of each rank.
-
-    Args:
-        run: the run directory.
-        folders: of the ranks that have a summary.
-        rank: the rank whose metrics are drawn.
-
-    Raises:
-        RunDirectoryError: a summary cannot be read.
-        TraceError: a capture cannot be read.
-    """
+    """What the report shows: the rank, and the document for scripts with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY) for folder in folders.values()]
     taken = captures_of(run)
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])

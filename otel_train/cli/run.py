@@ -95,11 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; what it ends with.
-
-    Raises:
-        ConfigError: a setting cannot be honoured, or there is no such program.
-    """
+    """Run the program; what it ends with."""
     from otel_train.autoinstrument import runner
 
     if args.module is not None:
@@ -110,16 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> Ended:
-    """Run a program, observed, and export what it may have left behind; how it ended.
-
-    Args:
-        words: a script or a command and its arguments; the arguments alone with ``module``.
-        settings: variables that are set for it.
-        module: as in ``python -m``.
-
-    Raises:
-        ConfigError: a setting cannot be honoured, or there is no such program.
-    """
+    """Run a program, observed, with variables set for it, and export what it may have left behind; how it ended."""
     from otel_train.agent.rank_end import wait_for_ends
     from otel_train.autoinstrument import runner
 
@@ -162,11 +149,7 @@ def _say(ends: Sequence[RankEnd]) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """The variables that the options stand for.
-
-    Raises:
-        ConfigError: ``--set`` does not name a setting.
-    """
+    """The variables that the options stand for."""
     options = (*OPTIONS, *FORMER_OPTIONS)
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for item in args.set:

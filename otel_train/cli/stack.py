@@ -91,12 +91,7 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked.
-
-    Raises:
-        StackError: it cannot be done.
-        ConfigError: options contradict each other.
-    """
+    """Do what was asked."""
     if args.action == "up":
         return _up_local(args) if args.local else _up_compose(args)
     local = LocalStack.of(args.state)

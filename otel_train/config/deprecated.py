@@ -151,13 +151,7 @@ class PresentSettings(FastNamedTuple):
 def present(
     given: Mapping[str, Any], *, variables: bool = False, secrets: tuple[str, ...] = ()
 ) -> PresentSettings:
-    """Settings of one source under their present names. Where both names are given, the present one wins.
-
-    Args:
-        given: values by name, not checked yet.
-        variables: whether the names in the warnings are those of environment variables.
-        secrets: settings whose values are not shown.
-    """
+    """Settings of one source under their present names. Where both names are given, the present one wins."""
     values = {name: value for name, value in given.items() if name not in FORMER}
     warnings = []
     for names, new, value in _translated(given):

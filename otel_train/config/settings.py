@@ -104,13 +104,7 @@ T = TypeVar("T", bool, int, float, str)
 
 
 def setting(*, default: T, rule: ValueRule = ValueRule(), secret: bool = False) -> T:  # noqa: B008 - a rule has no state
-    """A field of ``Config``. Its docstring is the row of the setting in the reference.
-
-    Args:
-        default: the value where none is given.
-        rule: what the value may be, beside its type.
-        secret: whether the value is shown nowhere.
-    """
+    """A field of ``Config``. Its docstring is the row of the setting in the reference."""
     made: T = field(default=default, metadata={"rule": rule, "secret": secret})
     return made
 
@@ -407,13 +401,7 @@ def changed(config: Config) -> dict[str, Any]:
 
 
 class GivenSettings(FastNamedTuple):
-    """What one source says.
-
-    Attributes:
-        values: by name.
-        ignored: what cannot be honoured.
-        deprecated: former names and values, each with what to write instead.
-    """
+    """What one source says."""
 
     values: dict[str, Any]
     ignored: list[IgnoredSetting]

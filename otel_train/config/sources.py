@@ -144,11 +144,7 @@ def _files(
 
 
 def project_file(folder: Path | None = None) -> Path | None:
-    """The nearest ``pyproject.toml``: from ``folder`` up to the root of the repository that it is in, and no further.
-
-    Args:
-        folder: where to begin; the working directory when None. Outside of a repository nothing above it is looked at.
-    """
+    """The nearest ``pyproject.toml``: from ``folder`` up to the root of its repository; outside of one, in ``folder``."""
     try:
         begin = Path.cwd() if folder is None else folder.absolute()
     except OSError:  # the working directory is gone
@@ -191,11 +187,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def _from_yaml(path: Path, named: str) -> ConfigSource:
-    """The settings in a YAML file that was asked for.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """The settings in a YAML file that was asked for."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -222,13 +214,7 @@ def _from_yaml(path: Path, named: str) -> ConfigSource:
 
 
 def _checked(held: object, origin: str, where: str) -> ConfigSource:
-    """The settings in a file, each as good as one from code.
-
-    Args:
-        held: what the file holds.
-        origin: its path.
-        where: the file, as messages about a mistake in it name it.
-    """
+    """The settings in a file, each as good as one from code."""
     if held is None:
         return ConfigSource(origin, {})
     if not isinstance(held, Mapping):
@@ -250,11 +236,7 @@ def _checked(held: object, origin: str, where: str) -> ConfigSource:
 
 
 def _native(name: str, value: object) -> object:
-    """What a file holds, as code would say it.
-
-    Raises:
-        ConfigError: it is no setting, or cannot be honoured.
-    """
+    """What a file holds, as code would say it."""
     if name not in DEFAULTS:
         raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS, FORMER))
     known = SETTINGS[name]

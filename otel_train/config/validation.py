@@ -288,26 +288,14 @@ class Setting(FastNamedTuple):
     secret: bool = False
 
     def checked(self, value: object) -> Any:  # Any: of the type of the default
-        """``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own.
-
-        Raises:
-            ConfigError: it is of another type, or breaks the rule.
-        """
+        """``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own."""
         typed = self._typed(self.rule.converted(value), value)
         if rule := self.rule.broken(typed):
             raise self.refused(typed, rule)
         return typed
 
     def read(self, variable: str, text: str) -> Any:  # Any: as above
-        """The value that a text says.
-
-        Args:
-            variable: what whoever gives it calls the setting.
-            text: the value.
-
-        Raises:
-            ConfigError: it does not fit; the message begins with ``variable``.
-        """
+        """The value that a text says."""
         kind, word = type(self.default), text.strip().lower()
         value: object = text
         if kind is not str:
@@ -423,13 +411,7 @@ def variable_of(name: str) -> str:
 
 
 def unknown(name: str, known: Iterable[str], former: Mapping[str, str]) -> str:
-    """What the user reads when there is no such setting.
-
-    Args:
-        name: as it is given.
-        known: names of settings.
-        former: former names, each with the present one, which the answer to a misspelt one names.
-    """
+    """What the user reads when there is no such setting."""
     # The prefix, which all share, would make any two names look alike.
     name = printable(name)
     present = {**former, **{each: each for each in known}}

@@ -38,13 +38,7 @@ class CheckResult(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check with a time limit.
-
-    Attributes:
-        area: name of what is checked.
-        look: yields results. May take long, may raise.
-        limit_s: time limit in seconds.
-    """
+    """A check with a time limit."""
 
     area: str
     look: Callable[[], Iterable[CheckResult]]
@@ -124,13 +118,7 @@ class HttpResult(NamedTuple):
 
 
 def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> HttpResult:
-    """Sends a GET request.
-
-    Args:
-        url: with http or https.
-        headers: to send.
-        certificate: PEM file to verify the server with; "" uses the system's.
-    """
+    """Sends a GET request."""
     if urlsplit(url).scheme not in {"http", "https"}:
         return HttpResult(0, {}, b"", f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))

@@ -60,14 +60,7 @@ class ConnectionProblem(Exception):  # noqa: N818 - a check result, not an error
 
 
 class Proxy(NamedTuple):
-    """A proxy on the route to the collector.
-
-    Attributes:
-        variable: the variable that names it, such as ``HTTPS_PROXY``.
-        host: its host.
-        port: its port.
-        headers: headers for it, such as a login.
-    """
+    """A proxy on the route to the collector."""
 
     variable: str
     host: str
@@ -81,13 +74,7 @@ class Proxy(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """An open connection.
-
-    Attributes:
-        sock: the socket.
-        proxy: the proxy in use; None for none.
-        certificate: certificate of the server, as ``ssl`` returns it; empty without TLS.
-    """
+    """An open connection."""
 
     sock: socket.socket
     proxy: Proxy | None
@@ -101,11 +88,7 @@ def place_of(target: Target) -> tuple[str, int]:
 
 
 def proxy_of(target: Target) -> Proxy | None:
-    """Returns the proxy that the standard variables name for an address, as exporters use it.
-
-    Raises:
-        ConnectionProblem: its address is invalid.
-    """
+    """Returns the proxy that the standard variables name for an address, as exporters use it."""
     host, port = place_of(target)
     named = getproxies_environment()
     if not host or proxy_bypass(f"{host}:{port}"):
@@ -126,11 +109,7 @@ def proxy_of(target: Target) -> Proxy | None:
 
 
 def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socket.socket:
-    """Opens a connection.
-
-    Raises:
-        ConnectionProblem: it failed.
-    """
+    """Opens a connection."""
     named = remedy or "OTEL_EXPORTER_OTLP_ENDPOINT names it"
     try:
         return socket.create_connection((host, port), WITHIN_S)
@@ -153,11 +132,7 @@ def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socke
 
 
 def open_line(target: Target, proxy: Proxy | None) -> Connection:
-    """Opens a connection to a collector, through its proxy if there is one, with TLS if the address says so.
-
-    Raises:
-        ConnectionProblem: it failed.
-    """
+    """Opens a connection to a collector, through its proxy if there is one, with TLS if the address says so."""
     host, port = place_of(target)
     if proxy is None:
         sock = connect(host, port)
@@ -249,13 +224,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> ConnectionPro
 
 
 def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
-    """Sends an HTTP/1 request and reads the response; without one, returns status 0 and what was received.
-
-    Args:
-        sock: connected.
-        request: the complete request.
-        head: the response has no body.
-    """
+    """Sends an HTTP/1 request and reads the response; without one, returns status 0 and what was received."""
     raw = _exchange(sock, request, head=head)
     if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
         return HttpResponse(0, {}, raw)
@@ -279,11 +248,7 @@ class _Bytes:
 
 
 def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> bytes:
-    """Receives until the end of the response, the size bound or the time limit.
-
-    Raises:
-        ConnectionProblem: the server requires a client certificate.
-    """
+    """Receives until the end of the response, the size bound or the time limit."""
     until_s = time.monotonic() + WITHIN_S
     try:
         raw = _unasked(sock)
@@ -363,13 +328,7 @@ def is_alert(raw: bytes) -> bool:
 
 
 def speaks(host: str, port: int, *, tls: bool = True) -> str:
-    """Returns the protocol at an address: ``tls``, ``grpc``, ``http`` or "" if unknown.
-
-    Args:
-        host: its host.
-        port: its port.
-        tls: whether to try TLS.
-    """
+    """Returns the protocol at an address: ``tls``, ``grpc``, ``http`` or "" if unknown."""
     with suppress(OSError, ConnectionProblem):
         if tls and _shakes_hands(host, port):
             return TLS

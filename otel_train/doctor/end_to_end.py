@@ -48,13 +48,7 @@ class ProbeTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A metric and a span that cannot be confused with those of a run.
-
-    Attributes:
-        run_id: ``doctor-`` and a random word.
-        trace_id: of its span.
-        unix_ns: its time; also the value of the metric.
-    """
+    """A metric and a span that cannot be confused with those of a run."""
 
     run_id: str
     trace_id: int
@@ -100,16 +94,7 @@ def check_end_to_end(
     wait_s: float = 30.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[CheckResult]:
-    """Sends a probe and looks for it.
-
-    Args:
-        environ: the standard variables.
-        places: where to look.
-        endpoint: base address in place of the variables'.
-        wanted: send to the standard address if no variable names one.
-        wait_s: longest time to arrival.
-        sleep: waits between two looks.
-    """
+    """Sends a probe and looks for it."""
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError:

@@ -34,11 +34,7 @@ _PROXY_STATUSES = frozenset({403, 407, 500, 502, 503, 504})
 def settings_of(
     environ: Mapping[str, str], endpoint: str = "", *, wanted: bool = False
 ) -> OtlpSettings | None:
-    """Returns what is sent, and how; None if nothing is.
-
-    Raises:
-        ConfigError: a variable is invalid.
-    """
+    """Returns what is sent, and how; None if nothing is."""
     settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=wanted)
     return settings if settings.targets else None
 
@@ -79,14 +75,7 @@ def check_endpoint(
 def look_at(
     signal: str, target: Target, now_s: Callable[[], float] = time.time, *, token: bool = False
 ) -> Iterator[CheckResult]:
-    """Sends an empty request to an address and yields the results.
-
-    Args:
-        signal: ``metrics`` or ``traces``.
-        target: the address and protocol.
-        now_s: clock of this machine.
-        token: whether headers are sent, which may be secrets.
-    """
+    """Sends an empty request to an address; ``token``: whether headers are sent, which may be secrets."""
     asked_s = now_s()
     try:
         line = connection.open_line(target, connection.proxy_of(target))
@@ -118,11 +107,7 @@ def _unencrypted(target: Target) -> CheckResult:
 
 
 def _post(signal: str, target: Target, line: Connection) -> str:
-    """Posts an empty request over HTTP/1; returns the Date of the response.
-
-    Raises:
-        ConnectionProblem: it is not accepted.
-    """
+    """Posts an empty request over HTTP/1; returns the Date of the response."""
     answer = connection.ask(line.sock, _request(target, line.proxy))
     if not answer.status:
         raise _no_http(target, line.proxy, answer.body)
@@ -227,11 +212,7 @@ def _refused(answer: ExportResponse) -> ConnectionProblem:
 
 
 def _ask_grpc(signal: str, target: Target, line: Connection) -> str:
-    """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date.
-
-    Raises:
-        ConnectionProblem: it is not accepted.
-    """
+    """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date."""
     from otel_train.exporters.otlp_transport import GrpcClient
 
     said = connection.greets_grpc(line.sock)

@@ -44,12 +44,7 @@ LOOKED_AT = 20
 
 
 class FileSystem(NamedTuple):
-    """A file system.
-
-    Attributes:
-        kind: its type, such as ``ext4``; "" if unknown.
-        free_bytes: free space.
-    """
+    """A file system."""
 
     kind: str
     free_bytes: int
@@ -63,13 +58,7 @@ def disk(folder: Path) -> FileSystem:
 def check_run_directory(
     config: Config, *, version: str | None, file_system_of: Callable[[Path], FileSystem] = disk
 ) -> Iterator[CheckResult]:
-    """Checks whether run directories can be written and read.
-
-    Args:
-        config: where they go, and how much each may take.
-        version: installed version, None if unknown.
-        file_system_of: returns the file system of a folder.
-    """
+    """Checks whether run directories can be written and read."""
     root = Path(config.run_dir).absolute()
     above = next(path for path in (root, *root.parents) if os.path.lexists(path))
     if not above.is_dir():
@@ -222,13 +211,6 @@ def check_packages(
     """Checks the installed packages.
 
     Only exporters of other packages are imported, so that a torch that cannot be imported is still reported.
-
-    Args:
-        installed: returns the version of a package, None if it is missing.
-        python: version of the interpreter.
-        device: file of the NVIDIA driver.
-        exporters: entry points of exporters; the installed ones when None.
-        native: whether the C extension was built; None to find out.
     """
     of = installed or _installed
     yield from _python(python)
@@ -372,12 +354,7 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 
 
 def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[CheckResult]:
-    """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here.
-
-    Args:
-        environ: the environment of the run.
-        folder: its working directory; the current one when None.
-    """
+    """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here."""
     resolved = without_unusable(resolve(environ=environ, folder=folder))
     for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
         yield CheckResult(

@@ -27,14 +27,7 @@ SENDING_WITHIN_S = 30.0
 def examine(
     environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
 ) -> list[CheckResult]:
-    """Runs all checks.
-
-    Args:
-        environ: the environment of the run.
-        places: where to look for sent telemetry.
-        endpoint_url: base address in place of the standard variables'.
-        wait_s: longest time to arrival; 0 sends nothing.
-    """
+    """Runs all checks."""
     config = resolve(environ=environ).config
     wanted = config.otlp == "on"
     ours = _version()

@@ -54,14 +54,7 @@ _Callback: Any = _callback_class()
 
 
 class _Translation(_Callback):
-    """Common part of the callbacks. Of several in one Trainer, the first marks epochs and checkpoints.
-
-    Args:
-        enabled: False for a callback that does nothing.
-        settings: of the session.
-        model: as for ``instrument``.
-        loaders: as for ``instrument``.
-    """
+    """Common part of the callbacks. Of several in one Trainer, the first marks epochs and checkpoints."""
 
     def __init__(
         self, *, enabled: bool, settings: Mapping[str, Any], model: Any = None, loaders: Any = None

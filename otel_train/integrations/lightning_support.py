@@ -60,12 +60,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def trackers_of(trainer: Any, config: Config) -> dict[str, Any]:
-    """Returns runs and writers of a Trainer's loggers, by setting; of those that are set to ``auto``.
-
-    Args:
-        trainer: its loggers' runs are open.
-        config: of the session.
-    """
+    """Returns runs and writers of a Trainer's loggers, by setting; of those that are set to ``auto``."""
     found = {}
     for logger in trainer.loggers if trainer.is_global_zero else ():
         for kind in type(logger).__mro__:
@@ -94,13 +89,6 @@ def common_run_id(
     """Returns a run id shared by all ranks of this job; "" if they have one already, or have no common store.
 
     No collective operation: a rank that does not call delays no other.
-
-    Args:
-        number: of the session in this process; equal on every rank.
-        environ: the process environment.
-        ranks: returns rank and world size of the job, if it has several ranks.
-        store: returns the job's store.
-        patience_s: longest wait for rank 0.
     """
     place = ranks()
     if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
@@ -148,11 +136,7 @@ def steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
 
 
 def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
-    """Returns epochs from a number or a sequence of numbers; the first epoch if there are none.
-
-    Raises:
-        ConfigError: a value is no epoch.
-    """
+    """Returns epochs from a number or a sequence of numbers; the first epoch if there are none."""
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if given is None or not several:
         return frozenset({1})
@@ -165,11 +149,7 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
 
 
 def activities_of(given: Any) -> tuple[str, ...]:  # Any: text, or some of texts and of torch's own
-    """Returns the names of activities.
-
-    Raises:
-        ConfigError: an activity is unknown, or there is none.
-    """
+    """Returns the names of activities."""
     words = given.split(",") if isinstance(given, str) else given
     several = list(words) if isinstance(words, (Sequence, AbstractSet)) else [words]
     return activities([str(word).rpartition(".")[2] for word in several])

@@ -45,17 +45,7 @@ class SharedSession:
     def join(
         self, holder: object, given: Mapping[str, Any], model: Any = None, loaders: Any = None
     ) -> Session:
-        """Adds a callback to the session.
-
-        Args:
-            holder: the callback; may join again.
-            given: settings, as for ``instrument``; an open session keeps its own.
-            model: as for ``instrument``.
-            loaders: as for ``instrument``.
-
-        Raises:
-            ConfigError: a setting, a model or a loader is invalid.
-        """
+        """Adds a callback to the session."""
         before = api.current()
         session = api.instrument(model, loaders, **given)
         if before is None:
@@ -70,12 +60,7 @@ class SharedSession:
         return session
 
     def leave(self, holder: object, error: BaseException | None = None) -> None:
-        """Removes a callback from the session. A second call does nothing.
-
-        Args:
-            holder: the callback.
-            error: the exception that ended training, if any.
-        """
+        """Removes a callback from the session. A second call does nothing."""
         if holder not in self._holders:
             return
         self._holders.discard(holder)
@@ -103,22 +88,14 @@ def plain(value: Any) -> Any:  # Any: what a configuration library made
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked settings as keywords of ``instrument``.
-
-    Raises:
-        ConfigError: a setting is unknown or invalid.
-    """
+    """Returns checked settings as keywords of ``instrument``."""
     settings = {name: plain(value) for name, value in given.items()}
     resolved(settings)
     return settings
 
 
 def resolved(given: Mapping[str, Any]) -> ResolvedConfig:
-    """Resolve the settings of a session with these keywords.
-
-    Raises:
-        ConfigError: one of them is not a setting, or cannot be honoured.
-    """
+    """Resolve the settings of a session with these keywords."""
     sources = {name: given[name] for name in ("config", "config_file") if name in given}
     rest = {name: value for name, value in given.items() if name not in sources}
     return resolve(sources.get("config"), split_settings(rest)[0], config_file=sources.get("config_file"))
@@ -153,15 +130,7 @@ def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
 
 
 class CallbackSession:
-    """A callback's use of the shared session. Contains faults of this package.
-
-    Args:
-        name: of the callback, for messages.
-        settings: as for ``otel_train.instrument``.
-
-    Raises:
-        ConfigError: a setting is invalid; the message has value, rule and remedy.
-    """
+    """A callback's use of the shared session. Contains faults of this package."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self.guard = Guard(name)
@@ -169,11 +138,7 @@ class CallbackSession:
         self._epoch: Epoch | None = None
 
     def join(self) -> Session:
-        """Opens or joins the session.
-
-        Raises:
-            ConfigError: see ``otel_train.instrument``.
-        """
+        """Opens or joins the session."""
         return shared.join(self, self._settings)
 
     def begin_epoch(self, number: Callable[[], int]) -> None:

@@ -21,15 +21,9 @@ READY_WITHIN_S = 600.0
 
 
 class Compose:
-    """Docker Compose on the shipped file.
+    """Docker Compose on the shipped file, with some variables of ``.env`` overridden.
 
-    Args:
-        overrides: variables of ``.env`` that differ this time.
-        environ: where programs and settings are looked up.
-        secure: state folder of a stack whose Collector takes OTLP by TLS alone, with a token; None: plain.
-
-    Raises:
-        StackError: there is no Compose, or there are no keys.
+    With ``secure``, the state folder of a stack, its Collector takes OTLP by TLS alone, with the token of that folder.
     """
 
     def __init__(
@@ -44,11 +38,7 @@ class Compose:
         self._command = _command(environ)
 
     def up(self, profiles: Sequence[str]) -> None:
-        """Start, or bring up to date, in the background.
-
-        Raises:
-            StackError: Compose failed; its own words are on stderr.
-        """
+        """Start, or bring up to date, in the background."""
         if self._secure:
             port = Ports.of(configuration.settings(self._environ)).otlp_http
             tls.make(self._secure, endpoint_port=port, environ=self._environ)
@@ -56,27 +46,15 @@ class Compose:
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
 
     def down(self, *, data: bool) -> None:
-        """Stop and remove the containers; with ``data``, their volumes too.
-
-        Raises:
-            StackError: Compose failed.
-        """
+        """Stop and remove the containers; with ``data``, their volumes too."""
         self._run(PROFILES, ["down", *(["--volumes"] if data else [])])
 
     def logs(self, names: Sequence[str], *, follow: bool) -> None:
-        """Show what the containers wrote.
-
-        Raises:
-            StackError: Compose failed.
-        """
+        """Show what the containers wrote."""
         self._run(PROFILES, ["logs", "--tail=200", *(["--follow"] if follow else []), *names])
 
     def status(self) -> None:
-        """Show the containers.
-
-        Raises:
-            StackError: Compose failed.
-        """
+        """Show the containers."""
         self._run(PROFILES, ["ps", "--all"])
 
     def health_urls(self) -> dict[str, str]:

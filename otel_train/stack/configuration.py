@@ -27,9 +27,6 @@ def folder() -> Path:
     """The folder with ``docker-compose.yml``, ``.env``, ``deploy`` and ``grafana``.
 
     A wheel carries them beside this module; a checkout has them at its top.
-
-    Raises:
-        StackError: they are in neither place.
     """
     here = Path(__file__).resolve()
     for candidate in (here.parent / "files", here.parents[2]):
@@ -77,17 +74,7 @@ def wait(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Waits until every service is healthy; writes a line for each.
-
-    Args:
-        urls: health address by service.
-        timeout_s: limit for all of them.
-        say: takes the lines.
-        check: called between polls; raises to give up early.
-
-    Raises:
-        StackError: some were not healthy in time; the message names them.
-    """
+    """Waits until every service is healthy; writes a line for each."""
     started_s = time.monotonic()
     missing = dict(urls)
     while True:
@@ -127,20 +114,12 @@ class Ports:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Ports:
-        """Returns the ports that ``.env`` names, with defaults for the rest.
-
-        Raises:
-            ConfigError: a port is not a number from 1 to 65535.
-        """
+        """Returns the ports that ``.env`` names, with defaults for the rest."""
         named = {field.name: settings.get(f"{field.name.upper()}_PORT", "") for field in fields(cls)}
         return cls().changed(f"{name}={number}" for name, number in named.items() if number)
 
     def changed(self, words: Iterable[str]) -> Ports:
-        """Returns these ports with some replaced, each as ``NAME=NUMBER``.
-
-        Raises:
-            ConfigError: there is no such port, or no such number.
-        """
+        """Returns these ports with some replaced, each as ``NAME=NUMBER``."""
         changes = {}
         for word in words:
             name, _, number = word.partition("=")
@@ -154,11 +133,7 @@ class Ports:
         return replace(self, **changes)
 
     def check_free(self) -> None:
-        """Checks that all ports are free.
-
-        Raises:
-            StackError: some are taken; the message names all of them.
-        """
+        """Checks that all ports are free."""
         taken = [f"{name}={number}" for name, number in asdict(self).items() if not _free(number)]
         if taken:
             raise StackError(
@@ -192,17 +167,7 @@ _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
 
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-    """Write ``state/conf``: the shipped files, with the addresses of this stack beside them.
-
-    Args:
-        state: folder of the stack.
-        ports: where its parts listen.
-        webhook: address that every alert goes to; "" for none.
-        scrape: addresses whose ``/metrics`` are scraped, such as ``127.0.0.1:9464``.
-
-    Raises:
-        ConfigError: ``webhook`` is not an address.
-    """
+    """Write ``state/conf``: the shipped files, with the addresses of this stack beside them."""
     conf, shipped = state / "conf", folder() / "deploy"
     shutil.rmtree(conf, ignore_errors=True)
     conf.mkdir(parents=True, mode=0o700)
@@ -231,9 +196,6 @@ def write_alertmanager(path: Path, webhook: str) -> None:
         path: the file to write. Its folder is closed to others, as the address may carry a secret; the file itself
             is not, because a container reads it as another user.
         webhook: what every receiver calls; "" leaves them silent.
-
-    Raises:
-        ConfigError: ``webhook`` is not an http address.
     """
     text = (folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
     if webhook:

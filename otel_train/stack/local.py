@@ -28,14 +28,7 @@ ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A process of the stack.
-
-    Attributes:
-        name: as in ``ORDER``.
-        command: program and arguments.
-        environ: variables beside the caller's environment.
-        health_url: answers with 200 when the part is ready.
-    """
+    """A process of the stack."""
 
     name: str
     command: tuple[str, ...]
@@ -44,14 +37,7 @@ class Part:
 
 
 def parts(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False) -> tuple[Part, ...]:
-    """The parts of a local stack whose programs are there, in the order in which they stop.
-
-    Args:
-        state: its folder, with the rendered ``conf``.
-        ports: where they listen.
-        environ: where programs and settings are looked up.
-        secure: the Collector takes OTLP by TLS alone, and only with the token.
-    """
+    """The parts of a local stack whose programs are there, in the order in which they stop."""
     makers: dict[str, Callable[[Path, Ports, Mapping[str, str]], Part]] = {
         "collector": partial(_collector, secure=secure),
         "prometheus": _prometheus,
@@ -155,14 +141,7 @@ SHOWN_LINES = 12
 
 
 class LocalStack:
-    """Collector, Prometheus, Alertmanager and Jaeger, with the files that the containers use.
-
-    Args:
-        state: folder for configuration, data, logs and pid files. Made when missing.
-        ports: where the parts listen.
-        environ: where programs and settings are looked up; the parts inherit it.
-        secure: the Collector takes OTLP by TLS alone, and only with the token.
-    """
+    """Collector, Prometheus, Alertmanager and Jaeger, with the files that the containers use; ``secure`` as there."""
 
     def __init__(
         self, state: Path, ports: Ports, environ: Mapping[str, str] = os.environ, *, secure: bool = False
@@ -183,16 +162,7 @@ class LocalStack:
             return None
 
     def configure(self, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-        """Check that there is something to start and ports for it, then write the configuration.
-
-        Args:
-            webhook: address that alerts go to; "" for none.
-            scrape: addresses of trainers whose ``/metrics`` are scraped.
-
-        Raises:
-            StackError: no program is there, a port is taken, this stack runs already, or there is no certificate.
-            ConfigError: ``webhook`` is not an address.
-        """
+        """Check that there is something to start and ports for it, then write the configuration."""
         alive = [part.name for part in self._parts() if running(self.state, part.name) is not None]
         if alive:
             raise StackError(
@@ -211,11 +181,7 @@ class LocalStack:
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
     def start(self, *names: str, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start parts, all that are there without a name, and wait until they are well.
-
-        Raises:
-            StackError: a named one is not there, one ended at once, or was not well in time.
-        """
+        """Start parts, all that are there without a name, and wait until they are well."""
         for name, reason in self.missing().items():
             if name in names:
                 raise StackError(reason)
@@ -327,9 +293,6 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
     """Start a part with its output in its log, and write its pid file.
 
     It gets a session of its own, so that Ctrl-C reaches us and we stop it in order.
-
-    Raises:
-        StackError: the program cannot be executed.
     """
     for folder in ("log", "pid", "data"):
         (state / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -425,11 +388,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The program of a component: the cache first, whose version is known, then PATH.
-
-    Raises:
-        StackError: it is in neither; the message says how to get it.
-    """
+    """The program of a component: the cache first, whose version is known, then PATH."""
     cache = cache_folder(environ)
     for name in NAMES[component]:
         if os.access(cache / name, os.X_OK):

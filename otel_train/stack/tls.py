@@ -38,17 +38,6 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.env
     """Creates missing keys, and a file with the variables for trainers.
 
     Existing user-provided tokens and certificates are kept.
-
-    Args:
-        state: folder of the stack.
-        endpoint_port: port of the Collector for OTLP over http.
-        environ: where openssl is looked up.
-
-    Returns:
-        The file with the variables that a trainer needs.
-
-    Raises:
-        StackError: openssl is missing or failed.
     """
     place = folder(state)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
