@@ -322,7 +322,7 @@ class RemoteExchange:
     @property
     def guard(self) -> Guard:
         """Has the faults of the rank's."""
-        guard = Guard("rank digest")
+        guard = Guard("rank report")
         guard.faults = self._remote.exchange[1]
         return guard
 

@@ -81,7 +81,7 @@ class Exchange:
         world_size: int,
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
-        self.guard = Guard("rank digest")
+        self.guard = Guard("rank report")
         self._arrived = arrived
         self._connect = connect
         self._prefix = prefix

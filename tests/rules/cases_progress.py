@@ -183,8 +183,8 @@ CASES = (
             f'train_ranks_events_total{{{R},train_rank_event="drop"}}': "0+1x60",
         },
         (
-            quiet("TrainDigestRanksMissing", 22),
-            fires("TrainDigestRanksMissing", 30, "7", train_run_id="r"),
+            quiet("TrainRankReportsMissing", 22),
+            fires("TrainRankReportsMissing", 30, "7", train_run_id="r"),
             quiet("TrainRankEvents", 29),
             fires("TrainRankEvents", 35, train_run_id="r", train_rank_event="oom"),
         ),
