@@ -29,7 +29,6 @@ PROMOTED: Final = (
 )
 """Attributes of a resource that are labels: ``promote_resource_attributes`` of prometheus.yml."""
 
-_METRICS: Final = {metric.name: metric for metric in catalog.ALL}
 _TIME: Final = re.compile(rb'"timeUnixNano":"([0-9]{1,20})"')
 _NO_NAME: Final = re.compile("[^a-zA-Z0-9_]+")
 _EXACT_SCALE: Final = 2
@@ -174,7 +173,7 @@ def _of_resource(
 ) -> Iterator[MetricPoint]:
     own = identity(resource)
     for value in metrics:
-        metric = _METRICS.get(value["name"])
+        metric = catalog.by_name.get(value["name"])
         if metric is None:
             written.foreign += 1
             continue

@@ -20,8 +20,8 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 MODULE_LINES = 900
 LONG_MODULE_LINES = 600
-LONGER_MODULES = {"catalog.py": 1560}
-"""Modules allowed more, and how much. The catalogue is a table."""
+LONGER_MODULES: dict[str, int] = {}
+"""Modules allowed more, and how much."""
 
 FUNCTION_LINES = 40
 LONGER_FUNCTIONS: dict[str, int] = {}
