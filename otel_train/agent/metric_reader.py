@@ -14,6 +14,7 @@ from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRIC
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, with_plain_attributes
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Mapping
 
     from otel_train.aggregation.metrics import Signals
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.datamodel import Anchor
     from otel_train.instrumentation.dataloader import LoaderProbe
-    from otel_train.instrumentation.logged_values import ValueQueue
     from otel_train.resource import RunInfo
 
 
@@ -262,13 +262,14 @@ class LoggedValueReader:
     """Turns logged values into metrics and events.
 
     Args:
-        queue: what the program logged.
+        logged: what the program logged; emptied by ``read``.
         signals: takes numbers.
         run: takes events.
     """
 
-    def __init__(self, queue: ValueQueue, signals: Signals, run: RunState) -> None:
-        self._queue = queue
+    def __init__(self, logged: deque[Value | UserEvent], signals: Signals, run: RunState) -> None:
+        self.refused = 0
+        self._logged = logged
         self._signals = signals
         self._run = run
         self._pending: list[UserEvent] = []
@@ -276,7 +277,8 @@ class LoggedValueReader:
 
     def read(self) -> None:
         """Read everything that has been handed over since the last call."""
-        for entry in self._queue.drain():
+        while self._logged:
+            entry = self._logged.popleft()
             if isinstance(entry, Value):
                 self._log(entry)
             else:
@@ -302,7 +304,7 @@ class LoggedValueReader:
             self._pending.append(UserEvent(entry.at_ns, c.NONFINITE_EVENT.name, attributes))
 
     def _refuse(self, name: str) -> None:
-        self._queue.refused += 1
+        self.refused += 1
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
             _log.warning("log(%s=...): expected a number or a tensor of one element; it is left out", name)

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.capture_requests import RequestFolder
 from otel_train.agent.messages import LOGGED_VALUES, Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
-from otel_train.agent.remote import (
-    RemoteProviders,
-    RemoteRank,
-    RemoteRecording,
-    loop_of,
-)
+from otel_train.agent.remote import RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
@@ -117,23 +112,17 @@ class RankConnection:
         if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
             self.exporters.terminal = (hello.page, lambda text: self._tell("say", text))
-        self._remote = RemoteRecording(self.rings)
-        self._remote.ask = lambda: self._tell("report")
+        self._remote = RemoteRecording(self.rings, self._tell)
         self._requests = RequestFolder(
             self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token
         )
         self._requests_guard = Guard("captures")
         self._request: object = None
-        rank = RemoteRank(
-            self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
-            waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
-        )  # fmt: skip
+        alerts = _alerts_of(config, self.info, self._arm)
+        self._captures = RemoteCaptures(self._remote, self._left_request, alerts)
         self.service = AgentService(
-            config, self.info, recording=self._remote, exporters=self.exporters, anchor=hello.anchor,
-            # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
-            key_prefix=f"otel_train/{info.attempt}", rank=rank,
-        )  # fmt: skip
-        self.service.connect(hello.environ)
+            hello, recording=self._remote, captures=self._captures, exporters=self.exporters
+        )
         self.loop = self.service.loop
         self._moved_s = time.monotonic()
         self._written = 0
@@ -144,6 +133,8 @@ class RankConnection:
         with ExitStack() as undo:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
+            with Guard("captures"):
+                self.exporters.on_post("/capture", self._post)
             self.service.start()
             self._worker.start()
             self.exporters.disk.do(self._requests_guard, self._requests.publish)
@@ -158,7 +149,7 @@ class RankConnection:
         with suppress(OSError):
             self._link.send(opened)
         with Guard("captures"):
-            self.service.capturing.ask_for_alerts()
+            self._captures.ask_for_alerts()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
             ready = self._link.wait(1.0, *others)
@@ -270,7 +261,7 @@ class RankConnection:
 
     def _do_providers(self) -> None:
         with self.loop.lock:
-            self.exporters.add_elsewhere(RemoteProviders(self._tell))
+            self.exporters.add_elsewhere(RemoteProviders(self._remote))
 
     def _do_close_run(self) -> None:
         """Nothing is recorded any more: the last steps get their numbers."""

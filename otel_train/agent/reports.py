@@ -121,7 +121,7 @@ class Reports:
             exits=exits,
             reports=recording.stages.reports,
             records=exchange.take() if exchange is not None else None,
-            exchange=(exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
+            exchange=(exchange.off, exchange.faults) if exchange is not None else (False, 0),
             state=self._do("loader workers", self._state, None) if with_state else None,
         )
         self._do("devices", recording.devices.look, None)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,15 +17,17 @@ import numpy.ma  # np.unique and np.median import it at their first call, which 
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
-from otel_train.agent.summary import SummaryDocuments, WindowStart
+from otel_train.agent.remote import RemoteExchange, RemoteTrackers
+from otel_train.agent.summary import WindowStart, summary_document
 from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
+from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
 from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
-from otel_train.distributed.coordinator import RankCoordinator
+from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
@@ -30,17 +35,14 @@ from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
 from otel_train.trackers.schedule import Tracking, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from otel_train.agent.remote import RemoteRank, RemoteRecording
-    from otel_train.config import Config
-    from otel_train.datamodel import Anchor, AttributeValue, Clock, Snapshot
+    from otel_train.agent.messages import Hello
+    from otel_train.agent.remote import RemoteCaptures, RemoteRecording
+    from otel_train.agent.ring_reader import SharedRings, SharedThread
+    from otel_train.datamodel import Clock, Snapshot
     from otel_train.exporters import ExportRoute
     from otel_train.exporters.manager import ExportManager
-    from otel_train.instrumentation.dataloader import LoaderState
-    from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.recording.recorder import Recorder, ThreadRing
-    from otel_train.resource import RunInfo
 
 READ_INTERVAL_S = 2.0
 """Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
@@ -108,7 +110,7 @@ class ExportLoop:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: SharedRings,
         run: RunState,
         *,
         snapshot: Callable[[], Snapshot],
@@ -234,7 +236,7 @@ class ExportLoop:
         """Whether this is the thread of the loop, which has been stopped. The last turn, on another thread, goes on from here."""
         return self._stop.is_set() and threading.current_thread() is self._thread
 
-    def _read(self, thread: ThreadRing, most: int) -> None:
+    def _read(self, thread: SharedThread, most: int) -> None:
         piece = thread.ring.read(most)
         self.edges += len(piece.times)
         self.missed += piece.missed
@@ -244,7 +246,7 @@ class ExportLoop:
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
 
-    def _read_engine(self, thread: ThreadRing) -> None:
+    def _read_engine(self, thread: SharedThread) -> None:
         piece = thread.ring.read(thread.ring.capacity)
         self.edges += len(piece.times)
         self.missed += piece.missed
@@ -321,201 +323,148 @@ class ExportLoop:
             self.cpu_s = time.thread_time()
 
 
-def before_reading(
-    recording: RemoteRecording,
-    run: RunState,
-    *,
-    watch: LoaderWatch,
-    signals: Signals,
-) -> list[PeriodicTask]:
-    """Tasks whose results the accounting of events needs, so that they run before the rings are read."""
-
-    def read_scaler() -> None:
-        scaled = recording.scaled
-        run.totals.add_outcomes(scaled.take())
-        if scaled.scale is not None:
-            signals.take("amp_scale", scaled.scale)
-
-    return [
-        PeriodicTask(lambda: run.device.add(recording.devices.take()), Guard("device time"), 0.0),
-        PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
-        PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
-        PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
-    ]
-
-
-def metric_sources(  # noqa: PLR0913 - half of them by keyword
-    recording: InstrumentationManager,
-    run: RunState,
-    signals: Signals,
-    health: SelfMetrics,
-    *,
-    config: Config,
-    anchor: Anchor,
-    pid: int,
-    look: Callable[[Any], LoaderState | None],
-) -> MetricSources:
-    """Where a reporter reads what no edge tells. ``look`` sees the workers of a loader; ``pid`` is the rank's."""
-    watch = LoaderWatch(run, lambda: recording.probes.loaders, look=look, clock=system_clock)
-    accelerators = AcceleratorReader(
-        recording.devices.memory,
-        lambda: run.transfers.to_devices(run.names.sources),
-        recording.transfers.copied_to_host,
-        device_flops=config.device_flops,
-    )
-    return MetricSources(
-        signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
-        lambda: recording.probes.loaders, watch, anchor,
-    )  # fmt: skip
-
-
 _LOOK_EVERY_S = 2.0
 
 
 class AgentService:
-    """Everything behind the rings of one session: the account, its reports, the tasks.
+    """Everything behind the rings of one rank: the account, its metrics, the tasks.
 
     Args:
-        config: how the run is observed.
-        info: identity of the run and the rank.
-        recording: stands for what writes.
+        hello: what the rank has said of itself.
+        recording: what it records and reports.
+        captures: its profiler captures.
         exporters: not connected yet.
-        anchor: one instant on both clocks.
-        key_prefix: of this job's keys in its store.
-        rank: the parts that live in the training process.
-
-    Attributes:
-        run: the account.
-        loop: the thread that reads.
-        capturing: profiler captures.
-        tracking: rows for trackers of experiments.
-        trackers: receive the rows.
 
     Raises:
-        ConfigError: a setting of captures cannot be honoured.
+        ConfigError: a setting cannot be honoured.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two by keyword
-        self,
-        config: Config,
-        info: RunInfo,
-        *,
-        recording: Any,  # Any: a RemoteRecording, of a package that builds on this one
-        exporters: ExportManager,
-        anchor: Anchor,
-        key_prefix: str,
-        rank: RemoteRank,
+    def __init__(
+        self, hello: Hello, *, recording: RemoteRecording, captures: RemoteCaptures, exporters: ExportManager
     ) -> None:
-        self._config = config
-        self._rank = rank
-        self._info = info
+        self.info = exporters.info
+        self.exporters = exporters
+        self.captures = captures
+        self._config = hello.config
         self._recording = recording
-        self._exporters = exporters
-        self._anchor = anchor
-        self._profile = profile_of(config, info)
-        self._resource: dict[str, Any] = {}
-        self._printed_step = 0
-        self._printed_reports = 0
-        self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
-        self.run = RunState(
+        self._anchor = hello.anchor
+        self._profile = profile_of(hello.config, self.info)
+        self._printed_step = self._printed_reports = 0
+        self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
+        self.run = self._run_state()
+        self.health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.instrumentation_gaps)
+        self._signals = Signals()
+        self._value_reader = LoggedValueReader(recording.logged, self._signals, self.run)
+        self._coverage = CoverageReporter(self.run, lambda: recording.state)
+        self._reporter = self._metric_reader()
+        # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
+        self.ranks = self._rank_coordinator(f"otel_train/{hello.info.attempt}")
+        self.loop = self._export_loop()
+        self._track()
+        self.resource: dict[str, Any] = {
+            **resource_attributes(self.info, hello.environ), **hello.resource,
+            "train.export.profile": self._profile.name,
+        }  # fmt: skip
+        self._reporter.about = about_run(self.resource)
+        exporters.connect(self.loop.routes, self.resource, self._profile)
+
+    def _run_state(self) -> RunState:
+        anchor, config, recording = self._anchor, self._config, self._recording
+        run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
             stall_after_s=config.stall_after_s,
-            release_gil=gil_release(system_clock) if info.pid == os.getpid() else _nothing,
+            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _nothing,
         )  # fmt: skip
-        self.run.down_s = exporters.down_s(anchor.unix_ns)
-        self._report(key_prefix)
-        self.capturing: Any = rank.capturing(self.run)
-        self._track()
+        run.down_s = self.exporters.down_s(anchor.unix_ns)
+        run.sampler.captured_ns = lambda: recording.state.captured_ns
+        return run
 
-    def _report(self, key_prefix: str) -> None:
-        config, info, recording, run = self._config, self._info, self._recording, self.run
-        self._signals = Signals()
-        health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.instrumentation_gaps)
-        readings = metric_sources(
-            recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
-            look=self._rank.look,
+    def _metric_reader(self) -> MetricReader:
+        recording, run, config = self._recording, self.run, self._config
+        loaders: Any = lambda: recording.loaders  # noqa: E731 - RemoteLoader has the attributes of LoaderProbe
+        look: Any = lambda loader: loader.report.state  # noqa: E731 - as above
+        self.watch = LoaderWatch(run, loaders, look=look, clock=system_clock)
+        self._hardware = HardwareReader.of(config, lambda: recording.state.hardware)
+        accelerators = AcceleratorReader(
+            lambda: recording.state.memory, lambda: run.transfers.to_devices(run.names.sources),
+            lambda: recording.state.copied_to_host, device_flops=config.device_flops,
         )  # fmt: skip
-        self._hardware, self._watch = readings.hardware, readings.watch
-        self._reporter = MetricReader(run, readings, info=info, config=config)
-        job = self._rank.job(self._reporter.events, key_prefix)
-        self._ranks = RankCoordinator(run, info, config=config, job=job, clock=system_clock)
-        self._ranks.counted = self._reporter.counted
-        self._reporter.step_flops = recording.step_flops
-        self._reporter.more.append(self._ranks.write)
-        self._value_reader = LoggedValueReader(recording.values, self._signals, run)
-        self.loop = ExportLoop(
-            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.tuned().poll_interval_s,
+        sources = MetricSources(
+            self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health, loaders,
+            self.watch, self._anchor,
         )  # fmt: skip
-        self.loop.advance = recording.advance
-        self.loop.early_tasks += before_reading(recording, run, watch=self._watch, signals=self._signals)
-        self._documents = SummaryDocuments(
-            run, info, loop=self.loop, exporters=self._exporters, health=health, ranks=self._ranks,
-            loaders=self._watch.facts,
+        reader = MetricReader(run, sources, info=self.info, config=config)
+        reader.step_flops = lambda: recording.state.step_flops
+        return reader
+
+    def _rank_coordinator(self, key_prefix: str) -> RankCoordinator:
+        recording = self._recording
+        job = Job(
+            lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
+            partial(RemoteExchange, recording, prefix=key_prefix),
         )  # fmt: skip
-        self._coverage = CoverageReporter(
-            run, recording.probes, loaded=lambda: recording.loaded, untimed=lambda: recording.untimed
+        ranks = RankCoordinator(self.run, self.info, config=self._config, job=job, clock=system_clock)
+        ranks.counted = self._reporter.counted
+        self._reporter.more.append(ranks.write)
+        return ranks
+
+    def _export_loop(self) -> ExportLoop:
+        run, recording, tuned, values_guard = (
+            self.run,
+            self._recording,
+            self._config.tuned(),
+            Guard(LOGGED_VALUES),
         )
-
-    def _track(self) -> None:
-        config = self._config
-        self._memory_monitor = self._rank.memory_monitor()
-        looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
-        epochs = EpochWindow(
-            self.run.totals, self._watch.facts, memory=self._memory_monitor.values if looks else no_memory
-        )
-        self.trackers = self._rank.trackers
-        self.tracking = Tracking(
-            config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
-            first=self._info.rank == 0,
+        loop = ExportLoop(
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
+            every_s=tuned.poll_interval_s,
         )  # fmt: skip
-        if looks:
-            self.loop.between = lambda: self._memory_monitor.look() if self.tracking.listened() else None
-
-    def connect(self, environ: Mapping[str, str]) -> None:
-        """Open the exporters.
-
-        Raises:
-            ConfigError: a setting cannot be honoured.
-        """
-        self._resource = {
-            **resource_attributes(self._info, environ),
-            **self._rank.resource,
-            "train.export.profile": self._profile.name,
-        }
-        self._reporter.about = about_run(self._resource)
-        self._exporters.connect(self.loop.routes, self._resource, self._profile)
-
-    def start(self) -> None:
-        """Start the thread."""
-        values_guard = Guard(LOGGED_VALUES)
-        # A step is judged when it is read: what was logged in it must be known by then.
-        self.loop.early_tasks += [
+        loop.advance = recording.advance
+        # What accounting needs. A step is judged when it is read: what was logged in it must be known by then.
+        loop.early_tasks += [
+            PeriodicTask(lambda: run.device.add(recording.device_times()), Guard("device time"), 0.0),
+            PeriodicTask(self._read_scaler, Guard("gradient scaler"), 0.0),
+            PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
+            PeriodicTask(self.watch.read_builds, Guard("build times"), 0.0),
             PeriodicTask(self._value_reader.read, values_guard, 0.0),
             PeriodicTask(self._read_operations, values_guard, 0.0),
         ]
-        self.loop.tasks += [
-            PeriodicTask(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+        loop.tasks += [
+            PeriodicTask(self.watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             PeriodicTask(self._value_reader.tell, values_guard, 0.0),
-            PeriodicTask(self._write_summary, Guard("summary"), self._config.tuned().summary_interval_s),
-            PeriodicTask(lambda: self.capturing.turn(self.loop.read_rings), Guard("captures"), 0.0),
-            PeriodicTask(self._ranks.turn, Guard("ranks"), 0.0),
+            PeriodicTask(self._write_summary, Guard("summary"), tuned.summary_interval_s),
+            PeriodicTask(lambda: self.captures.turn(run, loop.read_rings), Guard("captures"), 0.0),
+            PeriodicTask(self.ranks.turn, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
             PeriodicTask(self._coverage.tell, Guard("unobserved"), 2.0),
         ]
+        return loop
+
+    def _track(self) -> None:
+        config, recording, pid = self._config, self._recording, self.info.pid
+        memory = self._memory_monitor = MemoryMonitor(
+            datasets=recording.dataset_bytes, caches=lambda: recording.state.caches,
+            devices=lambda: recording.state.taken, clock=system_clock,
+            tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid),
+        )  # fmt: skip
+        looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
+        epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else no_memory)
+        self.tracking = Tracking(
+            config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,
+            first=self.info.rank == 0,
+        )  # fmt: skip
+        if looks:
+            self.loop.between = lambda: memory.look() if self.tracking.listened() else None
+
+    def start(self) -> None:
+        """Start the thread."""
         self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
-        with Guard("captures"):
-            self.capturing.open(self._exporters.on_post)
         self.loop.start()
 
     def hand_over(self) -> bool:
         """Let the trackers have what happened up to now, in half the time that the end may take. Whether they have."""
         patience_s = self._config.exit_timeout_s / 2
         return self.loop.read_within(patience_s) and self.tracking.hand_over(patience_s)
-
-    @property
-    def resource(self) -> Mapping[str, AttributeValue]:
-        """Attributes that everything is exported with."""
-        return self._resource
 
     def last_turn(self, state: str, *, cause: str = "") -> None:
         """Account and export everything, and write the summary. The thread has been stopped.
@@ -531,7 +480,7 @@ class AgentService:
                 self.loop.read_rings()
                 self.run.close(now)
             with Guard("captures"):
-                self.capturing.end(patience_s)
+                self.captures.close(patience_s)
             if cause or state == "killed":
                 self.run.killed(cause or "killed")
             else:
@@ -543,14 +492,14 @@ class AgentService:
                 self.loop.lock.release()
         self._coverage.tell(final=True)
         document = self.document(state)
-        self._exporters.write_summary(document, final=True)
+        self.exporters.write_summary(document, final=True)
         if self._config.console:
-            self._exporters.print_summary(document)
+            self.exporters.print_summary(document)
 
     def undo(self) -> None:
         """Stop what has been started: the session does not come about."""
         self.loop.stop(1.0)
-        self.capturing.stop()
+        self.captures.close()
         self.close(1.0)
 
     def close(self, timeout_s: float) -> None:
@@ -560,7 +509,7 @@ class AgentService:
             self._hardware.close()
             self.tracking.close(timeout_s * 0.9)
         finally:
-            self._ranks.close(max(0.05, deadline - time.monotonic()))
+            self.ranks.close(max(0.05, deadline - time.monotonic()))
 
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
         """What ``summary.json`` holds.
@@ -569,69 +518,68 @@ class AgentService:
             state: how the run is, or how it ended.
             window: from where on values count; None for the whole session.
         """
-        return self._documents.write(state, window)
+        return summary_document(self, state, window)
 
     def window(self) -> WindowStart:
         """A window that begins now."""
         self.tracking.reset()
-        return self._documents.window()
+        return WindowStart.now(self)
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """What could not be instrumented, with reason and remedy."""
-        recording = self._recording
-        found = instrumentation_gaps(
-            self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed
-        )
-        if why := recording.state.uncounted:
+        found = instrumentation_gaps(self.run, self._recording.state)
+        if why := self._recording.state.uncounted:
             found.append({"what": "flops", "name": "step", "reason": why, "cause": "never_seen"})
         return found
 
+    def _read_scaler(self) -> None:
+        self.run.totals.add_outcomes(self._recording.outcomes())
+        if self._recording.scale is not None:
+            self._signals.take("amp_scale", self._recording.scale)
+
     def _read_operations(self) -> None:
-        calls = calls_of(self._recording.timers.take())
+        calls = calls_of(self._recording.operations())
         self.run.learn(self._recording.recorder.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)
 
     def _overhead_s(self) -> float:
         """On the training thread, as sampled there."""
-        return float(self._recording.spent_ns / NS_PER_S)
+        return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
-        values, devices, timers = self._recording.values, self._recording.devices, self._recording.timers
         return {
-            **self._exporters.drops(),
+            **self.exporters.drops(),
             ("spans", "sampled_out"): self.run.sampler.limited,
             ("records", "overrun"): self.loop.missed,
-            ("records", "queue_full"): values.dropped + devices.dropped + timers.dropped,
-            ("records", "serialization"): values.refused,
+            ("records", "queue_full"): self._recording.dropped,
+            ("records", "serialization"): self._value_reader.refused,
         }
 
-    def _faults(self) -> dict[str, int]:
-        hardware, faults = self._hardware.guard, self.loop.faults()
-        for part, batches in self._exporters.lost().items():
-            faults[part] = faults.get(part, 0) + batches
-        return {
-            hardware.part: hardware.faults + self._memory_monitor.guard.faults,
-            **faults,
-            "ranks": faults.get("ranks", 0) + self._ranks.faults,
-            **self.capturing.faults(),
-            **self.tracking.faults(),
-        } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
+    def _faults(self) -> Counter[str]:
+        """By component. Parts without a fault are listed as well; a part in the rank and in the agent adds up."""
+        hardware = self._hardware.guard
+        faults = Counter({hardware.part: hardware.faults + self._memory_monitor.guard.faults})
+        for more in (
+            self.loop.faults(), self.exporters.lost(), {"ranks": self.ranks.faults}, self.captures.faults(),
+            self.tracking.faults(), self._recording.faults(),
+        ):  # fmt: skip
+            faults.update(more)
+        return faults
 
     def _log_progress(self) -> None:
-        every, asked = self._config.log_every_steps, self._recording.stages.reports
+        every, asked = self._config.log_every_steps, self._recording.reports
         due = every and self.run.step_number // every > self._printed_step // every
         if asked > self._printed_reports:
             self.loop.read_rings()
         self.tracking.report(asked)
         if self._config.console and asked > self._printed_reports:
-            self._exporters.print_summary(self.document("running"))
+            self.exporters.print_summary(self.document("running"))
         elif self._config.console and due:
             self._printed_step = self.run.step_number
-            self._exporters.print_progress(self.document("running"), self._printed_step)
+            self.exporters.print_progress(self.document("running"), self._printed_step)
         self._printed_reports = asked
 
     def _write_summary(self) -> None:
-        if self.run.closed:  # the final one follows
-            return
-        self._exporters.write_summary(self.document("running"))
+        if not self.run.closed:  # the final one follows
+            self.exporters.write_summary(self.document("running"))

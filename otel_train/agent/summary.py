@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,17 +18,12 @@ from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, finding_document, sys
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from otel_train.agent.metric_reader import SelfMetrics
-    from otel_train.agent.service import ExportLoop
+    from otel_train.agent.service import AgentService
     from otel_train.aggregation.counters import StageTotals, Totals
-    from otel_train.aggregation.run_state import RunState
     from otel_train.bottleneck.dataloader import LoaderFacts
     from otel_train.datamodel import Finding, Pace
-    from otel_train.distributed.coordinator import RankCoordinator
-    from otel_train.exporters.manager import ExportManager
-    from otel_train.resource import RunInfo
 
 LEAST_S = 1e-6
 """Below this a difference of sums is rounding."""
@@ -238,119 +234,81 @@ class Cost(NamedTuple):
     records: int
     lost: int
 
+    @classmethod
+    def now(cls, service: AgentService) -> Cost:
+        """Up to now."""
+        loop = service.loop
+        return cls(service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed)
+
 
 class WindowStart(NamedTuple):
     """Where a window of metrics begins."""
 
     totals: Totals
     begun_ns: int
-    telemetry: Cost
+    cost: Cost
+
+    @classmethod
+    def now(cls, service: AgentService) -> WindowStart:
+        """Here."""
+        return cls(service.run.totals.copy(), service.run.final_ns, Cost.now(service))
 
 
-class SummaryDocuments:
-    """Writes ``summary()`` and ``summary.json``; docs/reference/summary.md has the schema.
+def summary_document(service: AgentService, state: str, window: WindowStart | None = None) -> dict[str, Any]:
+    """``summary()`` and ``summary.json``.
 
     Args:
-        run: the account.
-        info: identity of the run and the rank.
-        loop: reads the records.
-        exporters: where things are.
-        health: what the telemetry costs and loses.
-        loaders: the loaders known now.
-        ranks: what is known of all ranks.
+        service: of the rank.
+        state: how the run is, or how it ended.
+        window: from where on metrics count; None for the whole session.
     """
+    run, info, loaders = service.run, service.info, service.watch.facts()
+    totals, since_ns = run.totals, run.started_ns
+    if window is not None:
+        totals, since_ns = run.totals.since(window.totals), window.begun_ns
+    gaps = service.health.gaps()
+    edges = summary_values(
+        totals, wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S, source=run.step_source,
+        loaders=loaders, processors=_processors(), gaps=gaps,
+    )  # fmt: skip
+    if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
+        edges["verdicts"] = with_straggler(edges["verdicts"], slow)
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "run_id": info.run_id,
+        "run_name": info.run_name,
+        "training": info.training,
+        "attempt": info.attempt,
+        "rank": info.rank,
+        "world_size": info.world_size,
+        "pid": info.pid,
+        "host": info.host,
+        "state": state,
+        "started_unix_s": info.started_unix_ns / NS_PER_S,
+        "restart_seconds": run.down_s,
+        "training_threads": run.training_threads,
+        **edges,
+        "ranks": service.ranks.summary(),
+        "captures": run.captures.documents(),
+        "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
+        "unobserved": [{key: gap[key] for key in ("what", "name", "reason")} for gap in gaps],
+        "telemetry": _telemetry(service, sum(edges["steps"].values()), window),
+        **service.exporters.document(),
+    }
 
-    def __init__(  # noqa: PLR0913 - all but two by keyword
-        self,
-        run: RunState,
-        info: RunInfo,
-        *,
-        loop: ExportLoop,
-        exporters: ExportManager,
-        health: SelfMetrics,
-        loaders: Callable[[], Mapping[str, LoaderFacts]],
-        ranks: RankCoordinator,
-    ) -> None:
-        self._run = run
-        self._info = info
-        self._loop = loop
-        self._exporters = exporters
-        self._health = health
-        self._loaders = loaders
-        self._ranks = ranks
 
-    def window(self) -> WindowStart:
-        """A window that begins now."""
-        return WindowStart(self._run.totals.copy(), self._run.final_ns, self._cost())
-
-    def write(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-        """The document.
-
-        Args:
-            state: how the run is, or how it ended.
-            window: from where on metrics count; None for the whole session.
-        """
-        run, info, loaders = self._run, self._info, dict(self._loaders())
-        totals, since_ns = run.totals, run.started_ns
-        if window is not None:
-            totals, since_ns = run.totals.since(window.totals), window.begun_ns
-        gaps = self._health.gaps()
-        edges = summary_values(
-            totals,
-            wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S,
-            source=run.step_source,
-            loaders=loaders,
-            processors=_processors(),
-            gaps=gaps,
-        )
-        if (slow := self._ranks.finding(totals.phase_s("train"))) is not None:
-            edges["verdicts"] = with_straggler(edges["verdicts"], slow)
-        return {
-            "schema": SUMMARY_SCHEMA,
-            "run_id": info.run_id,
-            "run_name": info.run_name,
-            "training": info.training,
-            "attempt": info.attempt,
-            "rank": info.rank,
-            "world_size": info.world_size,
-            "pid": info.pid,
-            "host": info.host,
-            "state": state,
-            "started_unix_s": info.started_unix_ns / NS_PER_S,
-            "restart_seconds": run.down_s,
-            "training_threads": run.training_threads,
-            **edges,
-            "ranks": self._ranks.summary(),
-            "captures": run.captures.documents(),
-            "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
-            "unobserved": [{key: gap[key] for key in ("what", "name", "reason")} for gap in gaps],
-            "telemetry": self._telemetry(sum(edges["steps"].values()), window),
-            **self._exporters.document(),
-        }
-
-    def _cost(self) -> Cost:
-        loop = self._loop
-        return Cost(self._health.overhead_s(), loop.cpu_s, loop.edges, loop.missed)
-
-    def _telemetry(self, steps: int, window: WindowStart | None) -> dict[str, Any]:
-        before = window.telemetry if window else Cost(0.0, 0.0, 0, 0)
-        now = self._cost()
-        cost = Cost(
-            now.overhead_s - before.overhead_s,
-            now.export_cpu_s - before.export_cpu_s,
-            now.records - before.records,
-            now.lost - before.lost,
-        )
-        overhead_s = cost.overhead_s
-        drops: dict[str, int] = {}
-        for (_, reason), number in self._health.drops().items():
-            drops[reason] = drops.get(reason, 0) + number
-        return {
-            "overhead_seconds": overhead_s,
-            "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-            "pump_cpu_seconds": cost.export_cpu_s,
-            "records": cost.records,
-            "records_lost": cost.lost,
-            "drops": {reason: number for reason, number in drops.items() if number},
-            "faults": {part: faults for part, faults in self._health.faults().items() if faults},
-        }
+def _telemetry(service: AgentService, steps: int, window: WindowStart | None) -> dict[str, Any]:
+    before = window.cost if window else Cost(0.0, 0.0, 0, 0)
+    overhead_s, cpu_s, records, lost = (a - b for a, b in zip(Cost.now(service), before, strict=True))
+    drops: Counter[str] = Counter()
+    for (_, reason), number in service.health.drops().items():
+        drops[reason] += number
+    return {
+        "overhead_seconds": overhead_s,
+        "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
+        "pump_cpu_seconds": cpu_s,
+        "records": records,
+        "records_lost": lost,
+        "drops": {reason: number for reason, number in drops.items() if number},
+        "faults": {part: faults for part, faults in service.health.faults().items() if faults},
+    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -77,10 +76,6 @@ class SpanSampler:
         self._filled_ns = started_ns
         self._nonfinite_ns: list[int] = []
         self._agreed = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Replaces the callable by its current value."""
-        return {**self.__dict__, "captured_ns": partial(tuple, self.captured_ns())}
 
     @property
     def every(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
@@ -13,7 +12,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.hang import HangSuspect, suspects
 from otel_train.distributed.rank_report import NAMED, decode, encode, rank_report
-from otel_train.distributed.store import Exchange, ExchangeRequest
+from otel_train.distributed.store import ExchangeRequest
 from otel_train.distributed.straggler import Straggler, Stragglers, finding
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import AttributeValue, Clock, Finding
     from otel_train.distributed.hang import HangSuspect
     from otel_train.distributed.rank_report import RankReport
-    from otel_train.distributed.store import Store
+    from otel_train.distributed.store import Exchange
     from otel_train.resource import RunInfo
 
 DEPUTY: Final = 1
@@ -39,23 +38,19 @@ _log = logging.getLogger("otel_train")
 
 
 class Job(NamedTuple):
-    """Access to the job that this process belongs to. Tests pass their own.
+    """Access to the job that this process belongs to.
 
     Attributes:
         find: returns rank and world size of the process group; None while there is none.
-        connect: returns a connection to the job's store; None if it cannot be used.
         barrier: returns the stage in which the model waits for the other ranks; "" if unknown.
         events: returns counts by ``train.rank.event``.
-        prefix: prefix of the keys in the store: equal on all ranks, different for each start of the job.
-        exchange: makes the exchange, called like ``Exchange`` without ``connect``; None for ``Exchange``.
+        exchange: makes the exchange, called with ``rank`` and ``world_size``.
     """
 
     find: Callable[[], tuple[int, int] | None]
-    connect: Callable[[], Store | None]
     barrier: Callable[[], str]
     events: Callable[[], Mapping[str, int]]
-    prefix: str
-    exchange: Callable[..., Any] | None = None
+    exchange: Callable[..., Any]
 
 
 class RankCoordinator:
@@ -98,7 +93,7 @@ class RankCoordinator:
     def faults(self) -> int:
         """Faults of the exchange plus reports that could not be decoded."""
         refused = self._monitor.refused if self._monitor else 0
-        return refused + (self._exchange.guard.faults if self._exchange else 0)
+        return refused + (self._exchange.faults if self._exchange else 0)
 
     def turn(self) -> None:
         """Starts the exchange that is due and reads the result of the last one. Does not block."""
@@ -150,8 +145,7 @@ class RankCoordinator:
                 self._rank,
                 self._info.rank,
             )
-        make = self._job.exchange or partial(Exchange, self._job.connect)
-        self._exchange = make(prefix=self._job.prefix, rank=self._rank, world_size=self._world_size)
+        self._exchange = self._job.exchange(rank=self._rank, world_size=self._world_size)
         if self._rank in (0, DEPUTY):
             self._monitor = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,

@@ -97,6 +97,11 @@ class Exchange:
         self._thread.start()
 
     @property
+    def faults(self) -> int:
+        """Faults so far."""
+        return self.guard.faults
+
+    @property
     def off(self) -> bool:
         """Whether the exchange has stopped after repeated faults."""
         return self.guard.closed or self._lost >= MOST_LOST

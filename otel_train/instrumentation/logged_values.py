@@ -46,7 +46,6 @@ class ValueQueue:
 
     Attributes:
         dropped: entries dropped because the queue was full.
-        refused: values that are no numbers, counted by the reader.
 
     Args:
         clock: monotonic nanoseconds.
@@ -61,7 +60,6 @@ class ValueQueue:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.dropped = 0
-        self.refused = 0
         self._changed = changed
         self._clock = clock
         self._held: deque[tuple[int, Value | UserEvent]] = deque(maxlen=MAX_HELD)

@@ -106,13 +106,6 @@ class Listeners(Protocol):
         """Wait for what has been handed over."""
 
 
-class _Gone:
-    """Stands for the trackers of a process that is gone."""
-
-    def _take(self, *_: object) -> None:
-        """Nothing."""
-
-
 class Tracking:
     """Makes rows of closed steps on the export loop's thread, and hands them to the trackers.
 
@@ -147,10 +140,6 @@ class Tracking:
         )  # fmt: skip
         if first:
             run.on_closed_steps = self._take
-
-    def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
-        """After a crash the account is finished without trackers."""
-        return _Gone, ()
 
     def reset(self) -> None:
         """Let the totals of operations start from now."""

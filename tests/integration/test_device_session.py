@@ -112,8 +112,8 @@ class InstrumentedTraining:
         # The first five steps are kept, and no slow one: other programs slow steps down.
         self.run = run_state(anchor, rules=SamplingRules(5, 0, 1e9, 100.0, 100))
         self.loop = ExportLoop(
-            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock,
-            every_s=0.01,
+            self.recorder,  # type: ignore[arg-type]  # as the agent's SharedRings
+            self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()
         self.loop.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))

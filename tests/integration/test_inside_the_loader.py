@@ -257,7 +257,7 @@ def test_why_a_pass_ended_is_reported(how: str, why: str, workers: int, tmp_path
     session.close()
 
     assert inside(session).service.run.totals.loaders.endings == {("rows", why): 1}
-    assert inside(session).service._watch.facts()["rows"].errors == (
+    assert inside(session).service.watch.facts()["rows"].errors == (
         {"ValueError": 1} if how == "raise" else {}
     )
 
@@ -310,7 +310,7 @@ def test_bytes_per_batch_are_found(tmp_path: Path) -> None:
     """12 bytes of features and 8 of a label, twice."""
     _, session = run(DataLoader(Rows(4), batch_size=2), tmp_path)
 
-    assert inside(session).service._watch.facts()["rows"].batch_bytes == {
+    assert inside(session).service.watch.facts()["rows"].batch_bytes == {
         "sampled": 1,
         "min": 40,
         "avg": 40,

@@ -15,7 +15,6 @@ from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.resource import RunInfo, instance_id
-from otel_train.safety import Guard
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups
 
@@ -126,7 +125,7 @@ class Table:
     """The store of a job in memory, as an exchange of one rank."""
 
     def __init__(self, records: dict[int, str], *, rank: int, **_: object) -> None:
-        self.guard = Guard("ranks")
+        self.faults = 0
         self.off = False
         self._records = records
         self._rank = rank
@@ -225,10 +224,8 @@ class Run:
             instance_id=instance_id("r", rank),
         )  # fmt: skip
         account = SimulatedRank(info, self._config, anchor=anchor, workload=loop)
-        job = Job(
-            lambda: (rank, size), lambda: None, lambda: "backward", account.reporter.events, "r",
-            partial(Table, self._records),
-        )  # fmt: skip
+        exchange = partial(Table, self._records)
+        job = Job(lambda: (rank, size), lambda: "backward", account.reporter.events, exchange)
         ranks = RankCoordinator(
             account.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S
         )

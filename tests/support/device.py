@@ -28,7 +28,7 @@ class AgentSide:
         self._timer = timer
 
     def take(self) -> DeviceTimes | None:
-        """As ``RemoteRecording.devices`` takes it, after a report."""
+        """As ``RemoteRecording.device_times`` takes it, after a report."""
         self._timer.read()
         times = self.pairs.take()
         if times is None:

@@ -188,8 +188,7 @@ def test_rings_into_which_edges_come_fast_are_looked_at_more_often(
 def asking(rig: Rig, rings: SharedRings) -> tuple[RemoteRecording, list[int]]:
     """A rank that has not reported, and one entry for each time that it is asked to."""
     asked: list[int] = []
-    remote = RemoteRecording(rings)
-    remote.ask = lambda: asked.append(1)
+    remote = RemoteRecording(rings, lambda _: asked.append(1))
     rig.loop.advance = remote.advance
     return remote, asked
 

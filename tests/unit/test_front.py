@@ -16,6 +16,7 @@ from otel_train.agent.coverage import (
     CoverageReporter,
     instrumentation_gaps,
 )
+from otel_train.agent.messages import State
 from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
@@ -148,29 +149,24 @@ NOT_COMPILED = JaxCompiles()
 
 def things(
     *,
-    models: list[str],
+    models: tuple[str, ...] = (),
     updates: int = UPDATES_WITHOUT_FORWARD,
     sources: list[Instrumented],
     loader_threads: list[str],
     stages: tuple[str, ...] = ("backward",),
     source: StepSource = StepSource.UPDATE,
 ) -> list[tuple[str, str]]:
-    run, probes = an_account(
-        models=models,
-        updates=updates,
-        sources=sources,
-        loader_threads=loader_threads,
-        stages=stages,
-        source=source,
+    run = an_account(
+        updates=updates, sources=sources, loader_threads=loader_threads, stages=stages, source=source
     )
-    return [(thing["what"], thing["name"]) for thing in instrumentation_gaps(run, probes)]
+    return [(thing["what"], thing["name"]) for thing in instrumentation_gaps(run, State(models=models))]
 
 
 def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
-    run, probes = an_account(models=[], updates=0, sources=[], loader_threads=[], stages=())
+    run = an_account(updates=0, sources=[], loader_threads=[], stages=())
 
-    [thing] = instrumentation_gaps(run, probes, loaded=(), untimed={"mps": "no events"})
+    [thing] = instrumentation_gaps(run, State(untimed={"mps": "no events"}))
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("device", "mps", "")
     assert thing["reason"].startswith("no events. Host time")
@@ -178,23 +174,20 @@ def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
 
 def an_account(
     *,
-    models: list[str],
     updates: int,
     sources: list[Instrumented],
     loader_threads: list[str],
     stages: tuple[str, ...],
     source: StepSource = StepSource.UPDATE,
     jax: JaxCompiles = NOT_COMPILED,
-) -> tuple[Any, Any]:
+) -> Any:
     counts = Counts(1 for _ in stages)
     names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
-    probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
     compiles = SimpleNamespace(jax=jax)
-    run: Any = SimpleNamespace(
+    return SimpleNamespace(
         totals=totals, loader_threads=loader_threads, step_source=source, compiles=compiles, started_ns=0
     )
-    return run, probes
 
 
 DATA = [Instrumented(SourceKind.DATA, "code")]
@@ -202,30 +195,29 @@ DATA = [Instrumented(SourceKind.DATA, "code")]
 
 def test_a_model_that_is_never_called_is_said() -> None:
     """The hook sits on an object that the loop does not use: silence would read as "forward costs nothing"."""
-    assert things(models=["Net"], sources=DATA, loader_threads=[]) == [("model", "Net")]
+    assert things(models=("Net",), sources=DATA, loader_threads=[]) == [("model", "Net")]
 
 
 def test_before_there_is_training_nothing_is_missing() -> None:
     """The first seconds of a run are no finding."""
-    assert things(models=["Net"], updates=0, sources=[], loader_threads=[], stages=()) == []
+    assert things(models=("Net",), updates=0, sources=[], loader_threads=[], stages=()) == []
 
 
 def test_what_was_not_given_is_said() -> None:
     """No model, no loader: their time is in ``other``, and the summary says so."""
-    assert things(models=[], sources=[], loader_threads=["prefetch"]) == [
+    assert things(sources=[], loader_threads=["prefetch"]) == [
         ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
     ]  # fmt: skip
 
 
 def test_updates_without_a_backward_are_said() -> None:
     """A step that is compiled as a whole shows no backward: that must not read as a backward of no cost."""
-    assert things(models=[], sources=DATA, loader_threads=[], stages=("forward",)) == [("stage", "backward")]
+    assert things(sources=DATA, loader_threads=[], stages=("forward",)) == [("stage", "backward")]
 
 
 def test_backwards_without_an_update_are_said() -> None:
     """An optimizer that is not torch's steps unseen: steps are counted by something else, and it is said."""
     seen = things(
-        models=[],
         updates=0,
         sources=DATA,
         loader_threads=[],
@@ -238,13 +230,14 @@ def test_backwards_without_an_update_are_said() -> None:
 def test_a_thing_is_logged_once() -> None:
     """A line that comes back every two seconds is noise; none at all is silence."""
     lines: list[tuple[str, ...]] = []
-    run, probes = an_account(models=["Net"], updates=0, sources=DATA, loader_threads=[], stages=("backward",))
-    missing = CoverageReporter(run, probes, log=lambda *line: lines.append(line))
+    run = an_account(updates=0, sources=DATA, loader_threads=[], stages=("backward",))
+    models = ["Net"]
+    missing = CoverageReporter(run, lambda: State(models=tuple(models)), log=lambda *line: lines.append(line))
     missing.tell()
     assert lines == []  # it may yet come
     run.totals.updates = UPDATES_WITHOUT_FORWARD
     missing.tell()
-    probes.models.append(SimpleNamespace(name="Teacher"))
+    models.append("Teacher")
     missing.tell(final=True)
 
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
@@ -254,13 +247,12 @@ def test_what_a_whole_step_hides_is_not_missing() -> None:
     """A compiled step has its forward and its backward inside, as its user knows."""
     whole = [*DATA, Instrumented(SourceKind.WHOLE, "make_step")]
 
-    assert things(models=[], sources=whole, loader_threads=[], stages=("make_step",)) == []
+    assert things(sources=whole, loader_threads=[], stages=("make_step",)) == []
 
 
 def test_functions_of_jax_without_an_update_are_said() -> None:
     """Nothing counts steps then: no rate, no finding."""
     seen = things(
-        models=[],
         updates=0,
         sources=DATA,
         loader_threads=[],
@@ -272,20 +264,16 @@ def test_functions_of_jax_without_an_update_are_said() -> None:
 
 COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step", since_ns=NS_PER_S)
 NO_STEP: dict[str, Any] = {
-    "models": [],
-    "updates": 0,
-    "loader_threads": [],
-    "stages": (),
-    "source": StepSource.UNDECIDED,
-}
+    "updates": 0, "loader_threads": [], "stages": (), "source": StepSource.UNDECIDED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
 def test_a_program_of_jax_without_a_step_has_a_gap_that_names_what_to_add(source: StepSource) -> None:
     """Its run summary has nothing but zeros: the reader must learn which two lines are missing."""
-    run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
+    run = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
-    [thing] = instrumentation_gaps(run, probes, now_ns=61 * NS_PER_S)
+    [thing] = instrumentation_gaps(run, State(), now_ns=61 * NS_PER_S)
 
     assert (thing["what"], thing["name"]) == ("stage", "make_step")
     for part in (
@@ -297,9 +285,9 @@ def test_a_program_of_jax_without_a_step_has_a_gap_that_names_what_to_add(source
 
 def test_a_loader_that_was_seen_is_not_asked_for() -> None:
     """What to add is exactly what is missing."""
-    run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
+    run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
 
-    [thing] = instrumentation_gaps(run, probes)
+    [thing] = instrumentation_gaps(run, State())
 
     assert "make_step(step)" in thing["reason"]
     assert "watch" not in thing["reason"]
@@ -318,27 +306,27 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
 )
 def test_a_program_whose_step_is_known_gets_no_advice_on_jax(seen: dict[str, Any]) -> None:
     """A step that has begun, or a program of torch that computes a little with JAX, lacks nothing."""
-    run, probes = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
+    run = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
 
     assert ("stage", "make_step") not in [
-        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, probes)
+        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, State())
     ]
 
 
 def test_jax_that_compiled_before_the_session_is_noticed() -> None:
     """A warm-up call before `instrument`: nothing is compiled later, and without torch nothing else can train."""
-    run, probes = an_account(**NO_STEP, sources=DATA)
+    run = an_account(**NO_STEP, sources=DATA)
 
-    assert instrumentation_gaps(run, probes, loaded={"jax"})[0]["name"] == "make_step"
-    assert instrumentation_gaps(run, probes, loaded={"jax", "torch"}) == []
+    assert instrumentation_gaps(run, State(modules=frozenset({"jax"})))[0]["name"] == "make_step"
+    assert instrumentation_gaps(run, State(modules=frozenset({"jax", "torch"}))) == []
 
 
 def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> None:
     """Hours of training without a metric are not worth waiting for; in the first minute a step may yet come."""
     lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)
-    run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
-    missing = CoverageReporter(run, probes, log=lambda *line: lines.append(line), clock=clock)
+    run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
+    missing = CoverageReporter(run, State, log=lambda *line: lines.append(line), clock=clock)
     missing.tell()
     assert lines == []
     clock.tick(ms=1000 * (STEPLESS_S + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -208,9 +209,11 @@ class Reading:
         self.queue, self.signals = ValueQueue(self.clock), Signals()
         self.run = account(run_of(), close=False)
         self.run.spans.drain()
-        self.reader = LoggedValueReader(self.queue, self.signals, self.run)
+        self.logged: deque[Value | UserEvent] = deque()
+        self.reader = LoggedValueReader(self.logged, self.signals, self.run)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
+        self.logged.extend(self.queue.drain())
         self.reader.read()
         self.reader.tell()
         return [(event.name, dict(event.attributes)) for event in self.run.spans.drain()[1]]
@@ -243,7 +246,7 @@ def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCa
         reading.queue.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
     reading.read()
 
-    assert reading.queue.refused == 9
+    assert reading.reader.refused == 9
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "log(output=...)",
         "log(lr=...)",

@@ -15,6 +15,7 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.config import Config
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
+from otel_train.distributed.store import Exchange
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.rank_reports import report
@@ -38,7 +39,8 @@ class Member:
         self.run = run_state(rank=rank, rules=SamplingRules(0, 0, 2.0, 1.0, 1))
         self.store = store
         info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
-        job = Job(lambda: self.group, store.connect, lambda: "backward", lambda: {"oom": rank}, "p")
+        exchange = partial(Exchange, store.connect, prefix="p")
+        job = Job(lambda: self.group, lambda: "backward", lambda: {"oom": rank}, exchange)
         config = Config(tuning=f"rank_report_interval_s={settings.pop('every_s', 5.0)}")
         self.ranks = RankCoordinator(self.run, info, config=config, job=job, clock=self.clock)
 
