@@ -220,7 +220,7 @@ def _ask_grpc(signal: str, target: Target, line: Connection) -> str:
         raise _no_grpc(target, line.proxy, said)
     client = GrpcClient(target, signal)
     try:
-        answer = client.post(b"", connection.WITHIN_S)
+        answer = client.post(b"", PROTOBUF, connection.WITHIN_S)
     finally:
         client.close()
     if not answer.accepted:

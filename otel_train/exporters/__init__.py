@@ -22,13 +22,7 @@ class Exporter(Protocol):
 
 
 class ExportRoute(NamedTuple):
-    """An exporter and how it is driven.
-
-    Attributes:
-        exporter: takes batches.
-        guard: contains its faults.
-        every_s: least seconds between two snapshots.
-    """
+    """An exporter, the guard that contains its faults, and the least seconds between two of its snapshots."""
 
     exporter: Exporter
     guard: Guard

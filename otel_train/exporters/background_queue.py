@@ -25,15 +25,8 @@ _log = logging.getLogger("otel_train")
 class BackgroundQueue(Generic[T]):
     """Hands things over one by one, in order, on a thread that begins with the first of them.
 
-    Args:
-        name: of whoever takes them, as people call it.
-        write: takes one; may take long, and may raise.
-        close: called after the last, on the same thread.
-        most: how many may wait.
-
-    Attributes:
-        guard: contains the faults of ``write`` and ``close``; after three it is off.
-        dropped: things that were not taken in time.
+    ``write`` may take long and may raise; after three faults ``guard`` is off. ``close`` is called after the last item, on
+    the same thread. At most ``most`` items wait; the others are dropped and counted.
     """
 
     def __init__(
@@ -115,10 +108,8 @@ _MOST = 512
 class DiskQueue:
     """Does what touches the disk, in order.
 
-    While the disk answers, ``do`` returns when it is done: a reader finds it.
-
-    Attributes:
-        hangs: something has taken longer than ``PATIENCE_S``, and is not done yet.
+    While the disk answers, ``do`` returns when it is done: a reader finds it. ``hangs``: something has taken longer than
+    ``PATIENCE_S``, and is not done yet.
     """
 
     def __init__(self) -> None:
@@ -166,13 +157,7 @@ class DiskQueue:
 
 
 class QueuedExporter:
-    """An exporter that writes to the disk.
-
-    Args:
-        exporter: writes there.
-        disk: on whose thread.
-        guard: contains its faults.
-    """
+    """An exporter that writes to the disk, on the disk's thread."""
 
     def __init__(self, exporter: Exporter, disk: DiskQueue, guard: Guard) -> None:
         self._exporter = exporter

@@ -57,15 +57,7 @@ _log = logging.getLogger("otel_train")
 
 
 class SharedExporters:
-    """What the exporters of all ranks of one agent share.
-
-    Args:
-        alone: the agent serves one rank.
-
-    Attributes:
-        connections: to collectors, kept between requests.
-        servers: of ``/metrics``.
-    """
+    """What the exporters of all ranks of one agent share; ``alone``: it serves one rank."""
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
@@ -79,14 +71,6 @@ class SharedExporters:
 
 class ExportManager:
     """The run directory, OTLP, ``/metrics`` and the console of one session.
-
-    Args:
-        config: what is wanted.
-        info: identity of the run and the rank.
-        environ: the process environment.
-        directory: the run directory.
-        origins: where settings come from.
-        shared: what ranks of this agent have in common.
 
     Attributes:
         info: identity of the run and the rank, with the attempt that the run directory counts.
@@ -134,16 +118,7 @@ class ExportManager:
         shared: SharedExporters,
         again: bool = False,
     ) -> ExportManager:
-        """Open the run directory; nothing else yet.
-
-        Args:
-            config: where it lies, and what it may take.
-            info: identity of the run and the rank.
-            environ: the environment of the rank.
-            origins: where each setting comes from.
-            shared: what the ranks of a node have in common.
-            again: go on in the one that ``info`` has been placed in, which an agent before this one has opened.
-        """
+        """Open the run directory, or go on in the one that an agent before this one has opened; nothing else yet."""
         if again:
             directory = RunDirectory.again(
                 Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
@@ -193,11 +168,7 @@ class ExportManager:
     def connect(
         self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
     ) -> None:
-        """Open what the settings ask for, as far as this rank exports it.
-
-        Raises:
-            ConfigError: an argument of the program cannot be honoured.
-        """
+        """Open what the settings ask for. ConfigError where an argument of the program cannot be honoured."""
         every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile, self._resource = routes, profile, resource
         settings = None
@@ -235,11 +206,7 @@ class ExportManager:
         )
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
-        """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
-
-        Raises:
-            ConfigError: the program has one that fails.
-        """
+        """``do`` with the value of a setting; with its default where the environment or a file has one that fails."""
         try:
             return do(getattr(self._config, name))
         except ConfigError as error:
@@ -259,11 +226,7 @@ class ExportManager:
         warn(ignored)
 
     def through(self, providers: Mapping[str, Any]) -> None:  # Any: providers of the SDK
-        """Export by way of the program's own providers: ``meters``, ``tracers``, or both.
-
-        Raises:
-            ConfigError: one of them is none.
-        """
+        """Export by way of the program's own providers: ``meters``, ``tracers``, or both. ConfigError where one is none."""
         if all(provider is None for provider in providers.values()):
             return
         exporter = ProviderExporter(self._resource, version=VERSION, **providers)
@@ -414,12 +377,7 @@ def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> 
 
 
 class ProfileFilter:
-    """Lets through to an exporter what a rank exports under its profile. Events always pass.
-
-    Args:
-        exporter: takes the rest.
-        profile: of this rank.
-    """
+    """Lets through to an exporter what a rank exports under its profile. Events always pass."""
 
     def __init__(self, exporter: Exporter, profile: Profile) -> None:
         self._exporter = exporter

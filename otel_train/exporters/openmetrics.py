@@ -41,15 +41,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class MetricPoint(NamedTuple):
-    """One data point, ready to be written.
-
-    Attributes:
-        family: name of its family.
-        kind: of that, in OpenMetrics' words.
-        labels: without ``le``.
-        time_ms: Unix time.
-        text: its lines.
-    """
+    """One data point: its lines, with the family and kind in OpenMetrics' words; labels are without ``le``."""
 
     family: str
     kind: str
@@ -60,11 +52,9 @@ class MetricPoint(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Written:
-    """What was written.
+    """What was written: requests and their data points.
 
     Attributes:
-        exports: requests.
-        points: data points in them.
         foreign: metrics that the catalogue does not have, left out.
         unreadable: lines that are no request of metrics.
     """
@@ -82,14 +72,9 @@ def time_ms_of(line: bytes) -> int | None:
 
 
 def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
-    """Write requests of metrics to a file that ``promtool tsdb create-blocks-from openmetrics`` reads.
+    """Write requests of metrics, by rank, to a file that ``promtool tsdb create-blocks-from openmetrics`` reads.
 
-    Args:
-        path: the file; replaced as a whole when all of it is written.
-        ranks: the requests of each rank. One rank at a time is held in memory. A time that comes twice counts once.
-
-    Raises:
-        OSError: it cannot be written, or a request cannot be read from its file.
+    The file is replaced as a whole at the end. One rank at a time is held in memory. A time that comes twice counts once.
     """
     written = Written()
     kinds: dict[str, str] = {}
@@ -124,11 +109,7 @@ def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
 
 
 def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    """Attributes of each resource on a line, as text, and its metrics.
-
-    Raises:
-        ValueError: the line is no request of metrics.
-    """
+    """Attributes of each resource on a line, as text, and its metrics. ValueError where it is no request of metrics."""
     try:
         value: Any = parse_json(line)
         for resource in value["resourceMetrics"]:

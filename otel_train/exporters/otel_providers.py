@@ -39,16 +39,8 @@ class ProviderExporter:
     """Puts our metrics among those that a provider's readers collect, and our spans before its processors.
 
     When and where they go is the program's own affair. The SDK has no public way to hand over metrics that
-    are aggregated already, so what the readers call to collect is wrapped; a provider without it is refused.
-
-    Args:
-        resource: resource attributes; those of the provider win.
-        version: of the instrumentation scope.
-        meters: a ``MeterProvider`` of the SDK, or None.
-        tracers: a ``TracerProvider`` of the SDK, or None.
-
-    Raises:
-        ConfigError: one of them is none.
+    are aggregated already, so what the readers call to collect is wrapped; a provider without it is refused with
+    a ConfigError. Resource attributes of the provider win over ours.
     """
 
     def __init__(

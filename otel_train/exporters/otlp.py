@@ -8,23 +8,22 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import metrics_line, records_in, spans_line
-from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused
-from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
+from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
 from otel_train.safety import daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from otel_train.datamodel import AttributeValue, ExportBatch
+    from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.exporters.otlp_transport import Connections, Transport
-
-__all__ = ["OtlpExporter", "OtlpSettings", "otlp_configured"]
 
 _log = logging.getLogger("otel_train")
 
@@ -39,37 +38,26 @@ class OtlpExporter:
         resource: resource attributes; every request repeats them.
         version: version of the instrumentation scope.
         directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
-        max_bytes: bound on the spool on disk.
         on_error: called with every ``OSError`` of the spool.
-        transport: carries requests, in place of HTTP or gRPC.
         connections: shared with others that send; None for connections of its own.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two by keyword
+    def __init__(
         self,
         settings: OtlpSettings,
         resource: Mapping[str, AttributeValue],
         *,
         version: str,
         directory: Path | None = None,
-        max_bytes: int = DEFAULT_MAX_BYTES,
         on_error: Callable[[OSError], None] = lambda _error: None,
-        transport: Transport | None = None,
         connections: Connections | None = None,
     ) -> None:
         self._signals = frozenset(settings.targets)
         self._resource = dict(resource)
         self._version = version
         self._failure_logged = False
-        self._sender = Sender(
-            self._signals,
-            transport or OtlpTransport(settings.targets, connections),
-            directory=directory,
-            endpoint=settings.addresses,
-            timeout_s=settings.timeout_s,
-            max_bytes=max_bytes,
-            on_error=on_error,
-        )
+        transport = OtlpTransport(settings.targets, connections)
+        self._sender = Sender(settings, transport, directory=directory, on_error=on_error)
 
     @property
     def drops(self) -> Mapping[tuple[str, str], int]:
@@ -96,14 +84,14 @@ class OtlpExporter:
         try:
             request = line().encode("utf-8", "replace")
         except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
-            self._sender.count(signal, "serialization", records)
+            self._sender.count(signal, records, "serialization")
             if not self._failure_logged:
                 self._failure_logged = True
                 _log.exception(
                     "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
                 )
-            return
-        self._sender.put(signal, request)
+        else:
+            self._sender.put(signal, request)
 
     def close(self, timeout_s: float) -> None:
         """Send what waits, in at most ``timeout_s`` seconds; the rest stays in the spool."""
@@ -150,12 +138,11 @@ class Delivery(NamedTuple):
 class Backoff:
     """How long to wait before a failed request is sent again: longer each time, bounded, never the same for two ranks.
 
-    Args:
-        numbers: where the jitter comes from; a generator of its own, because the training program seeds Python's.
+    The jitter comes from a generator of its own, because the training program seeds Python's.
     """
 
-    def __init__(self, numbers: random.Random | None = None) -> None:
-        self._numbers = numbers or random.Random()  # noqa: S311 - spreads load, keeps no secret
+    def __init__(self) -> None:
+        self._numbers = random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._failures = 0
 
     def reset(self) -> None:
@@ -163,11 +150,7 @@ class Backoff:
         self._failures = 0
 
     def pause_s(self, asked_s: float | None = None) -> float:
-        """Seconds until the next try.
-
-        Args:
-            asked_s: what the collector asks for; up to 10 minutes it gets that.
-        """
+        """Seconds until the next try. A collector that asks for a pause gets it, up to 10 minutes."""
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         own_s = longest_s * self._numbers.uniform(0.5, 1.0)
@@ -182,13 +165,8 @@ def deliver(
 ) -> Delivery:
     """Send the oldest request of a queue and do with it what the answer says.
 
-    Args:
-        queue: where it waits.
-        signal: ``metrics`` or ``traces``.
-        transport: carries it.
-        timeout_s: how long that may take.
-        suspect: it has failed with server errors before. If it does so again and the request behind it is accepted,
-            it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
+    ``suspect``: it has failed with server errors before. If it does so again and the request behind it is accepted,
+    it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
     """
     with queue.sending() as granted:
         if not granted:
@@ -204,10 +182,9 @@ def deliver(
             answer = transport.send(signal, head.line, timeout_s)
         behind = queue.after(head) if suspect and answer.poison else None
         if behind is not None and transport.send(signal, behind.line, timeout_s).accepted:
-            answer = refused(
-                f"{answer.reason} to this request again and again, and accepts the one behind it"
-            )
-            queue.reject(head, answer.reason)
+            reason = f"{answer.reason} to this request again and again, and accepts the one behind it"
+            answer = refused(reason)
+            queue.reject(head, reason)
             queue.remove(behind)
             return Delivery(answer, records=records_in(head.line), behind=1)
         if answer.result is ExportResult.ACCEPTED:
@@ -239,50 +216,33 @@ class Sender:
     ``put`` appends a request to the spool and returns: nothing waits for a network, and what is on disk survives
     this process. A request that gets no good answer stays where it is, and so does all behind it, until its next try.
     In a forked child every call does nothing.
-
-    Args:
-        signals: those that are sent.
-        transport: carries requests. Used from the sender's thread only, until it is closed.
-        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
-        endpoint: the collector's address, for the log.
-        timeout_s: longest one request may take.
-        max_bytes: bound on the spool on disk.
-        on_error: called with every ``OSError`` of the spool.
-        monotonic_s: seconds of a monotonic clock.
-        log: where lines for people go.
-
-    Attributes:
-        failures: requests that were not accepted.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two by keyword
+    def __init__(
         self,
-        signals: Iterable[str],
+        settings: OtlpSettings,
         transport: Transport,
         *,
         directory: Path | None,
-        endpoint: str,
-        timeout_s: float,
         max_bytes: int = DEFAULT_MAX_BYTES,
         on_error: Callable[[OSError], None] = lambda _error: None,
         monotonic_s: Callable[[], float] = time.monotonic,
-        log: logging.Logger = _log,
     ) -> None:
-        self.failures = 0
+        self.failures = 0  # requests that were not accepted
         self._drops: Counter[tuple[str, str]] = Counter()
         self._transport = transport
-        self._timeout_s = timeout_s
+        self._timeout_s = settings.timeout_s
         self._monotonic_s = monotonic_s
         self._pid = os.getpid()
         self._changed = free_in_forks(threading.Condition())
         self._counting = free_in_forks(threading.Lock())
-        self._queues = {
-            signal: _SignalQueue(signal, self._queue(signal, directory, max_bytes // 2, on_error))
-            for signal in signals
-        }
-        self._log_lines = _CollectorLog(
-            endpoint, [lane.queue for lane in self._queues.values()], monotonic_s, log
-        )
+        self._queues = {}
+        for signal in settings.targets:
+            lost = partial(self.count, signal)
+            queue = SpoolQueue(directory, signal, max_bytes=max_bytes // 2, on_loss=lost, on_error=on_error)
+            self._queues[signal] = _SignalQueue(signal, queue)
+        queues = [lane.queue for lane in self._queues.values()]
+        self._log_lines = _CollectorLog(settings.addresses, queues, monotonic_s)
         self._deadline_s: float | None = None
         self._abandoned = False
         self._thread = daemon_thread(self._run, "otel-train-sender")
@@ -305,18 +265,18 @@ class Sender:
         if os.getpid() != self._pid:
             return
         if self._deadline_s is not None:
-            self.count(signal, "shutdown", records_in(line))
+            self.count(signal, records_in(line), "shutdown")
             return
         lane = self._queues[signal]
         since_s = lane.failing_since_s
         if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
-            self.count(signal, "export_failed", records_in(line))
+            self.count(signal, records_in(line), "export_failed")
         lane.queue.append(line)
         with self._changed:
             lane.pending = True
             self._changed.notify()
 
-    def count(self, signal: str, reason: str, records: int) -> None:
+    def count(self, signal: str, records: int, reason: str) -> None:
         """Count records that do not arrive."""
         with self._counting:
             self._drops[signal, reason] += records
@@ -338,14 +298,6 @@ class Sender:
         for lane in self._queues.values():
             lane.queue.close()
 
-    def _queue(
-        self, signal: str, directory: Path | None, max_bytes: int, on_error: Callable[[OSError], None]
-    ) -> SpoolQueue:
-        def lost(records: int, reason: str) -> None:
-            self.count(signal, reason, records)
-
-        return SpoolQueue(directory, signal, max_bytes=max_bytes, on_loss=lost, on_error=on_error)
-
     def _run(self) -> None:
         while (lane := self._next()) is not None:
             timeout_s = self._limit_s(lane)
@@ -356,9 +308,7 @@ class Sender:
                 delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
             except Exception as error:  # noqa: BLE001 - an error must not end the thread
                 _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
-                delivery = Delivery(
-                    ExportResponse(ExportResult.RETRY, f"was not asked ({type(error).__name__})")
-                )
+                delivery = Delivery(retry(f"was not asked ({type(error).__name__})"))
             self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
@@ -382,24 +332,22 @@ class Sender:
         return None
 
     def _limit_s(self, lane: _SignalQueue) -> float:
-        deadline_s = self._deadline_s
-        if deadline_s is None:
-            return self._timeout_s
-        left_s = min(deadline_s - self._monotonic_s(), self._timeout_s)
-        if lane.failing_since_s is not None:
-            left_s = min(left_s, _LAST_TRY_S)
+        left_s = self._timeout_s
+        if self._deadline_s is not None:
+            left_s = min(left_s, self._deadline_s - self._monotonic_s())
+            if lane.failing_since_s is not None:
+                left_s = min(left_s, _LAST_TRY_S)
         return left_s
 
     def _record(self, lane: _SignalQueue, delivery: Delivery) -> None:
         answer, now_s = delivery.answer, self._monotonic_s()
-        lane.due_s = now_s
-        lane.asked_to_wait = False
-        if answer is None and not delivery.busy:
-            return
+        lane.due_s, lane.asked_to_wait = now_s, False
         if delivery.busy:
             lane.due_s += _BUSY_S
             lane.given_up = self._deadline_s is not None
-        elif answer is not None and answer.result is ExportResult.RETRY:
+        elif answer is None:
+            return
+        elif answer.result is ExportResult.RETRY:
             self.failures += 1
             lane.asked_to_wait = answer.retry_after_s is not None
             lane.given_up = self._deadline_s is not None
@@ -409,13 +357,13 @@ class Sender:
                 lane.failing_since_s = now_s
             if not self._abandoned:  # else the sender closed the connection itself
                 self._log_lines.lost(answer.reason)
-        elif answer is not None:
+        else:
             lane.backoff.reset()
             lane.failing_since_s = None
             lane.server_errors = 0
             if answer.result is ExportResult.REFUSED:
                 self.failures += 1
-                self.count(lane.signal, "rejected", delivery.records)
+                self.count(lane.signal, delivery.records, "rejected")
                 self._log_lines.refused(answer.reason, lane.queue)
             if all(each.failing_since_s is None for each in self._queues.values()):
                 self._log_lines.found(answer)
@@ -426,17 +374,10 @@ class Sender:
 class _CollectorLog:
     """Logs once when the collector goes, once when it is back, and refusals once a minute."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        queues: list[SpoolQueue],
-        monotonic_s: Callable[[], float],
-        log: logging.Logger,
-    ) -> None:
+    def __init__(self, endpoint: str, queues: list[SpoolQueue], monotonic_s: Callable[[], float]) -> None:
         self._endpoint = endpoint
         self._queues = queues
         self._monotonic_s = monotonic_s
-        self._log = log
         self._away_logged = False
         self._last_s: dict[str, float] = {}
 
@@ -447,26 +388,24 @@ class _CollectorLog:
         self._away_logged = True
         folder = next((queue.folder for queue in self._queues if queue.folder), None)
         where = f"in {folder}" if folder else "in memory, up to its bound,"
-        self._log.warning(
+        _log.warning(
             "OTLP: %s %s; requests wait %s and are sent when it accepts them, training is not affected",
-            self._endpoint,
-            reason,
-            where,
-        )
+            self._endpoint, reason, where,
+        )  # fmt: skip
 
     def found(self, answer: ExportResponse) -> None:
         """A request was answered well, and no other signal waits for that."""
         if self._away_logged and self._may_speak("away"):
             self._away_logged = False
-            self._log.warning("OTLP: %s accepts requests again", self._endpoint)
+            _log.warning("OTLP: %s accepts requests again", self._endpoint)
         if answer.accepted and answer.reason and self._may_speak("warning"):
-            self._log.warning("OTLP: %s %s", self._endpoint, answer.reason)
+            _log.warning("OTLP: %s %s", self._endpoint, answer.reason)
 
     def refused(self, reason: str, queue: SpoolQueue) -> None:
         """A request was refused for good."""
         if self._may_speak("refused"):
             where = f"it is moved to {queue.rejected_file}" if queue.rejected_file else "it is dropped"
-            self._log.warning(
+            _log.warning(
                 "OTLP: %s %s; %s and counted, training is not affected", self._endpoint, reason, where
             )
 
@@ -474,12 +413,11 @@ class _CollectorLog:
         """Nothing more is sent from here."""
         left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
         if left and not self._away_logged:
-            self._log.warning(
+            _log.warning(
                 "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
                 "the run or `otel-train replay` sends them",
-                self._endpoint,
-                left[0].folder,
-            )
+                self._endpoint, left[0].folder,
+            )  # fmt: skip
 
     def _may_speak(self, about: str) -> bool:
         now_s = self._monotonic_s()

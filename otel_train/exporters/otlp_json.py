@@ -12,12 +12,11 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
-from otel_train.datamodel import HistogramPoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.datamodel import AttributeValue, MetricFamily, Point, Snapshot, Span
+    from otel_train.datamodel import AttributeValue, HistogramPoint, MetricFamily, Point, Snapshot, Span
 
 SCOPE_NAME = "otel_train"
 
@@ -29,6 +28,9 @@ STATUS_CODE_ERROR = 2
 
 SPAN_FLAGS_HAS_IS_REMOTE = 0x100
 """SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK in trace.proto: "is remote" is known, and it is false."""
+
+REQUEST_KEYS = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
+"""By signal, the key of a request."""
 
 Json = dict[str, object]
 
@@ -52,54 +54,28 @@ def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], ve
 def protobuf_of(line: bytes, signal: str) -> bytes:
     """The request on a line as a protobuf message. Fields that the protocol does not know are left out.
 
-    Raises:
-        ValueError: the line is no such request.
+    Raises ValueError where the line is no such request.
     """
-    from google.protobuf import json_format
-
+    json_format, request, _ = load_protobuf(signal)
     try:
-        value = json.loads(line)
-        message = _request_class(signal)()
-        resources, scopes, items = _LISTS[signal]
-        for group in value.pop(resources):
-            target = getattr(message, f"resource_{items}").add()
-            parts = group.pop(scopes, ())
-            json_format.ParseDict(group, target, ignore_unknown_fields=True)
-            for part in parts:
-                scope = getattr(target, f"scope_{items}").add()
-                records = part.pop(items, ())
-                json_format.ParseDict(part, scope, ignore_unknown_fields=True)
-                for record in records:
-                    json_format.ParseDict(
-                        _ids_in_base64(record), getattr(scope, items).add(), ignore_unknown_fields=True
-                    )
+        value = {REQUEST_KEYS[signal]: json.loads(line)[REQUEST_KEYS[signal]]}
+        message = json_format.ParseDict(_ids_in_base64(value), request(), ignore_unknown_fields=True)
         return bytes(message.SerializeToString())
     except (json_format.Error, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"the line is no OTLP request of {signal} ({error})") from error
 
 
-def load_protobuf(signal: str) -> None:
-    """Import what ``protobuf_of`` needs, so that the first request does not hold the interpreter for that."""
+def load_protobuf(signal: str) -> tuple[Any, Any, Any]:  # Any: generated code without types
+    """Protobuf's JSON format, and the classes of a request and a response."""
     from google.protobuf import json_format
 
-    del json_format
-    _request_class(signal)
-
-
-_LISTS = {
-    "metrics": ("resourceMetrics", "scopeMetrics", "metrics"),
-    "traces": ("resourceSpans", "scopeSpans", "spans"),
-}
-
-
-def _request_class(signal: str) -> Any:  # Any: generated code without types
     if signal == "metrics":
         from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
 
-        return metrics.ExportMetricsServiceRequest
+        return json_format, metrics.ExportMetricsServiceRequest, metrics.ExportMetricsServiceResponse
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
 
-    return trace.ExportTraceServiceRequest
+    return json_format, trace.ExportTraceServiceRequest, trace.ExportTraceServiceResponse
 
 
 def _ids_in_base64(node: Any) -> Any:  # Any: JSON
@@ -128,13 +104,8 @@ def records_in(line: bytes) -> int:
 def _envelope(key: str, records: list[Json], resource: Mapping[str, AttributeValue], version: str) -> str:
     suffix = key.capitalize()
     scope = {"scope": {"name": SCOPE_NAME, "version": version}, key: records}
-    return _dump(
-        {
-            f"resource{suffix}": [
-                {"resource": {"attributes": _attributes(resource)}, f"scope{suffix}": [scope]}
-            ]
-        }
-    )
+    one = {"resource": {"attributes": _attributes(resource)}, f"scope{suffix}": [scope]}
+    return _dump({f"resource{suffix}": [one]})
 
 
 def _dump(value: Json) -> str:
@@ -143,14 +114,8 @@ def _dump(value: Json) -> str:
 
 def _family(family: MetricFamily, snapshot: Snapshot) -> Json:
     metric = family.metric
-    data: Json = {
-        "dataPoints": [
-            _histogram_point(point, snapshot)
-            if isinstance(point, HistogramPoint)
-            else _number_point(point, snapshot, metric.kind)
-            for point in family.points
-        ]
-    }
+    write = _histogram_point if metric.kind is Kind.HISTOGRAM else _number_point
+    data: Json = {"dataPoints": [write(point, snapshot, metric.kind) for point in family.points]}  # type: ignore[arg-type]  # the kind says which
     if metric.kind is not Kind.GAUGE:
         data["aggregationTemporality"] = CUMULATIVE
     if metric.kind in {Kind.COUNTER, Kind.UPDOWN}:
@@ -170,7 +135,7 @@ def _number_point(point: Point, snapshot: Snapshot, kind: Kind) -> Json:
     return data
 
 
-def _histogram_point(point: HistogramPoint, snapshot: Snapshot) -> Json:
+def _histogram_point(point: HistogramPoint, snapshot: Snapshot, _: Kind) -> Json:
     data: Json = {
         "attributes": _attributes(dict(point.attributes)),
         "startTimeUnixNano": str(snapshot.start_unix_ns),

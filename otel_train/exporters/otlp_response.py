@@ -5,58 +5,40 @@ from __future__ import annotations
 import enum
 import json
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from otel_train.exporters.otlp_json import load_protobuf
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
-_REASONS: Final = (
-    ("unauthenticated", UNAUTHORIZED.format("UNAUTHENTICATED")),
-    ("permission_denied", UNAUTHORIZED.format("PERMISSION_DENIED")),
-    ("has expired", _UNTRUSTED.format("it has expired")),
-    (
-        "mismatch",
-        "has a certificate for another name: use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
+_CLOSED: Final = ("socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe")
+_NO_NAME: Final = ("resolve", "resolution", "name or service not known", "gaierror")
+_ENDPOINT: Final = "in OTEL_EXPORTER_OTLP_ENDPOINT"
+
+_REASONS: Final = {
+    "unauthenticated": UNAUTHORIZED.format("UNAUTHENTICATED"),
+    "permission_denied": UNAUTHORIZED.format("PERMISSION_DENIED"),
+    "has expired": _UNTRUSTED.format("it has expired"),
+    "mismatch": f"has a certificate for another name: use a host name that the certificate has {_ENDPOINT}",
+    "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
+    "security handshaker": "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
+    "wrong_version_number": f"does not speak TLS: write http:// in place of https:// {_ENDPOINT}",
+    **dict.fromkeys(
+        _CLOSED, f"closes connections: it may want TLS, https:// in place of http:// {_ENDPOINT}"
     ),
-    ("verify_failed", _UNTRUSTED.format("its issuer is unknown here")),
-    (
-        "security handshaker",
-        "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
-    ),
-    (
-        "wrong_version_number",
-        "does not speak TLS: write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT",
-    ),
-    *(
-        (
-            word,
-            "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
-        )
-        for word in (
-            "socket closed",
-            "remotedisconnected",
-            "badstatusline",
-            "connection reset",
-            "broken pipe",
-        )
-    ),
-    ("refused", "refuses connections"),
-    ("resolve", "has a name that cannot be resolved"),
-    ("resolution", "has a name that cannot be resolved"),
-    ("name or service not known", "has a name that cannot be resolved"),
-    ("gaierror", "has a name that cannot be resolved"),
-    ("timed out", "does not answer"),
-    ("timeout", "does not answer"),
-    ("deadline", "does not answer"),
-)
+    "refused": "refuses connections",
+    **dict.fromkeys(_NO_NAME, "has a name that cannot be resolved"),
+    **dict.fromkeys(("timed out", "timeout", "deadline"), "does not answer"),
+}
 """What messages of OpenSSL, sockets and gRPC contain, the telling ones first, and what that means."""
 
 SHOWN_CHARACTERS = 160
@@ -69,19 +51,10 @@ def first_line(text: str) -> str:
 
 
 def why(said: str) -> str:
-    """What the message of a failed request means.
-
-    Args:
-        said: the message; "" when there was none.
-
-    Returns:
-        The rest of a sentence that begins with the collector's address.
-    """
+    """What the message of a failed request means: the rest of a sentence that begins with the collector's address."""
     text = said.lower()
-    for word, reason in _REASONS:
-        if word in text:
-            return reason
-    return f"does not accept requests ({first_line(said) or 'no reason given'})"
+    unknown = f"does not accept requests ({first_line(said) or 'no reason given'})"
+    return next((reason for word, reason in _REASONS.items() if word in text), unknown)
 
 
 MOST_ANSWER_BYTES: Final = 64 << 10
@@ -154,17 +127,16 @@ def refused(reason: str, rejected: int | None = None) -> ExportResponse:
 
 
 class HttpResponse(NamedTuple):
-    """What came back over HTTP.
-
-    Attributes:
-        status: the status code.
-        headers: by lower-case name.
-        body: at most one byte more than is read of an answer.
-    """
+    """What came back over HTTP: headers by lower-case name, a body of at most one byte more than is read of an answer."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """The media type, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> ExportResponse:
@@ -175,11 +147,6 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     200 and every other 2xx comes from something else, a login page or a proxy: retry. So do redirects, which are
     never followed, 401, 403, 404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the
     remaining 4xx are refusals, and so are rejected records in ``partial_success``.
-
-    Args:
-        answer: what came back.
-        signal: ``metrics`` or ``traces``.
-        tls: whether the connection was encrypted.
     """
     status = answer.status
     if status == HTTPStatus.OK:
@@ -208,61 +175,38 @@ def _mendable(answer: HttpResponse, *, tls: bool) -> str:
         return _redirect(answer)
     if status == HTTPStatus.BAD_REQUEST and not tls and b"https" in answer.body.lower():
         return "speaks TLS only: write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
-    if (
-        status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower()
-    ):  # as VictoriaMetrics says it
-        return _STATUS_REASONS[415]
+    if status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower():
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE  # as VictoriaMetrics says it
     return _STATUS_REASONS.get(status, "")
 
 
 def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> ExportResponse:
-    """What a gRPC status other than OK means: the same rules as over HTTP.
-
-    Args:
-        code: name of the status, such as ``UNAVAILABLE``.
-        details: its message.
-        retry_after_s: what ``RetryInfo`` asks for.
-    """
+    """What a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
     if code in _GRPC_REFUSALS:
         return refused(f"refuses a request ({code}, {first_line(details)})")
     return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
 
 
 def read_message(body: bytes, signal: str) -> ExportResponse:
-    """What a response message in protobuf says. An empty one accepts everything.
-
-    Raises:
-        ValueError: this is no such message.
-    """
+    """What a response message in protobuf says. An empty one accepts everything. ValueError where it is none."""
     if not body:
         return ACCEPTED
     from google.protobuf.message import DecodeError
 
+    _, _, response = load_protobuf(signal)
     try:
-        partial = _response_class(signal).FromString(body).partial_success
+        partial = response.FromString(body).partial_success
     except DecodeError as error:
         raise ValueError(str(error)) from error
     rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_spans
     return _partial(int(rejected), partial.error_message)
 
 
-def _response_class(signal: str) -> Any:  # Any: generated code without types
-    if signal == "metrics":
-        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
-
-        return metrics.ExportMetricsServiceResponse
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
-
-    return trace.ExportTraceServiceResponse
-
-
 def _read_ok(answer: HttpResponse, signal: str) -> ExportResponse:
-    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = answer.content_type
     if not answer.body and kind in {"", JSON, PROTOBUF}:
         return ACCEPTED
-    readers: dict[str, Callable[[bytes, str], ExportResponse]] = {JSON: _read_json, PROTOBUF: read_message}
-    read = readers.get(kind)
-    if read is None:
+    if kind not in {JSON, PROTOBUF}:
         what = f"the content type {first_line(kind)}" if kind else "no content type"
         return retry(
             f"answers 200 with {what}, which is no OTLP answer: a login page or a proxy stands in its place; correct "
@@ -274,7 +218,7 @@ def _read_ok(answer: HttpResponse, signal: str) -> ExportResponse:
             "OTEL_EXPORTER_OTLP_ENDPOINT"
         )
     try:
-        return read(answer.body, signal)
+        return _read_json(answer.body, signal) if kind == JSON else read_message(answer.body, signal)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return retry(f"answers 200 with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -309,14 +253,11 @@ def _redirect(answer: HttpResponse) -> str:
 
 def _said(answer: HttpResponse) -> str:
     """What the body of a refusal says, behind a comma: the message of a ``Status``, or plain text."""
-    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    text = ""
+    kind, text = answer.content_type, ""
     if kind == JSON:
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(answer.body)
             text = str(value.get("message", "")) if isinstance(value, dict) else ""
-        except (ValueError, RecursionError):
-            text = ""
     elif kind == PROTOBUF:
         text = _status_message(answer.body)
     elif kind == "text/plain":

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from otel_train.exporters.otlp_json import load_protobuf, protobuf_of
+from otel_train.exporters.otlp_json import REQUEST_KEYS, load_protobuf, protobuf_of
 from otel_train.exporters.otlp_response import (
     JSON,
     MOST_ANSWER_BYTES,
@@ -41,13 +41,12 @@ from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Hashable, Mapping
 
     from otel_train.exporters.otlp_settings import Target
 
-_KEYS: Final = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
 _BEGINNINGS: Final = {
-    signal: re.compile(rb'\s*\{\s*"' + key.encode() + rb'"\s*:\s*\[') for signal, key in _KEYS.items()
+    signal: re.compile(rb'\s*\{\s*"' + key.encode() + rb'"\s*:\s*\[') for signal, key in REQUEST_KEYS.items()
 }
 
 
@@ -66,49 +65,38 @@ class OtlpTransport:
 
     With ``http/json``, the default, a line is posted as it is stored. With ``http/protobuf`` and ``grpc`` it is
     converted first.
-
-    Args:
-        targets: signal to where it goes, and how.
-        connections: shared with others that send; None for connections of its own.
     """
 
     def __init__(self, targets: Mapping[str, Target], connections: Connections | None = None) -> None:
-        self._connections = connections
-        self._clients: dict[str, Any] = {}  # Any: of HTTP or of gRPC
-        self._posts: dict[str, Callable[[bytes, float], ExportResponse]] = {}
+        self._targets = targets
+        self._clients: dict[str, HttpClient | GrpcClient] = {}
         for signal, target in targets.items():
-            self._open(signal, target)
+            if target.protocol != HTTP_JSON:
+                load_protobuf(signal)  # else the first request holds the interpreter for that
+            grpc = target.protocol == GRPC
+            self._clients[signal] = (
+                GrpcClient(target, signal) if grpc else HttpClient(target, signal, connections)
+            )
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         """Send one line and read the answer, in ``timeout_s`` seconds; to connect may take as long again."""
-        problem = unreadable(line, signal)
-        return refused(problem) if problem else self._posts[signal](line, timeout_s)
+        if problem := _unreadable(line, signal):
+            return refused(problem)
+        if self._targets[signal].protocol == HTTP_JSON:
+            return self._clients[signal].post(line, JSON, timeout_s)
+        try:
+            message = protobuf_of(line, signal)
+        except ValueError as error:
+            return refused(f"is not asked: {first_line(str(error))}")
+        return self._clients[signal].post(message, PROTOBUF, timeout_s)
 
     def close(self) -> None:
         """Drop connections; a send on another thread fails at once."""
         for client in self._clients.values():
             client.close()
 
-    def _open(self, signal: str, target: Target) -> None:
-        if target.protocol != HTTP_JSON:
-            load_protobuf(signal)
-        if target.protocol == GRPC:
-            call = GrpcClient(target, signal)
-            self._clients[signal] = call
-            self._posts[signal] = lambda line, limit_s: _converted(
-                line, signal, lambda m: call.post(m, limit_s)
-            )
-            return
-        client = self._clients[signal] = HttpClient(target, signal, self._connections)
-        if target.protocol == HTTP_JSON:
-            self._posts[signal] = lambda line, limit_s: client.post(line, JSON, limit_s)
-        else:
-            self._posts[signal] = lambda line, limit_s: _converted(
-                line, signal, lambda message: client.post(message, PROTOBUF, limit_s)
-            )
 
-
-def unreadable(line: bytes, signal: str) -> str:
+def _unreadable(line: bytes, signal: str) -> str:
     """Why a line cannot be a request of this signal; "" when it can. Only its beginning is looked at."""
     if _BEGINNINGS[signal].match(line) and line.rstrip().endswith(b"}"):
         return ""
@@ -116,40 +104,24 @@ def unreadable(line: bytes, signal: str) -> str:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return "is not asked: the line is no JSON"
-    if isinstance(value, dict) and isinstance(value.get(_KEYS[signal]), list):
+    key = REQUEST_KEYS[signal]
+    if isinstance(value, dict) and isinstance(value.get(key), list):
         return ""
-    return f"is not asked: the line is no OTLP request of {signal}, which has a list {_KEYS[signal]}"
-
-
-def _converted(line: bytes, signal: str, post: Callable[[bytes], ExportResponse]) -> ExportResponse:
-    try:
-        message = protobuf_of(line, signal)
-    except ValueError as error:
-        return refused(f"is not asked: {first_line(str(error))}")
-    return post(message)
+    return f"is not asked: the line is no OTLP request of {signal}, which has a list {key}"
 
 
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 class _Limit:
-    """What one request may still take.
-
-    Args:
-        seconds: until it has failed.
-        most_bytes: of its answer with the headers; what is longer is not read.
-    """
+    """The seconds that one request may still take, and the bytes of its answer that are still read."""
 
     def __init__(self, seconds: float, most_bytes: int = 0) -> None:
         self._until_s = time.monotonic() + seconds
         self.bytes_left = most_bytes
 
     def seconds_left(self) -> float:
-        """Seconds left.
-
-        Raises:
-            TimeoutError: none.
-        """
+        """Seconds left; TimeoutError where there are none."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
@@ -157,13 +129,16 @@ class _Limit:
 
 
 class _LimitedReader(io.RawIOBase):
-    """Reads a socket until the limit of the request is reached, however slowly bytes come."""
+    """What ``http.client`` reads an answer from: a socket, until the limit of the request is reached."""
 
     def __init__(self, sock: socket.socket, limit: _Limit) -> None:
         # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
         self._file = sock.makefile("rb", buffering=0)
         self._sock = sock
         self._limit = limit
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
@@ -183,18 +158,6 @@ class _LimitedReader(io.RawIOBase):
         super().close()
 
 
-class _LimitedSocket:
-    """What ``http.client`` reads an answer from."""
-
-    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
-        self._sock = sock
-        self._limit = limit
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        del mode
-        return io.BufferedReader(_LimitedReader(self._sock, self._limit))
-
-
 class _Limited(http.client.HTTPConnection):
     """A connection whose requests have a limit."""
 
@@ -202,7 +165,7 @@ class _Limited(http.client.HTTPConnection):
 
     def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
         """The answer, read within the limit."""
-        limited: Any = _LimitedSocket(sock, self.limit)
+        limited: Any = _LimitedReader(sock, self.limit)
         return http.client.HTTPResponse(limited, **more)
 
     def connect(self) -> None:
@@ -227,7 +190,7 @@ class _Route(NamedTuple):
         end: host and port to connect to: of the collector, or of a proxy.
         headers: that a proxy wants with every request.
         forwarded: a proxy passes requests on, one by one.
-        tunnel: host, port and headers that a proxy wants before TLS begins; None without such a proxy.
+        tunnel: host, port and headers that a proxy wants before TLS begins.
     """
 
     key: Hashable
@@ -272,13 +235,7 @@ class HttpClient:
     """Sends requests to one URL.
 
     Redirects are not followed, and nothing is tried twice: that is the sender's part. Proxies come from the standard
-    variables (``HTTPS_PROXY``, ``NO_PROXY``, ...).
-
-    Args:
-        target: where to, and how.
-        signal: ``metrics`` or ``traces``; "" where no OTLP is posted.
-        connections: shared with other clients; None for connections of its own.
-        most_answer_bytes: longest body of an answer that is read.
+    variables (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``signal`` is "" where no OTLP is posted.
     """
 
     def __init__(
@@ -314,21 +271,14 @@ class HttpClient:
         elif self._target.compression == "deflate":
             body = zlib.compress(body)
         try:
-            return read_http(
-                self._exchange("POST", timeout_s, body=body, content_type=content_type),
-                self._signal,
-                tls=self._target.tls,
-            )
+            answer = self._exchange("POST", timeout_s, body=body, content_type=content_type)
+            return read_http(answer, self._signal, tls=self._target.tls)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             return retry(why(f"{type(error).__name__}: {error}"))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
-        """Get the URL with this query, in as much time as ``post``.
-
-        Raises:
-            OSError: no answer came, or none in time; the text says why.
-        """
+        """Get the URL with this query, in as much time as ``post``. An OSError says why no answer came."""
         try:
             return self._exchange("GET", timeout_s, query=query)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -336,11 +286,7 @@ class HttpClient:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def prepare(self) -> None:
-        """Read the certificates now, not with the first request.
-
-        Raises:
-            OSError: one cannot be read.
-        """
+        """Read the certificates now, not with the first request; OSError where one cannot be read."""
         if self._target.tls:
             self._tls()
 
@@ -351,13 +297,11 @@ class HttpClient:
             self._connections.close()
         if connection is None:
             return
-        connection.auto_open = (
-            0  # a thread that is between head and body of its request connects no second time
-        )
-        sock = connection.sock
-        if sock is not None:
+        # A thread that is between head and body of its request connects no second time.
+        connection.auto_open = 0
+        if connection.sock is not None:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
 
     def _exchange(
@@ -374,23 +318,17 @@ class HttpClient:
         connection = self._connected(route, limit)
         query = query or self._url.query
         path = f"{self._url.path or '/'}{'?' * bool(query)}{query}"
-        headers = {
-            **self._headers,
-            **route.headers,
-            **({"content-type": content_type} if content_type else {}),
-        }
+        headers = {**self._headers, **route.headers}
+        if content_type:
+            headers["content-type"] = content_type
         if route.forwarded:  # a proxy wants the whole address
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # a server may refuse before it has read everything
+        # A server may refuse before it has read everything.
+        with suppress(BrokenPipeError, ConnectionResetError):
             connection.request(method, path, body, headers)
         response = connection.getresponse()
-        answer = HttpResponse(
-            response.status,
-            {name.lower(): value for name, value in response.getheaders()},
-            response.read(self._most_answer_bytes + 1),
-        )
+        found = {name.lower(): value for name, value in response.getheaders()}
+        answer = HttpResponse(response.status, found, response.read(self._most_answer_bytes + 1))
         if not response.isclosed():  # more than an answer has: the connection cannot be used again
             response.close()
             self.close()
@@ -424,9 +362,9 @@ class HttpClient:
         return _Route(key, end, tunnel=(*host, login))
 
     def _made(self, route: _Route) -> _Limited:
-        connection = (
-            _LimitedTls(*route.end, context=self._tls()) if self._target.tls else _Limited(*route.end)
-        )
+        if not self._target.tls:
+            return _Limited(*route.end)
+        connection = _LimitedTls(*route.end, context=self._tls())
         if route.tunnel is not None:
             connection.set_tunnel(*route.tunnel)
         return connection
@@ -443,9 +381,7 @@ def trusting(target: Target) -> ssl.SSLContext:
     Many machines name their own authorities in ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``. The certificate of the
     collector wins over those.
     """
-    named = (
-        target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or ""
-    )
+    named = target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
         context = ssl.create_default_context(
@@ -453,20 +389,14 @@ def trusting(target: Target) -> ssl.SSLContext:
         )
     else:
         context = ssl.create_default_context()
-        if not context.cert_store_stats()["x509_ca"]:
-            _trust_certifi(context)
+        if not context.cert_store_stats()["x509_ca"]:  # as in minimal containers
+            with suppress(ImportError):
+                import certifi
+
+                context.load_verify_locations(certifi.where())
     if target.client_certificate:
         context.load_cert_chain(target.client_certificate, target.client_key or None)
     return context
-
-
-def _trust_certifi(context: ssl.SSLContext) -> None:
-    """Minimal containers have no authorities of their own."""
-    try:
-        import certifi
-    except ImportError:
-        return
-    context.load_verify_locations(certifi.where())
 
 
 def login_of(url: SplitResult, header: str) -> dict[str, str]:
@@ -498,12 +428,7 @@ _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
 
 class GrpcClient:
-    """Calls one method of a collector.
-
-    Args:
-        target: where to, and how.
-        signal: ``metrics`` or ``traces``.
-    """
+    """Calls the ``Export`` method of a collector."""
 
     def __init__(self, target: Target, signal: str) -> None:
         _import_quietly()
@@ -512,7 +437,7 @@ class GrpcClient:
         self._channel: Any = None  # Any: grpc has no types
         self._closed = False
 
-    def post(self, request: bytes, timeout_s: float) -> ExportResponse:
+    def post(self, request: bytes, _: str, timeout_s: float) -> ExportResponse:
         """Send one request in protobuf and read its answer, in at most ``timeout_s`` seconds."""
         import grpc
 
@@ -525,10 +450,8 @@ class GrpcClient:
             response = call(request, timeout=timeout_s, metadata=tuple(self._target.headers.items()))
         except grpc.RpcError as error:
             code = error.code()
-            if (
-                code is grpc.StatusCode.UNAVAILABLE
-            ):  # a new channel connects at once, the old one in its own time
-                self._drop()
+            if code is grpc.StatusCode.UNAVAILABLE:
+                self._drop()  # a new channel connects at once, the old one in its own time
             return read_grpc(code.name, error.details() or "", _wait_s(error.trailing_metadata()))
         except ValueError as error:  # the channel was closed meanwhile
             self._drop()

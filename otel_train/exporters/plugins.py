@@ -26,13 +26,7 @@ MOST_WAITING = 64
 
 
 class PluginExporter:
-    """One exporter of another package, on a thread of its own.
-
-    Args:
-        name: of its entry point.
-        exporter: takes batches; may hang, and may raise.
-        timeout_s: seconds that it is given to close.
-    """
+    """One exporter of another package, on a thread of its own; it may hang, and may raise."""
 
     def __init__(self, name: str, exporter: Exporter, timeout_s: float) -> None:
         self.line: BackgroundQueue[ExportBatch] = BackgroundQueue(
@@ -58,16 +52,10 @@ def load_plugins(
     timeout_s: float,
     found: Iterable[EntryPoint] | None = None,
 ) -> list[PluginExporter]:
-    """The exporters of other packages that a run has. What one of them does wrong here is logged, unless the program asked for it.
+    """The exporters of other packages that a run has, each with ``timeout_s`` to close.
 
-    Args:
-        wish: the setting ``exporters``.
-        resource: attributes of this process, as they are sent.
-        timeout_s: seconds that each is given to close.
-        found: entry points; those of what is installed when None.
-
-    Raises:
-        ConfigError: one that was asked for by name is not installed, or cannot be made.
+    What one of them does wrong here is logged. One that was asked for by name and is not installed, or cannot be made,
+    is a ConfigError.
     """
     if wish.strip() == "off":
         return []
@@ -85,11 +73,7 @@ def load_plugins(
 
 
 def check_known(wish: str) -> None:
-    """Refuse an exporter that is not installed.
-
-    Raises:
-        ConfigError: one that is asked for by name is not.
-    """
+    """Refuse an exporter that is asked for by name and not installed, by a ConfigError."""
     known = {point.name: point for point in entry_points(group=GROUP)}
     for name in words_of(wish):
         if name not in known:
@@ -105,11 +89,6 @@ def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
 def _asked(
     name: str, known: Mapping[str, EntryPoint], resource: Mapping[str, AttributeValue]
 ) -> Exporter | None:
-    """The one of that name.
-
-    Raises:
-        ConfigError: see ``load_plugins``.
-    """
     if name not in known:
         raise _unknown(name, known)
     try:

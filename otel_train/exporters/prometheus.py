@@ -49,12 +49,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_known_host(header: str, names: Collection[str] = ()) -> bool:
-    """Whether a ``Host`` header is an address, ``localhost`` or one of the names.
-
-    Args:
-        header: its value; with or without a port.
-        names: further ones, in lower case.
-    """
+    """Whether a ``Host`` header is an address, ``localhost`` or one of the names (lower case), with or without a port."""
     name = header.rsplit(":", 1)[0] if header.rpartition(":")[2].isdecimal() else header
     if name.lower() in {"localhost", *names}:
         return True
@@ -82,6 +77,7 @@ class PrometheusExporter:
 
     OpenMetrics with exemplars or the classic text format, as the client asks, compressed if it likes.
     When the port is taken the next ones are tried, at last any. A forked child serves nothing.
+    A host that cannot be listened on is a ConfigError.
 
     Args:
         host: address to listen on.
@@ -91,11 +87,7 @@ class PrometheusExporter:
         servers: of all ranks that publish on one page; None for a page of its own.
 
     Attributes:
-        port: the port it listens on.
         posts: by path, what takes a body and a bearer token and gives a status and an answer.
-
-    Raises:
-        ConfigError: the host cannot be listened on.
     """
 
     def __init__(
@@ -140,14 +132,7 @@ class PrometheusExporter:
                 self._written.unlink(missing_ok=True)
 
     def write_target(self, directory: Path) -> Path:
-        """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs``.
-
-        Args:
-            directory: the folder of the rank.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs`` into the folder of the rank."""
         path = directory / _TARGET_FILE
         replace_json(path, [{"targets": [self._target()], "labels": {}}])
         self._written = path
@@ -167,11 +152,7 @@ class MetricsServers:
         self._lock = threading.Lock()
 
     def join(self, host: str, port: int, page: RankPage, posts: dict[str, Take]) -> _Server:
-        """The server at this address, with one rank more.
-
-        Raises:
-            ConfigError: the host cannot be listened on.
-        """
+        """The server at this address, with one rank more; ConfigError where the host cannot be listened on."""
         with self._lock:
             server = self._servers.get((host, port))
             if server is None:
@@ -329,11 +310,7 @@ class TooLargeError(Exception):
 
 
 class _Incoming(io.RawIOBase):
-    """What a client sends, in a bounded time and with a bounded size in all: one that trickles ends like any other.
-
-    Args:
-        connection: of the client.
-    """
+    """What a client sends, in a bounded time and with a bounded size in all: one that trickles ends like any other."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -346,12 +323,7 @@ class _Incoming(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:  # Any: a buffer
-        """Read what is there.
-
-        Raises:
-            TimeoutError: its time is over.
-            TooLargeError: it has sent as much as it may, and goes on.
-        """
+        """Read what is there, until time or size are used up."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("a request took too long")

@@ -36,13 +36,7 @@ _TYPES = {
 
 
 class RankPage:
-    """What one rank puts on a page.
-
-    Args:
-        latest: the newest snapshot, or None before the first. Called once per page.
-        constant_labels: labels that every sample carries, by Prometheus name.
-        resource: what ``target_info`` says, by OpenTelemetry name.
-    """
+    """What one rank puts on a page. ``latest`` gives the newest snapshot, or None before the first; it is called once per page."""
 
     def __init__(
         self,
@@ -74,11 +68,7 @@ class RankPage:
 
 
 class PageCollector:
-    """What ``prometheus_client`` asks for the families of one page.
-
-    Args:
-        ranks: whose metrics are on the page.
-    """
+    """What ``prometheus_client`` asks for the families of one page."""
 
     def __init__(self, ranks: Sequence[RankPage]) -> None:
         self._ranks = ranks

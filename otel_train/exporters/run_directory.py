@@ -154,8 +154,7 @@ class RunDirectory:
     def _take(self, known: int) -> bool:
         """Take the folder of the rank for this process, unless another one that lives writes there.
 
-        Args:
-            known: attempts that the launcher, or the program, knows of.
+        ``known`` attempts are those that the launcher, or the program, knows of.
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
@@ -283,13 +282,7 @@ class RunDirectory:
 
 
 class RunDirectoryExporter:
-    """Writes every batch into the run directory.
-
-    Args:
-        directory: where to.
-        resource: resource attributes; every OTLP line repeats them.
-        version: version of the instrumentation scope.
-    """
+    """Writes every batch into the run directory."""
 
     def __init__(
         self, directory: RunDirectory, resource: Mapping[str, AttributeValue], *, version: str
@@ -340,14 +333,9 @@ def folder_name(run_id: str) -> str:
 
 
 def find_run(run: str | Path | None, root: Path) -> Path:
-    """The directory of a run.
+    """The directory of a run: of a run directory, the directory of one of its ranks or a run id below ``root``; None is the newest.
 
-    Args:
-        run: a run directory, the directory of one of its ranks, a run id, or None for the newest run.
-        root: parent of all runs, where ids and the newest are looked for.
-
-    Raises:
-        RunDirectoryError: there is none; the message says what to do.
+    A RunDirectoryError says what to do where there is none.
     """
     if run is None:
         return _newest(root)
@@ -363,12 +351,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
 
 
 def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
-    """The folders of a run's earlier trainings, the first one first: each is a run directory of its own.
-
-    Args:
-        run: the run directory.
-        rank: those that this rank took part in; all when None.
-    """
+    """The folders of a run's earlier trainings, or of those that ``rank`` took part in, the first one first: run directories."""
     numbers = sorted(
         int(name[len(TRAINING) :])
         for name in folders_in(run)
@@ -405,15 +388,9 @@ def _last_change_ns(run: Path) -> int:
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
-    """Seconds from the last edge of the attempt before to this start.
+    """Seconds from the last edge of the ``previous`` attempt, whose flight file has been put aside, to this start.
 
-    Args:
-        rank_dir: folder of the rank, where the flight file of that attempt has been put aside.
-        previous: that attempt; negative if there was none.
-        started_unix_ns: when this one started.
-
-    Returns:
-        None if there was none, if it had finished (then no time was lost), or if its file does not say.
+    None if there was none (it is negative), if it had finished (then no time was lost), or if its file does not say.
     """
     if previous < 0 or state_of(rank_dir) == "finished":
         return None

@@ -100,7 +100,6 @@ class SpoolQueue:
         directory: the folder of the rank; None keeps everything in memory.
         signal: ``metrics`` or ``traces``.
         max_bytes: bound on the segments; the oldest segment is dropped for a line that does not fit.
-        memory_bytes: bound on what waits in memory.
         on_loss: called with how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
         on_error: called with every ``OSError``.
 
@@ -342,11 +341,7 @@ class SpoolQueue:
                 self.folder.rmdir()  # unless the other signal has something to say
 
     def _take_state(self) -> int:
-        """The offset file, locked; -1 where there is none.
-
-        Raises:
-            BlockingIOError: another process holds the lock.
-        """
+        """The offset file, locked; -1 where there is none. BlockingIOError: another process holds the lock."""
         if self.folder is None or not self.folder.is_dir():
             return -1
         while True:
@@ -407,9 +402,7 @@ class SpoolQueue:
     def _finished(self, number: int, *, torn: bool = False) -> bool:
         """Remove a segment if all of it is done. Whether it is gone.
 
-        Args:
-            number: of the segment.
-            torn: it has no further whole line, so that what is left was torn off by a crash.
+        ``torn``: it has no further whole line, so that what is left was torn off by a crash.
         """
         path = self._segment(number)
         fd = open_below(path)
@@ -486,12 +479,7 @@ _MOST_LINE_BYTES: Final = 32 << 20
 
 
 class RejectedRequest(NamedTuple):
-    """One line of the file.
-
-    Attributes:
-        stored: as it lies there, without the newline.
-        request: to send; None where the line cannot be read.
-    """
+    """A line as it lies in the file, and its request; None where the line cannot be read."""
 
     stored: bytes
     request: bytes | None
@@ -503,11 +491,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def rejected_in(path: Path) -> list[RejectedRequest]:
-    """The requests of one signal, oldest first.
-
-    Raises:
-        OSError: the file is there but cannot be read.
-    """
+    """The requests of one signal that were rejected, oldest first."""
     found = []
     for part in parts_of(path):
         with open_binary(part) as file:
@@ -518,15 +502,8 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
 def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
     """Send every request again and remove those that are accepted. Call it with the lock of the queue.
 
-    Args:
-        path: the file of one signal.
-        send: sends a request; None as soon as the collector does not respond.
-
-    Returns:
-        The good answers: accepted, or refused again. What is not asked, or cannot be read, stays without one.
-
-    Raises:
-        OSError: the file cannot be read or written.
+    ``send`` returns None as soon as the collector does not respond. Returns the good answers: accepted, or refused again.
+    What is not asked, or cannot be read, stays without one.
     """
     waiting = rejected_in(path)
     answers: list[ExportResponse] = []

@@ -19,7 +19,8 @@ import pytest
 
 from otel_train.cli.replay import Counts, replay
 from otel_train.datamodel import ExportBatch
-from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
+from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
@@ -218,7 +219,8 @@ PROGRAM = textwrap.dedent(
     import os, signal, sys, time
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
-    from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
+    from otel_train.exporters.otlp import OtlpExporter
+    from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))

@@ -16,7 +16,8 @@ import pytest
 from otel_train.cli.replay import Counts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
-from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
+from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_settings import OtlpSettings
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.waiting import until
@@ -196,7 +197,8 @@ SCRIPT = textwrap.dedent(
     import os, sys
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
-    from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
+    from otel_train.exporters.otlp import OtlpExporter
+    from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))

@@ -14,6 +14,7 @@ import pytest
 from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
+from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 POINTS = sum(len(family.points) for family in snapshot().families)
 SPANS = spans_line(spans(), RESOURCE, "1").encode()
+SETTINGS = OtlpSettings.read({}, endpoint="http://collector:4318")
 
 
 def metrics(steps: float = 7.0) -> bytes:
@@ -82,13 +84,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
         max_bytes: int = 1 << 20,
     ) -> Sender:
         sender = Sender(
-            ("metrics", "traces"),
-            collector,
-            directory=directory,
-            endpoint="http://collector:4318",
-            timeout_s=5,
-            max_bytes=max_bytes,
-            monotonic_s=monotonic_s,
+            SETTINGS, collector, directory=directory, max_bytes=max_bytes, monotonic_s=monotonic_s
         )
         made.append((sender, collector))
         return sender
