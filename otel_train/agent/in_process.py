@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from otel_train.agent.messages import Link
     from otel_train.agent.rank_end import LauncherFolder
-    from otel_train.aggregation.captures import Capture
     from otel_train.config.settings import Config
-    from otel_train.datamodel import Anchor
+    from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.controller import LoopState
     from otel_train.profiler.setup import EpochCaptures
 

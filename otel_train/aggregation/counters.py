@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from otel_train.datamodel import NS_PER_S, Outcomes, Pace
 from otel_train.recording.events import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregation.series_names import Key, SeriesNames
@@ -26,12 +27,12 @@ class Transfers:
     """Adds up bytes per transfer source, including transfers timed as part of another stage."""
 
     def __init__(self) -> None:
-        self._bytes: dict[int, int] = {}
+        self._bytes: Counter[int] = Counter()
 
     def add(self, moved: np.ndarray) -> None:
         """Adds transfers: int64[n, 2], as in ``ClosedSteps``."""
         for source, size in moved.tolist():
-            self._bytes[source] = self._bytes.get(source, 0) + size
+            self._bytes[source] += size
 
     def to_devices(self, sources: Sequence[Instrumented]) -> dict[str, int]:
         """Returns bytes by device, such as ``cuda:0``. Pinned memory and manual transfers name no device and are left out."""
@@ -67,9 +68,6 @@ class DeviceAccount:
 
     A call gets at most one device time and a device time goes to at most one call, whatever the order of arrival. What has
     no counterpart is left out: not measured is not zero.
-
-    Args:
-        totals: takes the device time of every matched call.
     """
 
     def __init__(self, totals: Totals) -> None:
@@ -92,12 +90,7 @@ class DeviceAccount:
         self._match()
 
     def add_calls(self, ended: StageCalls, until_ns: int) -> None:
-        """Adds calls of the thread whose device time is measured.
-
-        Args:
-            ended: the calls.
-            until_ns: all calls that ended before are known.
-        """
+        """Adds calls of the thread whose device time is measured. All that ended before ``until_ns`` are known."""
         if not self.measured:
             return
         series = self._totals.names.series(ended.source, ended.loader, ended.phase)
@@ -170,10 +163,10 @@ _MOST_PENDING_BUILDS = 8192
 
 
 class Start(NamedTuple):
-    """Cost of starting the passes over a loader.
+    """Cost of starting the passes over a loader that returned a batch.
 
     Attributes:
-        passes: passes that returned a batch.
+        passes: their number.
         making_s: seconds to create their iterators, workers included.
         waiting_s: seconds of waiting for their first batches.
     """
@@ -187,31 +180,41 @@ class Start(NamedTuple):
         """Sum of both."""
         return self.making_s + self.waiting_s
 
+    def minus(self, earlier: Start) -> Start:
+        """Returns the difference to ``earlier``."""
+        return Start(
+            self.passes - earlier.passes, self.making_s - earlier.making_s, self.waiting_s - earlier.waiting_s
+        )
+
 
 class LoaderTotals:
-    """Counts and histograms by loader name. One thread owns it."""
+    """Counts and histograms by loader name. One thread owns it.
+
+    Attributes:
+        builds: time of a worker per batch.
+        start_ups: time from the request for an iterator to its first batch.
+        lost: builds that were overwritten before they were read.
+        endings: by loader and reason.
+        starts: by loader and phase.
+        names: by series of the histograms.
+    """
 
     def __init__(self) -> None:
         self.builds = Histograms()
-        """Time of a worker per batch."""
         self.start_ups = Histograms()
-        """Time from the request for an iterator to its first batch."""
-        self.lost: dict[str, int] = {}
-        """Builds that were overwritten before they were read."""
-        self.endings: dict[tuple[str, str], int] = {}
-        """By loader and reason."""
+        self.lost: Counter[str] = Counter()
+        self.endings: Counter[tuple[str, str]] = Counter()
         self.starts: dict[tuple[str, str], Start] = {}
-        """By loader and phase."""
-        self._pending_builds: dict[str, deque[int]] = {}
-        self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._pending_builds: dict[str, deque[int]] = {}
+        self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
 
     def add_builds(self, loader: str, build_ns: np.ndarray, missed: int) -> None:
         """Counts batches built by workers."""
         number = self.number(loader)
         self.builds.add(np.full(len(build_ns), number), build_ns)
-        self.lost[loader] = self.lost.get(loader, 0) + missed
+        self.lost[loader] += missed
         self._pending_builds.setdefault(loader, deque(maxlen=_MOST_PENDING_BUILDS)).extend(build_ns.tolist())
 
     def take_builds(self, loader: str, most: int) -> np.ndarray:
@@ -241,7 +244,7 @@ class LoaderTotals:
             if why != Ending.DISPOSED:
                 loader, reason = names.sources[source].name, _REASONS.get(why, "epoch_end")
                 counted.append((loader, reason, at_ns))
-                self.endings[loader, reason] = self.endings.get((loader, reason), 0) + 1
+                self.endings[loader, reason] += 1
                 if why != Ending.ERROR:
                     self._stops.append((loader, at_ns))
         return counted
@@ -267,26 +270,14 @@ class LoaderTotals:
         """Returns the same up to an instant; exact for the last ``REMEMBERED_STOPS`` passes."""
         return self.stops(loader) - sum(name == loader and when > at_ns for name, when in self._stops)
 
-    def copy(self) -> LoaderTotals:
-        """Returns an independent copy."""
-        twin = LoaderTotals()
-        twin.builds, twin.start_ups = self.builds.copy(), self.start_ups.copy()
-        twin.lost, twin.endings, twin.starts = dict(self.lost), dict(self.endings), dict(self.starts)
-        twin.names, twin._numbers = list(self.names), dict(self._numbers)
-        return twin
-
     def since(self, earlier: LoaderTotals) -> LoaderTotals:
         """Returns the difference to an earlier copy."""
-        window = self.copy()
+        window = deepcopy(self)
         window.builds = self.builds.minus(earlier.builds)
         window.start_ups = self.start_ups.minus(earlier.start_ups)
-        window.lost = {name: n - earlier.lost.get(name, 0) for name, n in self.lost.items()}
-        window.endings = {key: n - earlier.endings.get(key, 0) for key, n in self.endings.items()}
-        for key, had in earlier.starts.items():
-            now = self.starts[key]
-            window.starts[key] = Start(
-                now.passes - had.passes, now.making_s - had.making_s, now.waiting_s - had.waiting_s
-            )
+        window.lost.subtract(earlier.lost)
+        window.endings.subtract(earlier.endings)
+        window.starts |= {key: self.starts[key].minus(had) for key, had in earlier.starts.items()}
         return window
 
 
@@ -333,15 +324,7 @@ _EXAMPLE = "docs/howto/jax.md has an example"
 
 
 class JaxCompiles(NamedTuple):
-    """Totals of JAX compilations.
-
-    Attributes:
-        functions: number of compilations.
-        total_ns: their total duration.
-        longest: the program's function with the longest compilation; "" if unknown.
-        longest_ns: duration of that compilation.
-        since_ns: start of the first one.
-    """
+    """Totals of JAX compilations; ``longest`` is the program's function with the longest one, ``since_ns`` the start of the first."""
 
     functions: int = 0
     total_ns: int = 0
@@ -375,23 +358,12 @@ class JaxCompiles(NamedTuple):
 
 
 def missing_step_reason(seen: str, *, loader: bool) -> str:
-    """Returns the message for a JAX program without a training step.
-
-    Args:
-        seen: what was compiled, as ``JaxCompiles.describe`` says it.
-        loader: also say how to instrument the loader.
-    """
+    """Returns the message for a JAX program without a training step; ``seen`` is of ``JaxCompiles.describe``."""
     return f"{seen}; {_NO_STEP}{_ADD_STEP}{_ADD_LOADER if loader else ''}. {_EXAMPLE}"
 
 
 class Recompiled(NamedTuple):
-    """Compilations of code that had been compiled before.
-
-    Attributes:
-        count: number of recompilations.
-        total_ns: their total duration.
-        by_jax: how many of them were JAX's.
-    """
+    """Compilations of code that had been compiled before."""
 
     count: int = 0  # type: ignore[assignment]  # hides tuple.count, as StageTotals does
     total_ns: int = 0
@@ -410,13 +382,7 @@ class Recompiled(NamedTuple):
 class Compiles:
     """Counts compilations and assigns their time to activity ``compile``.
 
-    Args:
-        reclaimed: takes their time.
-        totals: takes recompilations.
-
-    Attributes:
-        judged: for some compilations it is known whether they were recompilations.
-        jax: totals of JAX.
+    ``judged``: of some it is known whether they were recompilations.
     """
 
     def __init__(self, reclaimed: Reclaimed, totals: Totals) -> None:
@@ -425,11 +391,6 @@ class Compiles:
         self.jax = JaxCompiles()
         self._reclaimed = reclaimed
         self._totals = totals
-
-    @property
-    def again(self) -> int:
-        """Number of recompilations."""
-        return self._totals.recompiled.count
 
     def add(self, compiles: Iterable[Compile]) -> list[Compile]:
         """Adds compilations; returns those that were recompilations."""
@@ -450,14 +411,7 @@ _PHASES = len(PHASES) + 1
 
 
 class DeviceTotals(NamedTuple):
-    """Device time of one row of the stage table, in seconds.
-
-    Attributes:
-        measured: calls that were measured; there may be more.
-        seconds: their device time.
-        p50: median.
-        p99: 99th percentile.
-    """
+    """Device time of one row of the stage table, in seconds, over the calls that were measured."""
 
     measured: int
     seconds: float
@@ -491,37 +445,30 @@ class StageTotals(NamedTuple):
 
 
 class Totals:
-    """Counters, sums and histograms. Not thread-safe.
-
-    Args:
-        names: series names; ``learn`` must have been called for every source counted here.
-    """
+    """Counters, sums and histograms. Not thread-safe. ``names`` has learnt every source that is counted here."""
 
     def __init__(self, names: SeriesNames) -> None:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms(STEP_BOUNDS)
-        self.device = Histograms()
-        """Device time of calls, by the series of ``stages``."""
+        self.device = Histograms()  # by the series of ``stages``
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
         self.self_ns = np.zeros(0, dtype=np.int64)
         self.inclusive_ns = np.zeros(0, dtype=np.int64)
-        self.loader_ns: dict[tuple[int, int], int] = {}
-        """Time of the batches that each loader took part in, by loader and phase."""
+        # By loader and phase; the time is that of the batches that the loader took part in.
+        self.loader_ns: Counter[tuple[int, int]] = Counter()
+        self.batches: Counter[tuple[int, int]] = Counter()
+        self.samples: Counter[tuple[int, int]] = Counter()
         self.failed = np.zeros(0, dtype=np.int64)
         self.step_pairs: list[tuple[int, int]] = []
         self.step_counts = np.zeros((0,), dtype=np.int64)
         self.partial_steps = np.zeros(_PHASES, dtype=np.int64)
-        self.batches: dict[tuple[int, int], int] = {}
-        self.samples: dict[tuple[int, int], int] = {}
         self.loaders = LoaderTotals()
         self.updates = 0
         self.skipped_updates = 0
         self.recompiled = Recompiled()
         self.pace = Pace()
-        """Lag of the device behind the host."""
         self.on_device = Outcomes()
-        """Updates that the optimizer may skip on the device, and how many of them are known."""
         self._step_numbers: dict[tuple[int, int], int] = {}
 
     def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
@@ -532,12 +479,8 @@ class Totals:
         self.add_occurrences(closed.occurrences)
         self._add_steps(closed.steps)
         self.add_batches(closed.batches)
-        loaders = self.names.loader(closed.loader_ns[:, 0]) * _PHASES + closed.loader_ns[:, 1]
-        for value in set(loaders.tolist()):
-            pair = divmod(value, _PHASES)
-            self.loader_ns[pair] = self.loader_ns.get(pair, 0) + int(
-                closed.loader_ns[loaders == value, 2].sum()
-            )
+        for pair, mine in self._by_pair(closed.loader_ns[:, 0], closed.loader_ns[:, 1]):
+            self.loader_ns[pair] += int(closed.loader_ns[mine, 2].sum())
         self.loaders.add_starts(closed.batches, self.names)
         self.updates += closed.updates
         self.skipped_updates += closed.skipped_updates
@@ -596,16 +539,19 @@ class Totals:
         self.partial_steps += np.bincount(partial, minlength=_PHASES)
         if not counted.any():
             return
-        loader = self.names.loader(steps.loader[counted])
-        flat = loader * _PHASES + steps.phase[counted]
-        numbers = np.empty(len(flat), dtype=np.int64)
-        for value in set(flat.tolist()):
-            numbers[flat == value] = self._step_number(*divmod(value, _PHASES))
+        numbers = np.empty(np.count_nonzero(counted), dtype=np.int64)
+        for pair, mine in self._by_pair(steps.loader[counted], steps.phase[counted]):
+            numbers[mine] = self._step_number(pair)
         self.steps.add(numbers, steps.duration_ns[counted])
         self.step_counts += np.bincount(numbers, minlength=len(self.step_counts))
 
-    def _step_number(self, loader: int, phase: int) -> int:
-        pair = (loader, phase)
+    def _by_pair(self, source: np.ndarray, phase: np.ndarray) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
+        """Each pair of loader and phase, and which rows are of it."""
+        flat = self.names.loader(source) * _PHASES + phase
+        for value in set(flat.tolist()):
+            yield divmod(value, _PHASES), flat == value
+
+    def _step_number(self, pair: tuple[int, int]) -> int:
         if pair not in self._step_numbers:
             self._step_numbers[pair] = len(self.step_pairs)
             self.step_pairs.append(pair)
@@ -615,16 +561,11 @@ class Totals:
 
     def add_batches(self, batches: np.ndarray) -> None:
         """Counts batches: int64[n, 6] as in ``ClosedSteps``."""
-        if not len(batches):
-            return
-        flat = self.names.loader(batches[:, 0]) * _PHASES + batches[:, 1]
-        for value in set(flat.tolist()):
-            mine = flat == value
-            pair = divmod(value, _PHASES)
+        for pair, mine in self._by_pair(batches[:, 0], batches[:, 1]):
             samples = batches[mine, 2]
-            self.batches[pair] = self.batches.get(pair, 0) + int(mine.sum())
+            self.batches[pair] += len(samples)
             if (samples >= 0).any():
-                self.samples[pair] = self.samples.get(pair, 0) + int(samples[samples >= 0].sum())
+                self.samples[pair] += int(samples[samples >= 0].sum())
 
     def _grow(self) -> None:
         more = len(self.names.keys) - len(self.self_ns)
@@ -637,39 +578,22 @@ class Totals:
     def since(self, earlier: Totals) -> Totals:
         """Returns the difference to an earlier copy."""
         window = self.copy()
-        window.stages = self.stages.minus(earlier.stages)
-        window.steps = self.steps.minus(earlier.steps)
-        window.device = self.device.minus(earlier.device)
-        window.activity_ns = self.activity_ns - earlier.activity_ns
-        window.self_ns[: len(earlier.self_ns)] -= earlier.self_ns
-        window.inclusive_ns[: len(earlier.inclusive_ns)] -= earlier.inclusive_ns
-        window.failed[: len(earlier.failed)] -= earlier.failed
-        window.step_counts[: len(earlier.step_counts)] -= earlier.step_counts
-        window.partial_steps -= earlier.partial_steps
-        window.batches = _less(self.batches, earlier.batches)
-        window.samples = _less(self.samples, earlier.samples)
-        window.loader_ns = _less(self.loader_ns, earlier.loader_ns)
+        for name in ("stages", "steps", "device", "pace", "recompiled"):
+            setattr(window, name, getattr(self, name).minus(getattr(earlier, name)))
+        for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
+            before = getattr(earlier, name)
+            getattr(window, name)[: len(before)] -= before
+        for name in ("batches", "samples", "loader_ns"):
+            setattr(window, name, getattr(self, name) - getattr(earlier, name))
         window.loaders = self.loaders.since(earlier.loaders)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
-        window.pace = self.pace.minus(earlier.pace)
-        window.recompiled = self.recompiled.minus(earlier.recompiled)
         window.on_device = Outcomes(*(a - b for a, b in zip(self.on_device, earlier.on_device, strict=True)))
         return window
 
     def copy(self) -> Totals:
         """Returns an independent copy that shares the names."""
-        twin = Totals(self.names)
-        twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
-        for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
-            setattr(twin, name, getattr(self, name).copy())
-        twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
-        twin.batches, twin.samples = dict(self.batches), dict(self.samples)
-        twin.loader_ns = dict(self.loader_ns)
-        twin.loaders = self.loaders.copy()
-        twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
-        twin.on_device, twin.pace, twin.recompiled = self.on_device, self.pace, self.recompiled
-        return twin
+        return deepcopy(self, {id(self.names): self.names})
 
     def rows(self) -> list[StageTotals]:
         """Returns the stage table, training first, stages in the order of a step."""
@@ -716,28 +640,20 @@ class Totals:
         for key, self_ns in zip(self.names.keys, self.self_ns.tolist(), strict=False):
             if key.phase == PHASES[0]:
                 data_s, rest_s = found.get(key.loader, (0.0, 0.0))
-                waits = key.stage == "data"
-                found[key.loader] = (
-                    data_s + waits * self_ns / NS_PER_S,
-                    rest_s + (not waits) * self_ns / NS_PER_S,
-                )
+                spent_s, waits = self_ns / NS_PER_S, key.stage == "data"
+                found[key.loader] = (data_s + spent_s, rest_s) if waits else (data_s, rest_s + spent_s)
         return found
 
     def steps_by_phase(self) -> dict[str, int]:
         """Returns the counted steps of every phase with any."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for (_, phase), count in zip(self.step_pairs, self.step_counts.tolist(), strict=True):
-            found[PHASES[phase]] = found.get(PHASES[phase], 0) + count
-        return found
+            found[PHASES[phase]] += count
+        return dict(found)
 
-    def by_loader(self, counts: dict[tuple[int, int], int]) -> dict[str, int]:
+    def by_loader(self, counts: Mapping[tuple[int, int], int]) -> dict[str, int]:
         """Returns ``batches`` or ``samples`` by loader name, all phases together."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for (loader, _), count in counts.items():
-            name = self.names.loaders.names[loader]
-            found[name] = found.get(name, 0) + count
-        return found
-
-
-def _less(now: dict[tuple[int, int], int], before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
-    return {pair: count - before.get(pair, 0) for pair, count in now.items() if count > before.get(pair, 0)}
+            found[self.names.loaders.names[loader]] += count
+        return dict(found)

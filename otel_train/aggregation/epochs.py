@@ -22,11 +22,7 @@ REMEMBERED = 256
 
 
 class EpochLog:
-    """Maps instants to epochs.
-
-    Args:
-        totals: counts the passes over loaders.
-    """
+    """Maps instants to epochs."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
@@ -48,13 +44,7 @@ class EpochLog:
 
 
 class EpochBoundary(NamedTuple):
-    """The end of an epoch, the beginning of one, or both.
-
-    Attributes:
-        at_ns: its time.
-        ended: number of the epoch that ended; None for none.
-        running: number of the epoch from there on.
-    """
+    """The end of an epoch (None for none), the beginning of one, or both; ``running`` is the epoch from there on."""
 
     at_ns: int
     ended: int | None
@@ -94,10 +84,6 @@ class EpochTracker:
     that the program passed and that are not for evaluation. When each of them, and all others that were used, has ended a
     pass and one was exhausted, the epoch is over. An abandoned pass that is not repeated is no epoch, unless the previous
     epoch ended in the same way.
-
-    Args:
-        names: series names.
-        loaders: returns the loaders known now.
     """
 
     def __init__(self, names: SeriesNames, loaders: Callable[[], Mapping[str, HasOrigin]]) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN, Activity
-from otel_train.aggregation.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
-from otel_train.datamodel import NS_PER_S, HistogramPoint, MetricFamily, Point
+from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, HistogramPoint, MetricFamily, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -103,11 +102,7 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
 
 
 class LabelLimiter:
-    """Replaces label values beyond a bound by ``_OTHER``, first come first served.
-
-    Args:
-        bound: number of values published unchanged.
-    """
+    """Replaces label values beyond a bound by ``_OTHER``, first come first served."""
 
     def __init__(self, bound: int) -> None:
         self.overflown: set[str] = set()
@@ -126,14 +121,7 @@ class LabelLimiter:
 
 
 class RunMetrics:
-    """Writes the state of a run to a metric builder.
-
-    Args:
-        run: the state.
-        max_loaders: loader names published unchanged.
-        max_stages: user-defined stage names published unchanged.
-        reduced: durations and steps of training alone.
-    """
+    """Writes the state of a run to a metric builder."""
 
     def __init__(self, run: RunState, *, max_loaders: int, max_stages: int, reduced: bool = False) -> None:
         self.loaders = LabelLimiter(max_loaders)
@@ -241,7 +229,7 @@ class RunMetrics:
             )
         builder.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
         if run.compiles.judged:
-            builder.put(c.COMPILE_RECOMPILES, run.compiles.again)
+            builder.put(c.COMPILE_RECOMPILES, run.totals.recompiled.count)
         builder.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
         builder.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")
 

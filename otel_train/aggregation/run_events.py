@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import PHASES, TRAIN, Activity
-from otel_train.aggregation.captures import TRIGGERS
 from otel_train.aggregation.histogram import Histograms
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import NS_PER_S, TRIGGERS
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from otel_train.accounting.types import StageCalls, StepRows
-    from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.counters import Reclaimed
     from otel_train.aggregation.series_names import SeriesNames
+    from otel_train.datamodel import Capture
 
 
 class CheckpointSave(NamedTuple):
@@ -31,14 +30,7 @@ class CheckpointSave(NamedTuple):
 
 
 class Checkpoints:
-    """Counts checkpoints.
-
-    Attributes:
-        durations: time that each held up the loop.
-        failures: checkpoints that raised.
-        last_ns: end of the last successful one; 0 before the first.
-        interval_s: time between the last two; 0 before the second.
-    """
+    """Counts checkpoints. ``last_ns`` and ``interval_s`` are of successful ones; 0 while there is none."""
 
     def __init__(self) -> None:
         self.durations = Histograms(size=1)
@@ -46,12 +38,7 @@ class Checkpoints:
         self.interval_s = 0.0
 
     def take(self, ended: StageCalls, kinds: np.ndarray) -> Iterator[CheckpointSave]:
-        """Counts and yields the checkpoints among ended calls.
-
-        Args:
-            ended: calls.
-            kinds: kind of every source.
-        """
+        """Counts and yields the checkpoints among ended calls."""
         for place in np.flatnonzero(kinds[ended.source] == SourceKind.CHECKPOINT).tolist():
             begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
             saved = CheckpointSave((begun, begun + lasted), bool(ended.failed[place]))
@@ -97,13 +84,7 @@ class StallContext(Enum):
 
 
 class Stalls:
-    """Detects stalls by the time since the last progress.
-
-    Args:
-        started_ns: start of the run.
-        after_s: least silence that is a stall, in seconds.
-        reclaimed: takes the time of stalls that ended.
-    """
+    """Detects stalls by the time since the last progress."""
 
     def __init__(self, started_ns: int, after_s: float, reclaimed: Reclaimed) -> None:
         self.last_ns = started_ns
@@ -148,13 +129,7 @@ class Stalls:
         self.last_ns = max(self.last_ns, at_ns)
 
     def look(self, now_ns: int, median_step_ns: int, *, doing: StallContext = StallContext.TRAINING) -> bool:
-        """Returns whether a stall has just begun.
-
-        Args:
-            now_ns: current time.
-            median_step_ns: rolling median of step durations; 0 if unknown.
-            doing: what the run does.
-        """
+        """Returns whether a stall has just begun. The median is 0 if unknown."""
         self._doing = doing
         self.own_ns = self._patience_ns(median_step_ns)
         self.quiet_ns = 0 if self.outside else max(0, now_ns - self.last_ns)
@@ -181,15 +156,7 @@ class Stalls:
 
 
 class EvalPass(NamedTuple):
-    """One evaluation pass.
-
-    Attributes:
-        phase: name of the phase.
-        loader: name of the loader; "" for none.
-        started_ns: first instant.
-        ended_ns: last instant.
-        batches: steps in it.
-    """
+    """One evaluation pass."""
 
     phase: str
     loader: str

@@ -30,9 +30,8 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.spans import Tracer
-    from otel_train.datamodel import Anchor, AttributeValue, Compile
+    from otel_train.datamodel import Anchor, AttributeValue, Capture, Compile
     from otel_train.recording.events import Instrumented
 
 
@@ -95,17 +94,9 @@ class ThreadState:
     """One thread that writes events.
 
     Attributes:
-        name: its name at its first event.
-        main: it called ``instrument``.
-        account: the account of its events.
         label: distinguishes its traces from those of the leading thread.
         follows: the leading thread that had ended when this one began; this one's time begins there.
-        key: its number.
-        over: it has ended.
-        last_ns: time of its last event.
-        last_code: code of its last event.
         open_step: calls of the open step, in case the step is sampled.
-        next_number: number of its next step.
         trains: its time is in the rows of phases.
     """
 
@@ -152,13 +143,7 @@ class ThreadState:
 class RunState:
     """Takes events of all threads, keeps the run's totals, and derives spans and events.
 
-    Args:
-        started_ns: start of the accounted time.
-        anchor: converts the monotonic clock to Unix time.
-        tracer: creates spans.
-        rules: which steps to sample.
-        stall_after_s: least silence that is a stall.
-        release_gil: called after every few events, so that a training thread in the same process can take the GIL.
+    ``release_gil`` is called after every few events, so that a training thread in the same process can take the GIL.
 
     Attributes:
         training_threads: threads whose time is in the rows of phases. The rows of several overlap.
@@ -207,15 +192,7 @@ class RunState:
         self.names.learn(sources)
 
     def feed(self, thread: int, times: np.ndarray, codes: np.ndarray, *, name: str, main: bool) -> None:
-        """Takes the next slice of a thread's events.
-
-        Args:
-            thread: number of the thread.
-            times: int64[n], never falling.
-            codes: int64[n].
-            name: name of the thread.
-            main: it called ``instrument``.
-        """
+        """Takes the next slice of a thread's events: int64[n] each, times never falling. ``main``: it called ``instrument``."""
         if not len(times):
             return
         mine = self._threads.get(thread)
@@ -262,12 +239,7 @@ class RunState:
             mine.over = True
 
     def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
-        """Detects stalls while they last, and accounts time that belongs to no batch.
-
-        Args:
-            now_ns: current time.
-            behind: threads with unread events; their time is left to those events.
-        """
+        """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
         for key, each in list(self._threads.items()):
             if key not in behind:
                 each.account.pass_time(now_ns)

@@ -55,13 +55,11 @@ class SeriesNames:
         self.sources += new
         self.table.extend(new)
         self.kinds = np.array(self.table.kinds, dtype=np.int8)
-        self._stage_of = _before_last(self._stage_of, [self.stages.number(s.stage) for s in new])
-        self._loader_of = _before_last(
-            self._loader_of, [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]
-        )
-        self._model_of = _before_last(
-            self._model_of, [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
-        )
+        loaders = [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]
+        models = [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
+        self._stage_of = np.insert(self._stage_of, -1, [self.stages.number(s.stage) for s in new])
+        self._loader_of = np.insert(self._loader_of, -1, loaders)
+        self._model_of = np.insert(self._model_of, -1, models)
 
     def loader(self, sources: np.ndarray) -> np.ndarray:
         """Returns loader numbers of loader sources; 0 for -1."""
@@ -93,16 +91,11 @@ class SeriesNames:
         self.keys.append(Key(*names, PHASES[phase] if phase < len(PHASES) else "", self.models.names[model]))
 
 
-def _before_last(column: np.ndarray, new: list[int]) -> np.ndarray:
-    return np.concatenate((column[:-1], np.array(new, dtype=np.int64), column[-1:]))
-
-
 class _NameTable:
     """Names in order of arrival; the last number is ``_OTHER``."""
 
     def __init__(self, names: Sequence[str], bound: int) -> None:
         self.names = list(names)
-        self.overflown: set[str] = set()
         self._numbers = {name: number for number, name in enumerate(names)}
         self._bound = bound
 
@@ -112,7 +105,6 @@ class _NameTable:
                 self._numbers[OTHER_VALUE] = self._bound - 1
                 self.names.append(OTHER_VALUE)
             if len(self.names) == self._bound:
-                self.overflown.add(name)
                 return self._bound - 1
             self._numbers[name] = len(self.names)
             self.names.append(name)

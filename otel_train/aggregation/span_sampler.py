@@ -56,12 +56,7 @@ class SampledStep(NamedTuple):
 
 
 class SpanSampler:
-    """Samples closed training steps, limited by a token bucket of ``per_s`` and ``burst``.
-
-    Args:
-        rules: which steps to sample.
-        started_ns: start of the run.
-    """
+    """Samples closed training steps, limited by a token bucket of ``per_s`` and ``burst``."""
 
     def __init__(self, rules: SamplingRules, started_ns: int) -> None:
         self.limited = 0
@@ -97,13 +92,7 @@ class SpanSampler:
         self._nonfinite_ns = [*self._nonfinite_ns[-63:], at_ns]
 
     def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[SampledStep]:
-        """Samples newly closed training steps.
-
-        Args:
-            steps: all closed steps.
-            numbers: int64[n], their step numbers.
-            rows: int64[n], their rows.
-        """
+        """Samples newly closed training steps."""
         durations = steps.duration_ns[rows]
         median = self.median_ns
         reasons = self._reasons(steps, numbers, rows, median)

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls
-    from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.run_events import EvalPass
     from otel_train.aggregation.series_names import SeriesNames
     from otel_train.aggregation.span_sampler import SampledStep
-    from otel_train.datamodel import Anchor, AttributeValue
+    from otel_train.datamodel import Anchor, AttributeValue, Capture
 
 
 class ChildSpan(NamedTuple):
@@ -55,11 +54,6 @@ class Ids(NamedTuple):
     """Trace and span ids, hashed from what they identify.
 
     Random numbers would be equal on equally seeded ranks, and would advance the program's generator.
-
-    Attributes:
-        run_id: the run.
-        attempt: number of its start.
-        rank: this process.
     """
 
     run_id: str
@@ -92,12 +86,7 @@ class _SpanIds(NamedTuple):
 
 
 class Tracer:
-    """Creates spans.
-
-    Args:
-        ids: ids of this process.
-        anchor: converts the monotonic clock to Unix time.
-    """
+    """Creates spans."""
 
     def __init__(self, ids: Ids, anchor: Anchor) -> None:
         self.ids = ids
@@ -121,10 +110,6 @@ class Tracer:
         self, step: StepFacts, thread: str = ""
     ) -> tuple[tuple[Span, ...], tuple[int, tuple[int, ...], int]]:
         """Returns the spans of a sampled step.
-
-        Args:
-            step: the step.
-            thread: label of a further training thread, whose steps have their own numbers.
 
         Returns:
             The spans, and the targets of exemplars: trace id, span ids of the children, span id of the step.
@@ -230,14 +215,7 @@ EXEMPLARS_PER_SERIES = 8
 
 
 class SpanBuilder:
-    """Builds spans and events, holds them until they are drained, and keeps exemplars.
-
-    Args:
-        tracer: creates spans.
-        anchor: converts the monotonic clock to Unix time.
-        names: names of sources and loaders.
-        device_ns: returns the device time of a call, by source and start; None if unknown.
-    """
+    """Builds spans and events, holds them until they are drained, and keeps exemplars."""
 
     def __init__(
         self,
@@ -273,14 +251,7 @@ class SpanBuilder:
     def step(
         self, closed: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
     ) -> None:
-        """Adds a sampled step with its stages, and exemplars that point to it.
-
-        Args:
-            closed: the slice in which it closed.
-            kept: the sampled step.
-            before: its calls from earlier slices.
-            thread: label of its thread; "" for the leading one.
-        """
+        """Adds a sampled step, which closed in ``closed``, with its calls from ``before`` and exemplars that point to it."""
         steps, row = closed.steps, kept.row
         inside = np.flatnonzero(closed.occurrences.step == row)
         children = [self._child(part, place) for part in before for place in range(len(part.step))]
@@ -334,12 +305,7 @@ class SpanBuilder:
     ) -> None:
         """Adds a stall while it lasts: a run that never recovers can send nothing later.
 
-        Args:
-            within: its start and the current time.
-            step: number of the step that does not end.
-            stage: the stage that hangs.
-            loader: the loader it waits for, or "".
-            suspect: the rank that all others wait for; None for a stall of this rank.
+        ``suspect`` is the rank that all others wait for; None for a stall of this rank.
         """
         attributes: dict[str, AttributeValue] = {
             catalog.SPAN_RANK.name: self._tracer.ids.rank if suspect is None else suspect,

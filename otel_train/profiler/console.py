@@ -10,7 +10,7 @@ from otel_train.config.validation import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from otel_train.aggregation.captures import Capture
+    from otel_train.datamodel import Capture
 
 BLOCK = "profiler"
 """Its name in ``console_metrics``."""

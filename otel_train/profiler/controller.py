@@ -7,8 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from otel_train.aggregation.captures import Capture
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import NS_PER_S, Capture
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
 from otel_train.profiler.storage import (

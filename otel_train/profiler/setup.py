@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregation.captures import CAPTURES_FOLDER
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
 from otel_train.config.validation import read_parts, words_of
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import CAPTURES_FOLDER, system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, CaptureLimits
 from otel_train.profiler.endpoint import CaptureEndpoint
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from otel_train.aggregation.captures import Capture
     from otel_train.config import Config
+    from otel_train.datamodel import Capture
     from otel_train.profiler.controller import LoopState, TrainingAccount
     from otel_train.profiler.endpoint import Requests
     from otel_train.profiler.flops import FlopCount

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregation.captures import Capture
+from otel_train.datamodel import Capture
 from otel_train.profiler.console import Console
 
 if TYPE_CHECKING:

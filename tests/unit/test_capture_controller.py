@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.aggregation.captures import Capture
+    from otel_train.datamodel import Capture
 
 SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
 PLAN = CaptureRequest("on_demand", 2, warmup=0)

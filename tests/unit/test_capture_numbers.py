@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.aggregation.captures import Capture
+    from otel_train.datamodel import Capture
 
 STEPS = 24
 PERIOD = 3

@@ -59,14 +59,15 @@ def test_time_that_is_accounted_later_is_found_as_well() -> None:
 def test_compiling_inside_a_forward_is_no_productive_time() -> None:
     """The first step of a compiled model takes a minute: the run's ledger says what for."""
     reclaimed = Reclaimed()
-    compiles = Compiles(reclaimed, Totals(SeriesNames()))
+    totals = Totals(SeriesNames())
+    compiles = Compiles(reclaimed, totals)
 
     again = compiles.add([Compile(100, 160, again=False), Compile(165, 170, again=True)])
 
     assert ledger(reclaimed, 90, 90, 20) == {Activity.COMPILE: 65, Activity.PRODUCTIVE: 135}
     assert compiles.durations.count(0) == 2
     assert [each.begun_ns for each in again] == [165]
-    assert compiles.again == 1
+    assert totals.recompiled.count == 1
 
 
 def test_where_it_is_unknown_whether_it_was_compiled_before_nothing_is_said() -> None:

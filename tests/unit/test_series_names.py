@@ -90,7 +90,7 @@ def test_the_number_of_loader_names_is_bounded(numbers: list[int]) -> None:
     names.learn(sources)
 
     assert len(names.loaders.names) <= 96
-    overflown = names.loaders.overflown
+    overflown = {source.name for source in sources} - set(names.loaders.names)
     assert (OTHER_VALUE in names.loaders.names) == bool(overflown)
     for source in sources:
         place = int(names.loader(np.array([sources.index(source)]))[0])
