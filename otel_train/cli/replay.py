@@ -482,7 +482,7 @@ class _Signal:
         return delivery
 
     def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
-        """Try a request until it is answered well, a few times at most; ``send`` is told whether it is the last time."""
+        """Try a request until it is answered well, a few times at most; ``send`` gets whether it is the last time."""
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):
             delivery = send(not left)
