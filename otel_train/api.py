@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.errors import ConfigError, whole
-from otel_train.instrumentation.naming import named_loaders
+from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
 from otel_train.instrumentation.timers import Token
 from otel_train.safety import Handle, collection_deferred, free_in_forks, is_importing_main, sigchld_deferred
@@ -60,50 +60,25 @@ class DisabledSession:
         """``iterable`` itself."""
         return iterable
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Nothing."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Takes what the method of a session takes."""
 
-    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Nothing."""
+    log = event = end = report = track = provide = find_models = name_loaders = show_blocks = _nothing
+    let_go_in_fork = reset_window = close = __exit__ = _nothing
 
     def begin(self, name: str) -> Token:
         """Nothing is timed."""
         return Token(name)
 
-    def end(self, token: Token) -> None:
-        """Nothing was."""
-
-    def report(self) -> None:
-        """Nothing is known."""
-
-    def on(self, stage: str, **_: Callable[[], object] | None) -> Handle:
-        """Does nothing: no stage is recorded."""
-        del stage
+    def on(self, *_: Any, **__: Any) -> Handle:
+        """Nothing is called."""
         return Handle()
 
-    def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
-        """Does nothing: ``size`` is never called."""
-        del name, size
-        return Handle()
+    cache = on
 
     def capture(self, **_: Any) -> str:  # Any: see ``otel_train.capture``
         """None is made."""
         return "otel_train is disabled"
-
-    def track(self, given: Mapping[str, Any]) -> None:
-        """Nothing is logged."""
-
-    def provide(self, meters: object = None, tracers: object = None) -> None:
-        """Nothing is exported."""
-
-    def find_models(self, finder: object = None) -> None:
-        """Does nothing: no model is recorded."""
-
-    def name_loaders(self, name: object) -> None:
-        """Does nothing: no loader is recorded."""
-
-    def show_blocks(self, blocks: object) -> None:
-        """Nothing is printed."""
 
     def epoch_captures(self) -> NoEpochCaptures:
         """None is made."""
@@ -111,24 +86,12 @@ class DisabledSession:
 
         return NoEpochCaptures()
 
-    def let_go_in_fork(self) -> None:
-        """Nothing is held."""
-
     def summary(self) -> dict[str, Any]:
         """Nothing is known."""
         return {}
 
-    def reset_window(self) -> None:
-        """Nothing."""
-
-    def close(self, state: str = "") -> None:
-        """Nothing."""
-
     def __enter__(self) -> DisabledSession:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing."""
 
 
 T = TypeVar("T")
@@ -184,7 +147,9 @@ def instrument(
         try:
             resolved, trackers = _resolved(config, settings, config_file)
             if resolved.config.disabled or resolved.config.agent == "off":
-                return _disabled(resolved.config, loaders)
+                active_session.disabled = True
+                _tell(None)
+                return _inert(resolved.config, loaders)
             if is_importing_main():
                 return _inert(resolved.config, loaders)
             providers = {"meters": meter_provider, "tracers": tracer_provider}
@@ -210,7 +175,8 @@ def _begun(
     session = current()
     made = session is None
     if session is None:
-        _check(model, loaders)
+        named_models(model)  # what is wrong is refused before anything is set up
+        named_loaders(loaders)
         active_session.disabled = False
         session = Session(resolved.config, origins=resolved.origins)
         _sessions[:] = [session]
@@ -255,21 +221,7 @@ def _resolved(
     return resolved, trackers
 
 
-def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
-    """Refuse before anything is set up."""
-    from otel_train.instrumentation.naming import named_loaders, named_models
-
-    named_models(model)
-    named_loaders(loaders)
-
-
-def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
-    active_session.disabled = True
-    _tell(None)
-    return _inert(config, loaders)
-
-
-def _inert(config: Config | None, loaders: Any) -> Session:  # Any: as above
+def _inert(config: Config | None, loaders: Any) -> Session:  # Any: the user's own
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
 
