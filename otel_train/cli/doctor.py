@@ -6,20 +6,20 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_train.config.sources import resolve
 from otel_train.console.text import TextLayout
-from otel_train.doctor import end_to_end
-from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, worst
-from otel_train.doctor.runner import examine, usual_places
+from otel_train.doctor import checks, end_to_end, endpoint, environment
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, worst
 from otel_train.errors import ConfigError
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from otel_train.doctor.checks import CheckResult
+    from collections.abc import Iterable, Mapping
 
 SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\
@@ -48,75 +48,85 @@ SAYS = {
 }
 INDENT = 4
 LONGEST_WAIT_S = 600.0
+LOCAL_WITHIN_S = 10.0
+ENDPOINT_WITHIN_S = 30.0
+SENDING_WITHIN_S = 30.0
+"""Two signals of five seconds each, and three queries; the wait for arrival is added."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("--endpoint", default="", metavar="URL", help="collector, in place of the variables'")
-    parser.add_argument(
-        "--prometheus", metavar="URL", help="where to look for the metric (default: the stack's)"
-    )
-    parser.add_argument(
-        "--traces", metavar="URL", help="Jaeger or Tempo, to look for the span (default: the stack's)"
-    )
-    parser.add_argument("--grafana", metavar="URL", help="Grafana (default: the stack's)")
-    parser.add_argument(
-        "--grafana-token-file",
-        type=Path,
-        metavar="FILE",
-        help="token of a service account, to ask through Grafana",
-    )
-    parser.add_argument(
-        "--wait",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="longest wait for arrival; 0: send nothing (30)",
-    )
-    parser.add_argument("--json", action="store_true", help="one document, for scripts")
-    parser.add_argument(
-        "--state",
-        type=Path,
-        default=configuration.state_folder(),
-        metavar="DIR",
-        help="of a local stack (%(default)s)",
-    )
+    add = parser.add_argument
+    add("--endpoint", default="", metavar="URL", help="collector, in place of the variables'")
+    add("--prometheus", metavar="URL", help="where to look for the metric (default: the stack's)")
+    add("--traces", metavar="URL", help="Jaeger or Tempo, to look for the span (default: the stack's)")
+    add("--grafana", metavar="URL", help="Grafana (default: the stack's)")
+    account = "token of a service account, to ask through Grafana"
+    add("--grafana-token-file", type=Path, metavar="FILE", help=account)
+    wait = "longest wait for arrival; 0: send nothing (30)"
+    add("--wait", type=_seconds, default=30.0, metavar="S", help=wait)
+    add("--json", action="store_true", help="one document, for scripts")
+    state = configuration.state_folder()
+    add("--state", type=Path, default=state, metavar="DIR", help="of a local stack (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print, and say by the exit code how it stands."""
-    places = _places(args)
-    findings = examine(os.environ, places, endpoint_url=args.endpoint, wait_s=args.wait)
+    findings = examine(os.environ, _places(args), endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst(findings)]
     if args.json:
-        listed = [
-            {"area": each.area, "state": each.state, "what": each.what, "remedy": each.remedy or None}
-            for each in findings
-        ]
+        listed = [{"area": each.area, **each._asdict(), "remedy": each.remedy or None} for each in findings]
         print(json.dumps({"schema": SCHEMA, "exit_code": code, "findings": listed}))
     else:
         print("\n".join(lines(findings, TextLayout.of(sys.stdout))))
     return code
 
 
+def examine(
+    environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
+) -> list[CheckResult]:
+    """Make all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
+    config = resolve(environ=environ).config
+    wanted = config.otlp == "on"
+    ours = environment.installed_version("otel-train")
+    run_directory = partial(environment.check_run_directory, config, version=ours)
+    asked = partial(endpoint.check_endpoint, environ, endpoint_url, wanted=wanted)
+    found = checks.run(
+        [
+            Check(environment.PACKAGES, environment.check_packages, LOCAL_WITHIN_S),
+            Check(environment.SETTINGS, partial(environment.check_settings, environ), LOCAL_WITHIN_S),
+            Check(environment.RUNS, run_directory, LOCAL_WITHIN_S),
+            Check(environment.MACHINE, partial(environment.check_machine, config, environ), LOCAL_WITHIN_S),
+            Check(endpoint.AREA, asked, ENDPOINT_WITHIN_S),
+        ]
+    )
+    if wait_s <= 0:
+        return found
+    if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
+        what = "nothing is sent: the endpoint does not take an empty request, as said above"
+        return [*found, CheckResult(NOTE, what, area=end_to_end.AREA)]
+    send = partial(
+        end_to_end.check_end_to_end, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s
+    )
+    return [*found, *checks.run([Check(end_to_end.AREA, send, SENDING_WITHIN_S + wait_s)])]
+
+
 def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
     """The diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
     listed = list(findings)
     text: list[str] = []
-    area = ""
-    for finding in listed:
-        if finding.area != area:
-            area = finding.area
-            text += ["", page.paint(area, "bold")] if text else [page.paint(area, "bold")]
-        mark, style = MARKS[finding.state]
-        first, *rest = page.prose(finding.what, indent=INDENT) or [""]
-        text.append(f"  {page.paint(page.safe(mark), style)} {first}")
-        text += [" " * INDENT + line for line in rest]
-        if finding.remedy:
-            arrow, *more = page.prose(f"→ {finding.remedy}", indent=INDENT)
-            text.append(" " * INDENT + arrow)
-            text += [" " * (INDENT + 2) + line for line in more]
-    return [*text, "", page.safe(SAYS[worst(listed)])]
+    for area, of_area in groupby(listed, lambda finding: finding.area):
+        text += ["", page.paint(area, "bold")]
+        for finding in of_area:
+            mark, style = MARKS[finding.state]
+            first, *rest = page.prose(finding.what, indent=INDENT) or [""]
+            text.append(f"  {page.paint(page.safe(mark), style)} {first}")
+            text += [" " * INDENT + line for line in rest]
+            if finding.remedy:
+                arrow, *more = page.prose(f"→ {finding.remedy}", indent=INDENT)
+                text.append(" " * INDENT + arrow)
+                text += [" " * (INDENT + 2) + line for line in more]
+    return [*text[1:], "", page.safe(SAYS[worst(listed)])]
 
 
 def _places(args: argparse.Namespace) -> end_to_end.ProbeTargets:
@@ -126,17 +136,15 @@ def _places(args: argparse.Namespace) -> end_to_end.ProbeTargets:
         end_to_end.GRAFANA: args.grafana,
     }
     named = {place: url.rstrip("/") for place, url in given.items() if url}
-    token = ""
-    if args.grafana_token_file:
+    token, path = "", args.grafana_token_file
+    if path:
         try:
-            token = args.grafana_token_file.read_text(encoding="utf-8").strip()
+            token = path.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"--grafana-token-file {args.grafana_token_file}: {error}. Name a file that holds the token alone"
-            ) from None
-    return end_to_end.ProbeTargets(
-        urls={**usual_places(args.state, os.environ), **named}, named=frozenset(named), grafana_token=token
-    )
+            remedy = "Name a file that holds the token alone"
+            raise ConfigError(f"--grafana-token-file {path}: {error}. {remedy}") from None
+    urls = {**end_to_end.usual_places(args.state, os.environ), **named}
+    return end_to_end.ProbeTargets(urls=urls, named=frozenset(named), grafana_token=token)
 
 
 def _seconds(text: str) -> float:

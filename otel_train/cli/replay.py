@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -16,8 +17,7 @@ from urllib.parse import quote
 from otel_train import catalog as c
 from otel_train.cli.arguments import FormerOption, add_run_dir
 from otel_train.doctor import checks
-from otel_train.doctor.end_to_end import PROMETHEUS
-from otel_train.doctor.runner import usual_places
+from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
 from otel_train.errors import ConfigError, OtelTrainError, StackError
 from otel_train.exporters.openmetrics import identity, quoted, resources_of, time_ms_of, write_text
 from otel_train.exporters.otlp import Backoff, Delivery, deliver
@@ -60,13 +60,12 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
-    ranks = rank_directories(run_directory)
-    written = write_text(path, (_older(rank, until_ms) for rank in ranks))
+    written = write_text(path, (_older(rank, until_ms) for rank in rank_directories(run_directory)))
     print(f"{path}: {written.points} data points of {written.exports} exports")
     if written.foreign:
-        print(f"{written.foreign} metrics that otel_train does not publish are left out.", file=sys.stderr)
+        _complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
     if written.unreadable:
-        print(f"{written.unreadable} lines are no request of metrics, and left out.", file=sys.stderr)
+        _complain(f"{written.unreadable} lines are no request of metrics, and left out.")
     if written.points:
         print(
             "Make blocks of it in the data folder of Prometheus, which takes them within a minute, or at its start:\n"
@@ -167,11 +166,8 @@ def _missing(rank: RankExports, url: str) -> set[int]:
 def _times_ms(answer: checks.HttpResult, url: str) -> set[int]:
     document: Any = answer.json()
     try:
-        return {
-            round(float(at_s) * 1000)
-            for series in document["data"]["result"]
-            for at_s, _ in series.get("values", ())
-        }
+        samples = (each for series in document["data"]["result"] for each in series.get("values", ()))
+        return {round(float(at_s) * 1000) for at_s, _ in samples}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         said = answer.reason or f"status {answer.status}"
         raise StackError(
@@ -183,24 +179,22 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
     total = sum(len(rank.places) for rank in ranks)
     missing = sum(len(rank.missing) for rank in ranks)
     if not total:
-        print(
-            f"{run_directory}: no export is recorded or waits, so there is nothing to ask for",
-            file=sys.stderr,
-        )
+        _complain(f"{run_directory}: no export is recorded or waits, so there is nothing to ask for")
         return 1
     print(f"{run_directory}: {total - missing} of {total} exports are in {url}, {missing} are not")
     for rank in ranks:
         if rank.missing:
-            name = rank.labels.get("train_rank", "?")
-            print(
-                f"rank {name}: {len(rank.missing)} of {len(rank.places)} are not there, between "
-                f"{_when(min(rank.missing))} and {_when(max(rank.missing))}",
-                file=sys.stderr,
-            )
+            name, count = rank.labels.get("train_rank", "?"), f"{len(rank.missing)} of {len(rank.places)}"
+            between = f"between {_when(min(rank.missing))} and {_when(max(rank.missing))}"
+            _complain(f"rank {name}: {count} are not there, {between}")
     why = Counter(rank.places[each] for rank in ranks for each in rank.missing)
     for place, number in why.most_common():
-        print(f"{number} {_WHY[place]}.", file=sys.stderr)
+        _complain(f"{number} {_WHY[place]}.")
     return 1 if missing else 0
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _when(time_ms: int) -> str:
@@ -275,55 +269,30 @@ class Counts:
     rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            accepted=self.accepted + other.accepted,
-            kept=self.kept + other.kept,
-            rejected=self.rejected + other.rejected,
-            torn=self.torn + other.torn,
-            old=self.old + other.old,
-            kept_because=self.kept_because + other.kept_because,
-            rejected_because=self.rejected_because + other.rejected_because,
-        )
-
-    def line(self, verb: str = "accepted") -> str:
-        """The numbers on one line."""
-        return (
-            f"{self.accepted} {verb}, {self.kept} kept, {self.rejected} rejected, {self.torn} torn (requests)"
-        )
+        names = [each.name for each in fields(self)]
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)"
-    )
+    add, hidden = parser.add_argument, argparse.SUPPRESS
+    add("run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)")
     add_run_dir(parser)
-    parser.add_argument(
-        "--root", dest="run_dir", action=FormerOption, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
-    parser.add_argument(
-        "--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318"
-    )
-    parser.add_argument("--all", action="store_true", help="also send the recording itself; it stays on disk")
-    parser.add_argument(
-        "--rejected", action="store_true", help="also send what was refused; what is accepted now is removed"
-    )
+    add("--root", dest="run_dir", action=FormerOption, default=hidden, help=hidden)
+    add("--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318")
+    add("--all", action="store_true", help="also send the recording itself; it stays on disk")
+    add("--rejected", action="store_true", help="also send what was refused; what is accepted now is removed")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--dry-run", action="store_true", help="send nothing, say what there is")
     way.add_argument("--verify", action="store_true", help="ask Prometheus what arrived")
     way.add_argument(
         "--blocks", type=Path, metavar="DIR", help="write OpenMetrics text for promtool into DIR"
     )
-    parser.add_argument(
-        "--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS",
-        help="with --blocks: only what is older than the store takes by OTLP (24); 0: everything",
-    )  # fmt: skip
-    parser.add_argument(
-        "--prometheus", default="", metavar="URL", help="with --verify: the store (default: the stack's)"
-    )
-    parser.add_argument(
-        "--wait", type=float, default=15.0, metavar="S", help="with --verify: longest wait for arrival (15)"
-    )
+    older = "with --blocks: only what is older than the store takes by OTLP (24); 0: everything"
+    add("--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS", help=older)
+    add("--prometheus", default="", metavar="URL", help="with --verify: the store (default: the stack's)")
+    wait = "with --verify: longest wait for arrival (15)"
+    add("--wait", type=float, default=15.0, metavar="S", help=wait)
 
 
 def _seconds(hours: str) -> float:
@@ -337,43 +306,35 @@ def run(args: argparse.Namespace) -> int:
         if args.blocks:
             return blocks(directory, args.blocks, older_than_s=args.older_than)
         if args.verify:
-            url = args.prometheus or usual_places(configuration.state_folder(), os.environ).get(
-                PROMETHEUS, ""
-            )
+            usual = usual_places(configuration.state_folder(), os.environ)
+            url = args.prometheus or usual.get(PROMETHEUS, "")
             return verify(directory, url.rstrip("/"), wait_s=min(args.wait, LONGEST_WAIT_S))
         counts = replay(
-            directory,
-            endpoint=args.endpoint,
-            recorded=args.all,
-            rejected=args.rejected,
-            dry_run=args.dry_run,
+            directory, endpoint=args.endpoint, recorded=args.all, rejected=args.rejected, dry_run=args.dry_run
         )
     except OtelTrainError as error:
-        print(error, file=sys.stderr)
+        _complain(str(error))
         return 2
     except OSError as error:
-        print(f"{error.filename or 'the spool'}: {error.strerror or error}", file=sys.stderr)
+        _complain(f"{error.filename or 'the spool'}: {error.strerror or error}")
         return 2
-    _say(directory, counts, dry_run=args.dry_run)
+    _say(directory, counts, verb="to send" if args.dry_run else "accepted")
     return 1 if counts.kept or counts.rejected else 0
 
 
-def _say(directory: Path, counts: Counts, *, dry_run: bool) -> None:
-    print(f"{directory}: {counts.line('to send' if dry_run else 'accepted')}")
+def _say(directory: Path, counts: Counts, *, verb: str) -> None:
+    left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} torn (requests)"
+    print(f"{directory}: {counts.accepted} {verb}, {left}")
     for reason, number in counts.kept_because.most_common():
-        print(f"{number} kept: the collector {reason}. What was kept can be sent later.", file=sys.stderr)
+        _complain(f"{number} kept: the collector {reason}. What was kept can be sent later.")
     for reason, number in counts.rejected_because.most_common():
-        print(f"{number} rejected: the collector {reason}.", file=sys.stderr)
-    if earlier := [str(path) for path in _rejected_files(directory)]:
-        print(
-            f"Rejected requests lie in {', '.join(earlier)}, each with its reason. --rejected sends them again.",
-            file=sys.stderr,
-        )
+        _complain(f"{number} rejected: the collector {reason}.")
+    if earlier := ", ".join(map(str, _rejected_files(directory))):
+        _complain(f"Rejected requests lie in {earlier}, each with its reason. --rejected sends them again.")
     if counts.old:
-        print(
+        _complain(
             f"{counts.old} of metrics are older than 24 h, which a store may refuse behind a Collector: "
-            "otel-train replay --verify says what arrived, --blocks writes the rest for promtool.",
-            file=sys.stderr,
+            "otel-train replay --verify says what arrived, --blocks writes the rest for promtool."
         )
 
 
@@ -390,9 +351,8 @@ def replay(
     if dry_run:
         return _count_all(run_directory, recorded=recorded, rejected=rejected)
     if not endpoint and not otlp_configured(environ):
-        raise ConfigError(
-            "No collector is named. Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
-        )
+        remedy = "Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
+        raise ConfigError(f"No collector is named. {remedy}")
     settings = OtlpSettings.read(environ, endpoint=endpoint)
     transport = OtlpTransport(settings.targets)
     counts = Counts()
@@ -400,9 +360,8 @@ def replay(
         for signal in settings.targets:
             one = _Signal(signal, transport)
             for rank in rank_directories(run_directory):
-                if recorded:
-                    for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
-                        counts += one.send_file(part)
+                for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl") if recorded else ():
+                    counts += one.send_file(part)
                 # Before the spool, whose refused requests land in the same file.
                 if rejected:
                     counts += one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
@@ -427,12 +386,11 @@ class _Signal:
         while not self._away:
             delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
             if delivery.busy:
-                left = sum(1 for _ in queue.waiting())
-                return counts + _kept(left, _BUSY)
+                return counts + _kept(_number(queue.waiting()), _BUSY)
             if delivery.answer is None:
                 break
             counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
-        counts += _kept(sum(1 for _ in queue.waiting()), self._away) + Counts(torn=queue.torn)
+        counts += _kept(_number(queue.waiting()), self._away) + Counts(torn=queue.torn)
         queue.close()
         return counts
 
@@ -455,7 +413,8 @@ class _Signal:
         """A good answer to a request; None once the receiver cannot be reached."""
         if self._away:
             return None
-        answer = self._insist(lambda _: Delivery(self._post(request))).answer
+        send = self._transport.send
+        answer = self._insist(lambda _: Delivery(send(self._signal, request, _REQUEST_TIMEOUT_S))).answer
         return None if answer is None or answer.result is ExportResult.RETRY else answer
 
     def send_file(self, path: Path) -> Counts:
@@ -469,9 +428,6 @@ class _Signal:
                 answer = self._answer(line[:-1])
                 counts += _counted(answer) if answer else _kept(1, self._away)
         return counts
-
-    def _post(self, line: bytes) -> ExportResponse:
-        return self._transport.send(self._signal, line, _REQUEST_TIMEOUT_S)
 
     def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
         for _ in range(_BUSY_TRIES):
@@ -518,29 +474,26 @@ def _is_old(line: bytes) -> bool:
     return time_ms is not None and time_ms < (time.time() - WINDOW_S) * 1000
 
 
+def _number(lines: Iterable[bytes]) -> int:
+    return sum(1 for _ in lines)
+
+
 def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts:
     counts = Counts()
-    for rank in rank_directories(run_directory):
-        for signal in SIGNALS:
-            counts += Counts(accepted=sum(1 for _ in SpoolQueue(rank, signal).waiting()))
-            if recorded:
-                for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
-                    counts += _count(part)
-            path = SpoolQueue(rank, signal).rejected_file
-            if rejected and path is not None:
-                counts += Counts(accepted=len(rejected_in(path)))
+    for rank, signal in product(rank_directories(run_directory), SIGNALS):
+        queue = SpoolQueue(rank, signal)
+        counts += Counts(accepted=_number(queue.waiting()))
+        for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl") if recorded else ():
+            with open_binary(part) as file:
+                whole = [line.endswith(b"\n") for line in lines_of(file, MOST_LINE_BYTES)]
+            counts += Counts(accepted=sum(whole), torn=len(whole) - sum(whole))
+        if rejected and queue.rejected_file is not None:
+            counts += Counts(accepted=len(rejected_in(queue.rejected_file)))
     return counts
 
 
-def _count(path: Path) -> Counts:
-    with open_binary(path) as file:
-        whole = [line.endswith(b"\n") for line in lines_of(file, MOST_LINE_BYTES)]
-    return Counts(accepted=sum(whole), torn=len(whole) - sum(whole))
-
-
 def _rejected_files(run_directory: Path) -> Iterator[Path]:
-    for rank in rank_directories(run_directory):
-        for signal in SIGNALS:
-            path = SpoolQueue(rank, signal).rejected_file
-            if path is not None:
-                yield from parts_of(path)
+    for rank, signal in product(rank_directories(run_directory), SIGNALS):
+        path = SpoolQueue(rank, signal).rejected_file
+        if path is not None:
+            yield from parts_of(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -67,20 +66,15 @@ def _bounded(check: Check) -> list[CheckResult]:
             found.extend(check.look())
         except Exception as error:  # noqa: BLE001 - a check that fails is a result, and the others still run
             what = f"this check failed: {type(error).__name__}: {error}"
-            remedy = "please report it, with this line"
-            found.append(CheckResult(PROBLEM, what, remedy=remedy))
+            found.append(CheckResult(PROBLEM, what, "please report it, with this line"))
 
     thread = threading.Thread(target=look, name=f"otel_train-doctor-{check.area}", daemon=True)
     thread.start()
     thread.join(check.limit_s)
     if not thread.is_alive():
         return found
-    late = CheckResult(
-        PROBLEM,
-        f"no answer within {check.limit_s:g} s",
-        remedy="something below hangs: a file system, a resolver or a network that drops packets",
-    )
-    return [*found, late]
+    remedy = "something below hangs: a file system, a resolver or a network that drops packets"
+    return [*found, CheckResult(PROBLEM, f"no answer within {check.limit_s:g} s", remedy)]
 
 
 WITHIN_S = 3.0
@@ -94,14 +88,12 @@ class HttpResult(NamedTuple):
 
     Attributes:
         status: status code; 0 without a response.
-        headers: names in lower case.
         body: beginning of the body.
         reason: why there is no response; "" if there is one.
     """
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    status: int = 0
+    body: bytes = b""
     reason: str = ""
 
     @property
@@ -117,22 +109,16 @@ class HttpResult(NamedTuple):
             return None
 
 
-def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str = "") -> HttpResult:
+def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
     """Sends a GET request."""
     if urlsplit(url).scheme not in {"http", "https"}:
-        return HttpResult(0, {}, b"", f"{url} is not an http address")
+        return HttpResult(reason=f"{url} is not an http address")
     request = urllib.request.Request(url, headers=dict(headers or {}))
-    context = ssl.create_default_context(cafile=certificate or None)
     try:
-        with urllib.request.urlopen(request, timeout=WITHIN_S, context=context) as response:
-            return _answer(response)
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
+            return HttpResult(response.status, response.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            return _answer(error)
+            return HttpResult(error.status or 0, error.read(MOST_BYTES))
     except (OSError, ValueError) as error:
-        return HttpResult(0, {}, b"", printable(getattr(error, "reason", error)))
-
-
-def _answer(response: Any) -> HttpResult:
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    return HttpResult(response.status, headers, response.read(MOST_BYTES))
+        return HttpResult(reason=printable(getattr(error, "reason", error)))

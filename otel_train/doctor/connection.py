@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
@@ -114,17 +115,12 @@ def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socke
     try:
         return socket.create_connection((host, port), WITHIN_S)
     except (socket.gaierror, UnicodeError):
-        what, todo = (
-            "has a name that cannot be resolved",
-            "correct the host name, or the resolver of this machine",
-        )
+        what = "has a name that cannot be resolved"
+        todo = "correct the host name, or the resolver of this machine"
     except ConnectionRefusedError:
         what = "refuses connections"
-        todo = (
-            "start it, or correct its port"
-            if whose
-            else "start what listens there (otel-train stack up), or correct the port"
-        )
+        ours = "start what listens there (otel-train stack up), or correct the port"
+        todo = "start it, or correct its port" if whose else ours
     except OSError as error:
         what = f"cannot be reached ({error})"
         todo = "look for a firewall, a proxy or a missing route between here and there"
@@ -138,9 +134,8 @@ def open_line(target: Target, proxy: Proxy | None) -> Connection:
         sock = connect(host, port)
     else:
         around = f"set NO_PROXY={host} if the collector can be reached without it"
-        sock = connect(
-            proxy.host, proxy.port, whose=proxy.name, remedy=f"{around}; {proxy.variable} names it"
-        )
+        named = f"{around}; {proxy.variable} names it"
+        sock = connect(proxy.host, proxy.port, whose=proxy.name, remedy=named)
         if target.tls or target.protocol == GRPC:
             _tunnel(sock, proxy, f"{host}:{port}", around)
     if not target.tls:
@@ -164,13 +159,11 @@ def _tunnel(sock: socket.socket, proxy: Proxy, there: str, around: str) -> None:
 def denied(proxy: Proxy, answer: HttpResponse, there: str, around: str) -> ConnectionProblem:
     """Returns the problem for a refusal by a proxy."""
     if answer.status == http.client.PROXY_AUTHENTICATION_REQUIRED:
-        return ConnectionProblem(
-            "asks for a login (407)", f"write user:password@ into {proxy.variable}, or {around}", proxy.name
-        )
+        remedy = f"write user:password@ into {proxy.variable}, or {around}"
+        return ConnectionProblem("asks for a login (407)", remedy, proxy.name)
     said = f"answers {answer.status}" if answer.status else "gives no answer of HTTP"
-    return ConnectionProblem(
-        f"denies the way to {there} ({said})", f"have {there} allowed there, or {around}", proxy.name
-    )
+    remedy = f"have {there} allowed there, or {around}"
+    return ConnectionProblem(f"denies the way to {there} ({said})", remedy, proxy.name)
 
 
 def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Connection:
@@ -186,41 +179,34 @@ def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Connec
     except (OSError, ValueError) as error:
         kind = "" if proxy else speaks(host, port, tls=False)
         known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
-        said = printable(getattr(error, "reason", "") or error)
-        raise ConnectionProblem(
-            f"does not speak TLS{known} ({said})",
-            "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port",
-        ) from error
+        remedy = "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port"
+        raise ConnectionProblem(f"does not speak TLS{known} ({_said(error)})", remedy) from error
     return Connection(secured, proxy, secured.getpeercert() or {})
+
+
+def _said(error: Exception) -> str:
+    return printable(getattr(error, "reason", "") or error)
 
 
 def _context(target: Target) -> ssl.SSLContext:
     try:
         return trusting(target)
     except (ssl.SSLError, OSError) as error:
-        said = printable(getattr(error, "reason", "") or error)
-        raise ConnectionProblem(
-            f"cannot be used ({said})",
-            "name PEM files that hold a certificate, and the key that belongs to it",
-            "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names",
-        ) from error
+        whose = "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names"
+        remedy = "name PEM files that hold a certificate, and the key that belongs to it"
+        raise ConnectionProblem(f"cannot be used ({_said(error)})", remedy, whose) from error
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> ConnectionProblem:
     said = error.verify_message
+    what = f"has a certificate that is not trusted: {said}"
     if "expired" in said or "not yet valid" in said:
-        remedy = "have it renewed, or correct the clock of this machine"
-    elif "mismatch" in said or "doesn't match" in said or "not valid for" in said:
-        return ConnectionProblem(
-            f"has a certificate for another name than {host} ({said})",
-            "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
-        )
-    else:
-        remedy = (
-            "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it, and use a host name "
-            "that it has"
-        )
-    return ConnectionProblem(f"has a certificate that is not trusted: {said}", remedy)
+        return ConnectionProblem(what, "have it renewed, or correct the clock of this machine")
+    if "mismatch" in said or "doesn't match" in said or "not valid for" in said:
+        remedy = "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT"
+        return ConnectionProblem(f"has a certificate for another name than {host} ({said})", remedy)
+    remedy = "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it"
+    return ConnectionProblem(what, f"{remedy}, and use a host name that it has")
 
 
 def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
@@ -228,23 +214,14 @@ def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpRespo
     raw = _exchange(sock, request, head=head)
     if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
         return HttpResponse(0, {}, raw)
-    response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]  # as much of a socket as it needs
+    received = SimpleNamespace(makefile=lambda *_: io.BytesIO(raw))
+    response = http.client.HTTPResponse(received)  # type: ignore[arg-type]  # as much of a socket as it needs
     try:
         response.begin()
         body = b"" if head else response.read()
     except (http.client.HTTPException, OSError, ValueError):  # it is not whole
         return HttpResponse(0, {}, raw)
     return HttpResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
-
-
-class _Bytes:
-    """Received bytes as a socket for ``http.client``."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-
-    def makefile(self, *_: Any) -> io.BytesIO:
-        return io.BytesIO(self._raw)
 
 
 def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> bytes:
@@ -277,11 +254,9 @@ def _unasked(sock: socket.socket) -> bytes:
     sock.settimeout(_ALERT_WITHIN_S)
     try:
         return sock.recv(1 << 16)
-    except (TimeoutError, ssl.SSLWantReadError):
-        return b""
-    except ssl.SSLError:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLWantReadError):
+            raise
         return b""
     finally:
         sock.settimeout(WITHIN_S)
@@ -289,14 +264,10 @@ def _unasked(sock: socket.socket) -> bytes:
 
 def _of_client(error: ssl.SSLError) -> ConnectionProblem:
     if any(word in str(error) for word in _NO_CERTIFICATE):
-        return ConnectionProblem(
-            "wants to see a certificate of the client",
-            "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY",
-        )
-    said = printable(getattr(error, "reason", "") or error)
-    return ConnectionProblem(
-        f"ends the connection over TLS ({said})", "look into the log of what listens there"
-    )
+        remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
+        return ConnectionProblem("wants to see a certificate of the client", remedy)
+    what = f"ends the connection over TLS ({_said(error)})"
+    return ConnectionProblem(what, "look into the log of what listens there")
 
 
 def _whole(raw: bytes, *, head: bool) -> bool:

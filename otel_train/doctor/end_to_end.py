@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,12 +15,16 @@ from otel_train.datamodel import NS_PER_S, MetricFamily, Point, Snapshot, Span
 from otel_train.doctor import checks
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, CheckResult
 from otel_train.doctor.endpoint import settings_of, skew
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_transport import OtlpTransport
+from otel_train.stack import configuration
+from otel_train.stack.configuration import HOST, Ports
+from otel_train.stack.local import LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from otel_train.datamodel import AttributeValue
     from otel_train.exporters.otlp_settings import OtlpSettings
@@ -46,22 +50,31 @@ class ProbeTargets:
     grafana_token: str = ""
 
 
+def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the addresses of this machine's stack: of the one in ``state``, else from ``.env``."""
+    try:
+        settings = configuration.settings(environ)
+        local = LocalStack.of(state, environ)
+        ports = Ports.of(settings) if local is None else local.ports
+    except OtelTrainError:
+        return {}
+    places = {
+        PROMETHEUS: f"http://{HOST}:{ports.prometheus}",
+        TRACES: f"http://{HOST}:{ports.jaeger}",
+    }
+    if local is None:
+        places[GRAFANA] = f"http://{HOST}:{settings['GRAFANA_PORT']}"
+    return places
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A metric and a span that cannot be confused with those of a run."""
 
-    run_id: str
-    trace_id: int
-    unix_ns: int
-
-    @classmethod
-    def made(cls, now_ns: int) -> Probe:
-        """Returns a new probe."""
-        return cls(
-            run_id=f"doctor-{os.urandom(4).hex()}",
-            trace_id=int.from_bytes(os.urandom(16), "big") | 1,
-            unix_ns=now_ns,
-        )
+    run_id: str = field(default_factory=lambda: f"doctor-{os.urandom(4).hex()}")
+    trace_id: int = field(default_factory=lambda: int.from_bytes(os.urandom(16), "big") | 1)
+    unix_ns: int = field(default_factory=time.time_ns)
+    """Also the value of the metric."""
 
     def requests(self, resource: Mapping[str, AttributeValue]) -> dict[str, bytes]:
         """Returns the request bodies by signal."""
@@ -80,10 +93,6 @@ class Probe:
             "traces": spans_line((span,), resource, "").encode(),
         }
 
-    def query(self) -> str:
-        """Returns the PromQL query that finds it."""
-        return f'{c.PROBE_TIME.prometheus}{{train_run_id="{self.run_id}"}}'
-
 
 def check_end_to_end(
     environ: Mapping[str, str],
@@ -99,27 +108,24 @@ def check_end_to_end(
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError:
         return  # reported by the endpoint's check
-    probe = Probe.made(time.time_ns())
+    probe = Probe()
     sent: set[str] = set()
     if settings is None:
         # Nothing is sent, so only targets named by the user are checked, not the stack of this machine.
         named = {place: url for place, url in places.urls.items() if place in places.named}
         places = replace(places, urls=named)
     else:
-        for finding, signal in _send(probe, settings, environ):
+        for signal, finding in _send(probe, settings, environ):
             yield finding
             if finding.state == OK:
                 sent.add(signal)
-    yield from _find(probe, places, sent, wait_s=wait_s, sleep=sleep)
+    yield from _wait(probe, places, sent, wait_s=wait_s, sleep=sleep)
 
 
 def _send(
     probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]
-) -> Iterator[tuple[CheckResult, str]]:
-    resource = {
-        "service.name": environ.get("OTEL_SERVICE_NAME") or "otel-train",
-        c.RUN_ID.name: probe.run_id,
-    }
+) -> Iterator[tuple[str, CheckResult]]:
+    resource = {"service.name": environ.get("OTEL_SERVICE_NAME") or "otel-train", c.RUN_ID.name: probe.run_id}
     transport = OtlpTransport(settings.targets)
     try:
         for signal, line in probe.requests(resource).items():
@@ -128,50 +134,28 @@ def _send(
             address = settings.targets[signal].address
             answer = transport.send(signal, line, SEND_WITHIN_S)
             if answer.accepted:
-                yield (
-                    CheckResult(OK, f"{address} accepted {signal} ({probe.run_id})"),
-                    signal,
-                )
+                yield signal, CheckResult(OK, f"{address} accepted {signal} ({probe.run_id})")
                 continue
             said, _, remedy = answer.reason.partition(": ")
             remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
-            yield (
-                CheckResult(PROBLEM, f"{signal}: {address} {said}", remedy=remedy),
-                signal,
-            )
+            yield signal, CheckResult(PROBLEM, f"{signal}: {address} {said}", remedy)
     finally:
         transport.close()
 
 
-def _find(
+def _wait(
     probe: Probe, places: ProbeTargets, sent: set[str], *, wait_s: float, sleep: Callable[[float], None]
 ) -> Iterator[CheckResult]:
-    looks: dict[str, Callable[[], bool]] = {}
+    missing: dict[str, Callable[[], bool]] = {}
     for place, url in places.urls.items():
         healthy = checks.get(f"{url}{_HEALTH[place]}")
         if not healthy.ok:
             yield _silent(place, url, healthy, named=place in places.named)
             continue
         yield from _of_itself(place, url)
-        if place == PROMETHEUS and "metrics" in sent:
-            looks[place] = partial(_in_prometheus, f"{url}/api/v1/query", probe, {})
-        if place == TRACES and "traces" in sent:
-            looks[place] = partial(_in_traces, url, probe)
-        if place == GRAFANA and places.grafana_token and "metrics" in sent:
-            bearer = {"Authorization": f"Bearer {places.grafana_token}"}
-            through = f"{url}/api/datasources/proxy/uid/prometheus/api/v1/query"
-            looks[place] = partial(_in_prometheus, through, probe, bearer)
-    yield from _wait(looks, places, wait_s=wait_s, sleep=sleep)
-
-
-def _wait(
-    looks: dict[str, Callable[[], bool]],
-    places: ProbeTargets,
-    *,
-    wait_s: float,
-    sleep: Callable[[float], None],
-) -> Iterator[CheckResult]:
-    began_s, missing = time.monotonic(), dict(looks)
+        if look := _look(place, url, probe, sent=sent, token=places.grafana_token):
+            missing[place] = look
+    began_s = time.monotonic()
     while missing:
         for place in [place for place, look in missing.items() if look()]:
             del missing[place]
@@ -181,11 +165,20 @@ def _wait(
             break
         sleep(ASK_EVERY_S)
     for place in missing:
-        yield CheckResult(
-            PROBLEM,
-            f"not found in {place} within {wait_s:g} s ({places.urls[place]})",
-            remedy=_REMEDIES[place],
-        )
+        what = f"not found in {place} within {wait_s:g} s ({places.urls[place]})"
+        yield CheckResult(PROBLEM, what, _REMEDIES[place])
+
+
+def _look(place: str, url: str, probe: Probe, *, sent: set[str], token: str) -> Callable[[], bool] | None:
+    """What says whether the probe has arrived; None where it cannot."""
+    if place == PROMETHEUS and "metrics" in sent:
+        return partial(_in_prometheus, f"{url}/api/v1/query", probe)
+    if place == TRACES and "traces" in sent:
+        return partial(_in_traces, url, probe)
+    if place == GRAFANA and token and "metrics" in sent:
+        through = f"{url}/api/datasources/proxy/uid/prometheus/api/v1/query"
+        return partial(_in_prometheus, through, probe, {"Authorization": f"Bearer {token}"})
+    return None
 
 
 _HEALTH = {PROMETHEUS: "/-/ready", TRACES: "/", GRAFANA: "/api/health"}
@@ -202,10 +195,10 @@ def _silent(place: str, url: str, answer: checks.HttpResult, *, named: bool) -> 
     said = answer.reason or f"status {answer.status}"
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
-        remedy = f"start it, or correct {option}"
-        return CheckResult(PROBLEM, f"{place}: {url} does not answer ({said})", remedy=remedy)
+        what = f"{place}: {url} does not answer ({said})"
+        return CheckResult(PROBLEM, what, f"start it, or correct {option}")
     what = f"{place}: nothing well at {url} ({said}), so arrival there was not looked at"
-    return CheckResult(NOTE, what, remedy=f"say where it is: {option} URL")
+    return CheckResult(NOTE, what, f"say where it is: {option} URL")
 
 
 def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
@@ -219,8 +212,9 @@ def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
         yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})")
 
 
-def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str]) -> bool:
-    found = checks.get(f"{address}?query={quote(probe.query())}", headers=headers).json()
+def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str] | None = None) -> bool:
+    query = f'{c.PROBE_TIME.prometheus}{{train_run_id="{probe.run_id}"}}'
+    found = checks.get(f"{address}?query={quote(query)}", headers).json()
     with suppress(TypeError, KeyError):
         return bool(found["data"]["result"])
     return False

@@ -58,14 +58,12 @@ def check_endpoint(
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError as error:
-        yield CheckResult(PROBLEM, str(error), remedy="correct the variable it names")
+        yield CheckResult(PROBLEM, str(error), "correct the variable it names")
         return
     if settings is None:
-        yield CheckResult(
-            NOTE,
-            "no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing",
-            remedy="set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts what listens there",
-        )
+        what = "no OTLP endpoint is set: a run writes its run directory and /metrics, and sends nothing"
+        start = "set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts what listens there"
+        yield CheckResult(NOTE, what, start)
         return
     token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
     for signal, target in endpoints(settings):
@@ -82,8 +80,7 @@ def look_at(
         with line.sock:
             date = _ask_grpc(signal, target, line) if target.protocol == GRPC else _post(signal, target, line)
     except ConnectionProblem as problem:
-        whose = problem.whose or target.address
-        yield CheckResult(PROBLEM, f"{whose} {problem.what}", remedy=problem.remedy)
+        yield CheckResult(PROBLEM, f"{problem.whose or target.address} {problem.what}", problem.remedy)
         return
     through = f" through {line.proxy.name}" if line.proxy else ""
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
@@ -96,14 +93,11 @@ def look_at(
 
 
 def _unencrypted(target: Target) -> CheckResult:
-    near = connection.place_of(target)[0].startswith(LOOPBACK)
-    return CheckResult(
-        NOTE if near else WARNING,
-        f"{target.address} gets its headers, which may hold a token, without encryption",
-        remedy=""
-        if near
-        else "use https:// and OTEL_EXPORTER_OTLP_CERTIFICATE (docs/howto/secure-the-stack.md)",
-    )
+    what = f"{target.address} gets its headers, which may hold a token, without encryption"
+    if connection.place_of(target)[0].startswith(LOOPBACK):
+        return CheckResult(NOTE, what)
+    remedy = "use https:// and OTEL_EXPORTER_OTLP_CERTIFICATE (docs/howto/secure-the-stack.md)"
+    return CheckResult(WARNING, what, remedy)
 
 
 def _post(signal: str, target: Target, line: Connection) -> str:
@@ -144,45 +138,37 @@ def _no_http(target: Target, proxy: Proxy | None, said: bytes) -> ConnectionProb
     """Why a request over HTTP/1 got no HTTP/1 response."""
     host, port = connection.place_of(target)
     if proxy is not None and not target.tls:
-        return ConnectionProblem(
-            "gives no answer of HTTP", f"correct {proxy.variable}, or set NO_PROXY={host}", proxy.name
-        )
-    kind = (
-        connection.GRPC
-        if connection.is_settings(said)
-        else connection.TLS
-        if connection.is_alert(said)
-        else ""
-    )
-    if not kind and said:
+        remedy = f"correct {proxy.variable}, or set NO_PROXY={host}"
+        return ConnectionProblem("gives no answer of HTTP", remedy, proxy.name)
+    if connection.is_settings(said):
+        kind = connection.GRPC
+    elif connection.is_alert(said):
+        kind = connection.TLS
+    elif said:
         kind = "unfinished" if said.startswith(b"HTTP/1.") else "foreign"
-    if not kind and not target.tls and proxy is None:
-        kind = connection.speaks(host, port)
+    else:
+        kind = connection.speaks(host, port) if not target.tls and proxy is None else ""
     return ConnectionProblem(*_NO_HTTP[kind])
 
 
+_LOG = "look into the log of what listens there"
 _SILENT = (
     f"takes connections and does not answer within {connection.WITHIN_S:g} s",
     "look whether what listens there is overloaded or stopped, and whether it is a collector",
 )
+_WANTS_TLS = ("speaks TLS, and is asked without it", _TLS_REMEDY)
 _NO_HTTP = {
     connection.GRPC: (
         "speaks gRPC, and is asked over HTTP/1",
         "name the port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
     ),
-    connection.TLS: ("speaks TLS, and is asked without it", _TLS_REMEDY),
-    connection.HTTP1: (
-        "answers other requests over HTTP, and none of OTLP",
-        "look into the log of what listens there",
-    ),
+    connection.TLS: _WANTS_TLS,
+    connection.HTTP1: ("answers other requests over HTTP, and none of OTLP", _LOG),
     "unfinished": (
         f"begins an answer and does not end it within {connection.WITHIN_S:g} s",
         "look whether what listens there, or a proxy before it, is overloaded",
     ),
-    "foreign": (
-        "answers with something that is no HTTP",
-        "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT",
-    ),
+    "foreign": ("answers with something that is no HTTP", "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"),
     "": _SILENT,
 }
 """By the protocol that was found instead."""
@@ -196,9 +182,7 @@ def _of_proxy(target: Target, proxy: Proxy, answer: HttpResponse) -> ConnectionP
         line = connection.open_line(target, None)
         with line.sock:
             if connection.ask(line.sock, _request(target, None)).status != answer.status:
-                return connection.denied(
-                    proxy, answer, f"{host}:{port}", f"{around}: {host} answers without it"
-                )
+                around += f": {host} answers without it"
     except ConnectionProblem:
         around += " if the collector can be reached without it"
     return connection.denied(proxy, answer, f"{host}:{port}", around)
@@ -206,9 +190,7 @@ def _of_proxy(target: Target, proxy: Proxy, answer: HttpResponse) -> ConnectionP
 
 def _refused(answer: ExportResponse) -> ConnectionProblem:
     what, _, remedy = answer.reason.partition(": ")
-    return ConnectionProblem(
-        what, remedy or "look into the log of what listens there; OTEL_EXPORTER_OTLP_ENDPOINT names it"
-    )
+    return ConnectionProblem(what, remedy or f"{_LOG}; OTEL_EXPORTER_OTLP_ENDPOINT names it")
 
 
 def _ask_grpc(signal: str, target: Target, line: Connection) -> str:
@@ -229,32 +211,23 @@ def _ask_grpc(signal: str, target: Target, line: Connection) -> str:
 
 
 def _no_grpc(target: Target, proxy: Proxy | None, said: bytes) -> ConnectionProblem:
-    kind = (
-        connection.TLS if connection.is_alert(said) else connection.HTTP1 if said.startswith(b"HTTP/") else ""
-    )
-    if not kind and not target.tls and proxy is None:
-        kind = connection.speaks(*connection.place_of(target))
-    if kind == connection.TLS:
-        return ConnectionProblem("speaks TLS, and is asked without it", _TLS_REMEDY)
-    if kind == connection.HTTP1 or said:
-        return ConnectionProblem(
-            "speaks HTTP/1, and is asked over gRPC",
-            "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
-        )
+    alert = connection.is_alert(said)
+    known = alert or said.startswith(b"HTTP/") or target.tls or proxy is not None
+    kind = "" if known else connection.speaks(*connection.place_of(target))
+    if alert or kind == connection.TLS:
+        return ConnectionProblem(*_WANTS_TLS)
+    if said or kind == connection.HTTP1:
+        remedy = "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json"
+        return ConnectionProblem("speaks HTTP/1, and is asked over gRPC", remedy)
     return ConnectionProblem(*_SILENT)
 
 
 def _certificate(target: Target, line: Connection, now_s: float) -> CheckResult:
-    certificate = line.certificate
-    left_s = float("inf")
-    if "notAfter" in certificate:
-        left_s = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - now_s
-    soon = left_s < EXPIRES_SOON_S
-    return CheckResult(
-        WARNING if soon else OK,
-        f"{target.address} speaks TLS; its certificate is trusted until {certificate.get('notAfter', 'unknown')}",
-        remedy="have it renewed" if soon else "",
-    )
+    until = line.certificate.get("notAfter", "unknown")
+    what = f"{target.address} speaks TLS; its certificate is trusted until {until}"
+    if until != "unknown" and ssl.cert_time_to_seconds(str(until)) - now_s < EXPIRES_SOON_S:
+        return CheckResult(WARNING, what, "have it renewed")
+    return CheckResult(OK, what)
 
 
 def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]:
@@ -273,12 +246,8 @@ def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]
 def skew(ahead_s: float, whose: str) -> CheckResult:
     """Returns the result for a clock that is ahead by ``ahead_s``."""
     off_s = abs(ahead_s)
-    state = PROBLEM if off_s > SKEW_HARMFUL_S else WARNING if off_s > SKEW_NOTED_S else OK
-    which = "ahead of" if ahead_s > 0 else "behind"
-    if state == OK:
+    if off_s <= SKEW_NOTED_S:
         return CheckResult(OK, f"the clocks of this machine and {whose} agree within {SKEW_NOTED_S:g} s")
-    return CheckResult(
-        state,
-        f"the clock of {whose} is {off_s:.0f} s {which} this machine's",
-        remedy="synchronise both with NTP: samples from too far off are refused, and traces do not align with metrics",
-    )
+    what = f"the clock of {whose} is {off_s:.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    remedy = "synchronise both with NTP: samples from too far off are refused, and traces do not align with metrics"
+    return CheckResult(PROBLEM if off_s > SKEW_HARMFUL_S else WARNING, what, remedy)

@@ -63,33 +63,28 @@ def check_run_directory(
     above = next(path for path in (root, *root.parents) if os.path.lexists(path))
     if not above.is_dir():
         kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"
-        yield CheckResult(
-            PROBLEM,
-            f"{root} cannot be made: {above} is {kind}",
-            remedy="set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there",
-        )
+        remedy = "set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there"
+        yield CheckResult(PROBLEM, f"{root} cannot be made: {above} is {kind}", remedy)
         return
-    folder = next(path for path in (root, *root.parents) if path.is_dir())
-    denied = _denied(folder)
-    if denied:
-        yield CheckResult(
-            PROBLEM,
-            f"{root} cannot be written: {denied}",
-            remedy="set OTEL_TRAIN_RUN_DIR to a folder of yours; without one nothing is left of a run that crashes",
+    if denied := _denied(above):
+        remedy = (
+            "set OTEL_TRAIN_RUN_DIR to a folder of yours; without one nothing is left of a run that crashes"
         )
+        yield CheckResult(PROBLEM, f"{root} cannot be written: {denied}", remedy)
         return
-    yield CheckResult(
-        OK, f"{root} can be written{'' if folder == root else ', and is made by the first run'}"
-    )
-    found = file_system_of(folder)
+    made = "" if above == root else ", and is made by the first run"
+    yield CheckResult(OK, f"{root} can be written{made}")
+    found = file_system_of(above)
     free_mib, wanted_mib = found.free_bytes // MIB, config.max_run_dir_bytes // MIB
-    low = free_mib < wanted_mib
-    yield CheckResult(
-        WARNING if low else OK,
-        f"{free_mib} MiB are free on {found.kind or 'its file system'}; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
-        remedy="free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES" if low else "",
-    )
+    free = f"{free_mib} MiB are free on {found.kind or 'its file system'}"
+    remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
+    may = f"a rank may take {wanted_mib} MiB (max_run_dir_bytes)"
+    yield _enough(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
     yield from _versions(root, version)
+
+
+def _enough(what: str, remedy: str, *, low: bool) -> CheckResult:
+    return CheckResult(WARNING, what, remedy) if low else CheckResult(OK, what)
 
 
 def _denied(folder: Path) -> str:
@@ -111,11 +106,9 @@ def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
     others = {found for path in paths if (found := _written_by(path)) and version and found != version}
     ranks = sum(len(rank_directories(path.parent)) for path in paths)
     if others:
-        yield CheckResult(
-            WARNING,
-            f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}",
-            remedy="read those with the version that wrote them if summary, report or postmortem refuse",
-        )
+        what = f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}"
+        remedy = "read those with the version that wrote them if summary, report or postmortem refuse"
+        yield CheckResult(WARNING, what, remedy)
     else:
         yield CheckResult(OK, f"{len(paths)} runs with {ranks} ranks, all of this version")
 
@@ -144,22 +137,17 @@ def check_machine(
     """Checks shared memory, the port of ``/metrics``, and forks beside gRPC."""
     if shm.is_dir():
         free = file_system_of(shm).free_bytes
-        low = free < LEAST_SHM_BYTES
-        yield CheckResult(
-            WARNING if low else OK,
-            f"{free // MIB} MiB of shared memory are free for loader workers ({shm})",
-            remedy="in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
-            if low
-            else "",
+        what = f"{free // MIB} MiB of shared memory are free for loader workers ({shm})"
+        remedy = (
+            "in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
         )
+        yield _enough(what, remedy, low=free < LEAST_SHM_BYTES)
     if config.prometheus:
         yield _port(*address_of(config.prometheus_address))
     if any(name.endswith("_PROTOCOL") and value == "grpc" for name, value in environ.items()):
-        yield CheckResult(
-            NOTE,
-            "gRPC has threads of its own, and loader workers that are forked while they run can hang",
-            remedy="prefer OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or multiprocessing_context='forkserver' in loaders",
-        )
+        what = "gRPC has threads of its own, and loader workers that are forked while they run can hang"
+        other = "multiprocessing_context='forkserver' in loaders"
+        yield CheckResult(NOTE, what, f"prefer OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or {other}")
     yield CheckResult(
         OK, f"user {os.getuid()}; no ptrace, performance counters or other privileges are needed"
     )
@@ -171,15 +159,14 @@ def _port(host: str, port: int) -> CheckResult:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        return CheckResult(
-            NOTE if taken else PROBLEM,
-            f"/metrics: {host}:{port} {'is taken' if taken else f'cannot be listened on ({error.strerror})'}",
-            remedy="a run takes the next free port and says which; if no run of yours is there, set "
-            "OTEL_TRAIN_PROMETHEUS_ADDRESS"
-            if taken
-            else "set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address of this machine, with a port above 1023",
-        )
+        if error.errno == errno.EADDRINUSE:
+            remedy = "a run takes the next free port and says which; if no run of yours is there, set"
+            return CheckResult(
+                NOTE, f"/metrics: {host}:{port} is taken", f"{remedy} OTEL_TRAIN_PROMETHEUS_ADDRESS"
+            )
+        what = f"/metrics: {host}:{port} cannot be listened on ({error.strerror})"
+        remedy = "set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address of this machine, with a port above 1023"
+        return CheckResult(PROBLEM, what, remedy)
     return CheckResult(OK, f"/metrics: {host}:{port} is free")
 
 
@@ -212,8 +199,8 @@ def check_packages(
 
     Only exporters of other packages are imported, so that a torch that cannot be imported is still reported.
     """
-    of = installed or _installed
-    yield from _python(python)
+    of = installed or installed_version
+    yield _python(python)
     ours = of("otel-train")
     yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
     yield _edges(native=_loads("otel_train._edges") if native is None else native)
@@ -224,12 +211,9 @@ def check_packages(
         if found:
             yield CheckResult(OK, f"extra {extra}: {package} {found}")
         else:
-            wanted = extra == "nvml" and device.exists()
-            yield CheckResult(
-                WARNING if wanted else NOTE,
-                f"extra {extra} is not installed ({good_for})",
-                remedy=f"pip install 'otel-train[{extra}]'",
-            )
+            state = WARNING if extra == "nvml" and device.exists() else NOTE
+            what = f"extra {extra} is not installed ({good_for})"
+            yield CheckResult(state, what, f"pip install 'otel-train[{extra}]'")
     yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
 
 
@@ -245,11 +229,8 @@ def _loads(extension: str) -> bool:
 def _edges(*, native: bool) -> CheckResult:
     if native:
         return CheckResult(OK, "edges of the training thread are written in C")
-    return CheckResult(
-        NOTE,
-        "edges of the training thread are written in Python: some 4 us per step more than in C",
-        remedy="install again where there is a C compiler (Linux, Python 3.11 or later)",
-    )
+    what = "edges of the training thread are written in Python: some 4 us per step more than in C"
+    return CheckResult(NOTE, what, "install again where there is a C compiler (Linux, Python 3.11 or later)")
 
 
 def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
@@ -259,41 +240,28 @@ def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
         try:
             point.load()
         except (ImportError, AttributeError) as error:
-            yield CheckResult(
-                WARNING,
-                f"{what} cannot be had: {error}",
-                remedy="correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off",
-            )
+            remedy = "correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off"
+            yield CheckResult(WARNING, f"{what} cannot be had: {error}", remedy)
         else:
             yield CheckResult(OK, what)
 
 
-def _python(python: tuple[int, ...]) -> Iterator[CheckResult]:
+def _python(python: tuple[int, ...]) -> CheckResult:
     name = ".".join(map(str, python))
-    system = f"{platform.system()} {platform.machine()}"
     if python < LEAST_PYTHON:
-        yield CheckResult(
-            PROBLEM,
-            f"Python {name} is too old",
-            remedy=f"use Python {'.'.join(map(str, LEAST_PYTHON))} or later",
-        )
-    else:
-        yield CheckResult(OK, f"Python {name}, {system}, {sys.executable}")
+        remedy = f"use Python {'.'.join(map(str, LEAST_PYTHON))} or later"
+        return CheckResult(PROBLEM, f"Python {name} is too old", remedy)
+    return CheckResult(OK, f"Python {name}, {platform.system()} {platform.machine()}, {sys.executable}")
 
 
 def _torch(found: str | None) -> CheckResult:
     if found is None:
-        return CheckResult(
-            WARNING,
-            "torch is not installed for this Python: nothing can be observed here",
-            remedy="run otel-train in the environment of your training, or pip install 'otel-train[torch]'",
-        )
+        what = "torch is not installed for this Python: nothing can be observed here"
+        remedy = "run otel-train in the environment of your training, or pip install 'otel-train[torch]'"
+        return CheckResult(WARNING, what, remedy)
     if _numbers(found)[:2] < LEAST_TORCH:
-        return CheckResult(
-            PROBLEM,
-            f"torch {found} is older than what is supported",
-            remedy=f"install torch {'.'.join(map(str, LEAST_TORCH))} or later",
-        )
+        remedy = f"install torch {'.'.join(map(str, LEAST_TORCH))} or later"
+        return CheckResult(PROBLEM, f"torch {found} is older than what is supported", remedy)
     return CheckResult(OK, f"torch {found}")
 
 
@@ -311,13 +279,10 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
         below = _BELOW.search(parts["marker"] or "")
         if below and python >= _numbers(below["number"]):
             continue
-        name, found = parts["name"], of(parts["name"])
-        if found is None or not _within(found, parts["rest"]):
-            yield CheckResult(
-                PROBLEM,
-                f"{name} {found or 'is missing'}: expected {parts['rest'].strip()}",
-                remedy=f"pip install '{name}{parts['rest'].strip()}'",
-            )
+        name, found, bounds = parts["name"], of(parts["name"]), parts["rest"].strip()
+        if found is None or not _within(found, bounds):
+            what = f"{name} {found or 'is missing'}: expected {bounds}"
+            yield CheckResult(PROBLEM, what, f"pip install '{name}{bounds}'")
         else:
             good.append(f"{name} {found}")
     yield CheckResult(OK, ", ".join(good))
@@ -338,7 +303,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
-def _installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -357,33 +323,26 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
     """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here."""
     resolved = without_unusable(resolve(environ=environ, folder=folder))
     for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
-        yield CheckResult(
-            PROBLEM,
-            str(wrong),
-            remedy="correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals",
-        )
+        remedy = "correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals"
+        yield CheckResult(PROBLEM, str(wrong), remedy)
     yield from _switched_off(resolved, environ)
     for name, (value, origin) in {**_ours(resolved), **_standard(environ)}.items():
-        shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
+        secret = any(word in name.upper() for word in SECRET)
+        shown = "(set, not shown)" if secret else _LOGIN.sub("//***@", value)
         yield CheckResult(OK, f"{name}={shown} ({origin})")
     counts = Counter(resolved.origins.values())
     origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
-    yield CheckResult(
-        NOTE,
-        f"{', '.join(origins) or 'none from the environment or a file'}; "
-        "the rest are defaults unless the program sets them",
-    )
+    said = ", ".join(origins) or "none from the environment or a file"
+    yield CheckResult(NOTE, f"{said}; the rest are defaults unless the program sets them")
 
 
 def _ours(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
     """Settings that are set, under their name at their origin."""
-    return {
-        variable_of(name) if origin == ENVIRONMENT else name: (
-            text_of(resolved.given.get(name, getattr(resolved.config, name))),
-            origin,
-        )
-        for name, origin in resolved.origins.items()
-    }
+    found = {}
+    for name, origin in resolved.origins.items():
+        value = resolved.given.get(name, getattr(resolved.config, name))
+        found[variable_of(name) if origin == ENVIRONMENT else name] = (text_of(value), origin)
+    return found
 
 
 def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -391,18 +350,13 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
     config = resolved.config
     if config.disabled:
         name, where = _said("disabled", resolved)
-        yield CheckResult(PROBLEM, f"{name} switches everything off", remedy=f"unset {name}{where}")
+        yield CheckResult(PROBLEM, f"{name} switches everything off", f"unset {name}{where}")
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield CheckResult(
-            WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", remedy="unset OTEL_SDK_DISABLED"
-        )
+        yield CheckResult(WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", "unset OTEL_SDK_DISABLED")
     if config.otlp == "off" and otlp_configured(environ):
         name, where = _said("otlp", resolved)
-        yield CheckResult(
-            WARNING,
-            f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there",
-            remedy=f"unset {name}{where}",
-        )
+        what = f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there"
+        yield CheckResult(WARNING, what, f"unset {name}{where}")
 
 
 def _said(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
@@ -417,7 +371,3 @@ def _standard(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         for name, value in sorted(environ.items())
         if name.startswith("OTEL_") and not name.startswith("OTEL_TRAIN_") and value
     }
-
-
-def _secret(name: str) -> bool:
-    return any(word in name.upper() for word in SECRET)

@@ -89,7 +89,7 @@ def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) ->
     }
 
     def version(package: str) -> str | None:
-        return versions.get(package, "99" if package == "numpy" else environment._installed(package))
+        return versions.get(package, "99" if package == "numpy" else environment.installed_version(package))
 
     return list(environment.check_packages(installed=version, python=python, device=Path(os.devnull)))
 

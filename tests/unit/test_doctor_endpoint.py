@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.cli import doctor
 from otel_train.config import Config
-from otel_train.doctor import connection, end_to_end, endpoint, environment, runner
+from otel_train.doctor import connection, end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, PROBLEM, CheckResult
 from otel_train.stack import tls
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
@@ -351,7 +352,7 @@ def test_nothing_more_is_sent_to_an_endpoint_that_takes_no_empty_request(tmp_pat
     """A second opinion on the same cause, in other words, is noise."""
     with grpc_receiver() as received:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OTEL_TRAIN_RUN_DIR": str(tmp_path)}
-        found = runner.examine(environ, end_to_end.ProbeTargets(urls={}), wait_s=1)
+        found = doctor.examine(environ, end_to_end.ProbeTargets(urls={}), wait_s=1)
 
     [last] = [each for each in found if each.area == end_to_end.AREA]
     assert last.state == NOTE
