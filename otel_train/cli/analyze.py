@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments
-from otel_train.cli.arguments import add_run_dir
+from otel_train.cli.arguments import add_run_dir, chosen, positive_int, read_all
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
 from otel_train.datamodel import finding_document
@@ -21,6 +19,7 @@ from otel_train.trace_analysis.summary import summarize
 from otel_train.trace_analysis.timeline import Scene
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from otel_train.trace_analysis.events import Trace
@@ -41,39 +40,32 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: newest)"
-    )
-    parser.add_argument(
-        "--top", type=_positive, default=10, metavar="N", help="operators and kernels listed; 10"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: newest)")
+    add("--top", type=positive_int, default=10, metavar="N", help="operators and kernels listed; 10")
+    add(
         "--shapes",
         metavar="OP",
         help="also the shapes that this operator was called with, such as aten::addmm",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object per trace, a line each, for scripts"
-    )
+    add("--json", action="store_true", help="one JSON object per trace, a line each, for scripts")
     add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the traces say."""
-    traces = arguments.read_all(arguments.chosen(args.trace, Path(args.run_dir)))
+    traces = read_all(chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(metadata_path(trace.path)):  # it is read and replaced
             note_analysis(trace.path, document)
-    if args.shapes:
-        for trace, document in zip(traces, documents, strict=True):
+        if args.shapes:
             document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}
     if args.json:
         for document in documents:
             print(dump_json(document))
         return 0
-    page = TextLayout.of(sys.stdout)
-    print(render(page, documents[0]), end="")
+    print(render(TextLayout.of(sys.stdout), documents[0]), end="")
     if len(documents) > 1:
         others = ", ".join(str(document["path"]) for document in documents[1:])
         print(f"\nThe same of the other ranks: otel-train analyze {others}")
@@ -92,9 +84,3 @@ def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, A
             said = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
             first["findings"] = sorted([*said, finding_document(late)], key=lambda finding: -finding["share"])
     return documents
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
-    return int(text)

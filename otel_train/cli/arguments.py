@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -34,12 +35,11 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
         missing = next(file for file in files if not file.is_file())
         raise RunDirectoryError(f"{missing}: is no file. Give trace files, or one run")
     run = find_run(targets[0] if targets else None, root)
-    captures = captures_of(run)
-    if not captures:
-        raise RunDirectoryError(
-            f"{run}: has no captures. A trace of torch.profiler can be given by its path, too"
-        )
-    return together(captures, captures[-1])
+    if captures := captures_of(run):
+        return together(captures, captures[-1])
+    raise RunDirectoryError(
+        f"{run}: has no captures. A trace of torch.profiler can be given by its path, too"
+    )
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
@@ -52,10 +52,8 @@ def _numbered(trace: Trace) -> Trace:
     match = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or match is None:
         return trace
-    import dataclasses
-
     unsaid = tuple(sentence for sentence in trace.missing if "which rank" not in sentence)
-    return dataclasses.replace(trace, rank=int(match[1]), missing=unsaid)
+    return replace(trace, rank=int(match[1]), missing=unsaid)
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
@@ -86,12 +84,8 @@ _MOST_NAMED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that reads a run."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="a run directory, one of its rank folders, or a run id (default: newest)",
-    )
+    which = "a run directory, one of its rank folders, or a run id (default: newest)"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=which)
     parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per rank, a line each, for scripts"
@@ -101,12 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Where a command that is given the name of a run looks for it."""
-    parser.add_argument(
-        "--run-dir",
-        default=default_run_dir(),
-        metavar="D",
-        help="folder that holds the run directories (default: the setting run_dir, else runs)",
-    )
+    folder = "folder that holds the run directories (default: the setting run_dir, else runs)"
+    parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
+
+
+def positive_int(text: str) -> int:
+    """The value of an option that is a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
+    return int(text)
 
 
 class FormerOption(argparse.Action):
@@ -121,10 +118,8 @@ class FormerOption(argparse.Action):
     ) -> None:
         """Set the present option."""
         option = f"--{self.dest.replace('_', '-')}"
-        print(
-            f"otel-train: {option_string} is now {option}; version 0.2 refuses the former name",
-            file=sys.stderr,
-        )
+        said = f"otel-train: {option_string} is now {option}; version 0.2 refuses the former name"
+        print(said, file=sys.stderr)
         setattr(namespace, self.dest, values)
 
 
@@ -136,9 +131,8 @@ def default_run_dir() -> str:
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
     """The folder of each rank asked for that has ``file_name``, by rank."""
     run = find_run(args.run, Path(args.run_dir))
-    found = {
-        _rank(folder): folder for folder in rank_directories(run) if mark_of(folder / file_name) is not None
-    }
+    every = ranks_of(run).items()
+    found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
     asked = asked_rank(args)
@@ -148,6 +142,11 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
         ranks = ", ".join(map(str, found))
         raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
     return {asked: found[asked]}
+
+
+def ranks_of(run: Path) -> dict[int, Path]:
+    """The folder of each rank of a run."""
+    return {_rank(folder): folder for folder in rank_directories(run)}
 
 
 def tell_earlier(run: Path) -> None:
@@ -162,11 +161,10 @@ def tell_earlier(run: Path) -> None:
 
 def asked_rank(args: argparse.Namespace) -> int | None:
     """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
-    folder = Path(args.run or "").resolve()
-    of_folder = (
-        _rank(folder) if args.run and folder.name[:4] == "rank" and folder.name[4:].isdigit() else None
-    )
-    rank: int | None = args.rank if args.rank is not None else of_folder
+    rank: int | None = args.rank
+    if rank is None and args.run:
+        folder = Path(args.run).resolve()
+        return _rank(folder) if folder.name[:4] == "rank" and folder.name[4:].isdigit() else None
     return rank
 
 

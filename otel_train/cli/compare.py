@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.cli import arguments
-from otel_train.cli.arguments import add_run_dir, tell_earlier
-from otel_train.compare import (
-    STEP,
-    Sample,
-    Side,
-    compare,
-    is_slower,
-    of_values,
-    side_of_trace,
-    together,
-)
+from otel_train.cli.arguments import add_run_dir, ranks_of, read_all, tell_earlier
+from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
-from otel_train.console.text import (
-    ABSENT,
-    INDENT,
-    TextLayout,
-    count,
-    duration,
-    pad,
-    percent,
-    right,
-)
+from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json, last_metrics
 from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.metrics_history import buckets_of
@@ -53,31 +35,27 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
     samples: dict[str, list[Sample]] = {}
     facts: dict[str, object] = {}
     for group in line["resourceMetrics"]:
-        attributes = {
-            item["key"]: next(iter(item["value"].values())) for item in group["resource"]["attributes"]
-        }
-        facts |= {key: attributes.get(f"train.{key}.version") for key in ("torch", "cuda")} | {
-            "host": attributes.get("host.name")
-        }
-        for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
-            for key, sample in _series(metric):
+        items = group["resource"]["attributes"]
+        attributes = {item["key"]: next(iter(item["value"].values())) for item in items}
+        facts |= {key: attributes.get(f"train.{key}.version") for key in ("torch", "cuda")}
+        facts["host"] = attributes.get("host.name")
+        for scope in group["scopeMetrics"]:
+            for key, sample in chain.from_iterable(map(_series, scope["metrics"])):
                 samples.setdefault(key, []).append(sample)
     if STEP not in samples:
         raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")
-    loaders = sorted(summary.get("batches") or {})
+    facts["loaders"] = ", ".join(sorted(summary.get("batches") or {}))
+    facts["steps"] = (summary.get("steps") or {}).get(_TRAIN)
     return Side(
         name=name,
         kind="run",
-        samples={
-            STEP: together(samples.pop(STEP)),
-            **{key: together(parts) for key, parts in samples.items()},
-        },
+        samples={key: together(samples[key]) for key in dict.fromkeys((STEP, *samples))},
         must_match={
             "ranks": summary.get("world_size"),
             "what steps are counted by": summary.get("step_source"),
         },
-        facts={**facts, "loaders": ", ".join(loaders), "steps": (summary.get("steps") or {}).get(_TRAIN)},
-        shares=_shares(summary),
+        facts=facts,
+        shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
     )
 
 
@@ -104,10 +82,6 @@ def sample_of(point: Mapping[str, Any]) -> Sample:
     return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
 
 
-def _shares(summary: Mapping[str, Any]) -> dict[str, float]:
-    return {f"activity {name}": share for name, share in activity_shares(summary).items()}
-
-
 SLOWER = 1
 DESCRIPTION = "Compare two traces, or two runs."
 EPILOG = """\
@@ -128,18 +102,13 @@ _STYLES = {"slower": "red", "faster": "green"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("before", metavar="A", help="a trace, a run directory or a run id")
-    parser.add_argument("after", metavar="B", help="another of the same kind")
-    parser.add_argument(
-        "--fail-if-slower",
-        type=_share,
-        metavar="P",
-        help="exit with 1 if the step is longer by more than this, such as 5%% or 0.05, beyond doubt",
-    )
-    parser.add_argument(
-        "--rank", type=int, default=None, metavar="N", help="of runs: compare this rank (default: the first)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    add = parser.add_argument
+    add("before", metavar="A", help="a trace, a run directory or a run id")
+    add("after", metavar="B", help="another of the same kind")
+    limit = "exit with 1 if the step is longer by more than this, such as 5%% or 0.05, beyond doubt"
+    add("--fail-if-slower", type=_share, metavar="P", help=limit)
+    add("--rank", type=int, metavar="N", help="of runs: compare this rank (default: the first)")
+    add("--json", action="store_true", help="one JSON object, for scripts")
     add_run_dir(parser)
 
 
@@ -153,20 +122,18 @@ def run(args: argparse.Namespace) -> int:
         page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
-        said = "is" if slower else "may or may not be: more steps are needed to tell if it is"
-        print(
-            f"otel-train: {document['after']} {said} slower by more than {args.fail_if_slower:.3g}",
-            file=sys.stderr,
-        )
+        verb = "is" if slower else "may or may not be: more steps are needed to tell if it is"
+        said = f"otel-train: {document['after']} {verb} slower by more than {args.fail_if_slower:.3g}"
+        print(said, file=sys.stderr)
     return SLOWER if slower else 0
 
 
 def _side(target: str, args: argparse.Namespace) -> Side:
     if Path(target).is_file():
-        [trace] = arguments.read_all([Path(target)])
+        [trace] = read_all([Path(target)])
         return side_of_trace(summarize(trace, most=50), name=target)
     found = find_run(target, Path(args.run_dir))
-    ranks = {int(folder.name.removeprefix("rank")): folder for folder in rank_directories(found)}
+    ranks = ranks_of(found)
     tell_earlier(found)
     rank = min(ranks, default=0) if args.rank is None else args.rank
     if rank not in ranks:
@@ -175,33 +142,34 @@ def _side(target: str, args: argparse.Namespace) -> Side:
 
 
 def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
-    step = document["rows"][0]
+    step, rows = document["rows"][0], document["rows"]
     name = page.safe(f"{document['before']} → {document['after']}")
-    yield page.rule(
-        [("otel_train", "bold"), (name, "cyan")], (step["verdict"], _STYLES.get(step["verdict"], "bold"))
-    )
+    badge = (step["verdict"], _STYLES.get(step["verdict"], "bold"))
+    yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
     yield INDENT + page.paint(f"A step takes {_change(step)}.", "bold")
     for difference in document["differences"]:
-        for line in page.prose(f"differs: {difference}", indent=2):
-            yield INDENT + page.paint(line, "dim")
+        yield from _dim(page, f"differs: {difference}")
     yield ""
     column = page.columns - len(INDENT) - 2 * _VALUE - _RATIO - 20
     heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO) + right("95 %", 18)
     yield INDENT + page.paint(pad("mean of", column) + heads, "dim")
-    for row in document["rows"][:_ROWS]:
+    for row in rows[:_ROWS]:
         yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["verdict"], ""))
-    if len(document["rows"]) > _ROWS:
-        yield INDENT + page.paint(f"and {len(document['rows']) - _ROWS} more with --json", "dim")
+    if len(rows) > _ROWS:
+        yield INDENT + page.paint(f"and {len(rows) - _ROWS} more with --json", "dim")
     yield ""
     yield from _quantiles(page, step)
-    moved = [row for row in document["shares"] if abs(row["before"] - row["after"]) >= _POINT]
-    for row in moved:
-        values = right(percent(row["before"]), _VALUE) + right(percent(row["after"]), _VALUE)
-        yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + values
+    for row in document["shares"]:
+        if abs(row["before"] - row["after"]) >= _POINT:
+            values = right(percent(row["before"]), _VALUE) + right(percent(row["after"]), _VALUE)
+            yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + values
     for key, said in (("only_before", "only in the first"), ("only_after", "only in the second")):
         if document[key]:
-            for line in page.prose(f"{said}: {', '.join(document[key][:8])}", indent=2):
-                yield INDENT + page.paint(line, "dim")
+            yield from _dim(page, f"{said}: {', '.join(document[key][:8])}")
+
+
+def _dim(page: TextLayout, text: str) -> Iterator[str]:
+    return (INDENT + page.paint(line, "dim") for line in page.prose(text, indent=2))
 
 
 def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:

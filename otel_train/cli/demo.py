@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_train.cli.arguments import positive_int
 from otel_train.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -33,11 +34,7 @@ examples:
 
 Ctrl-C ends training early and still prints the run summary; that is a regular end: exit code 0.
 """
-ENDPOINTS = (
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-)
+ENDPOINTS = [f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT" for signal in ("", "METRICS_", "TRACES_")]
 
 PASSED_ON = ("minutes", "steps", "epochs", "steps_per_epoch", "seed", "device", "workers")
 """Options that are the script's own."""
@@ -59,33 +56,18 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "--minutes", type=_positive, default=1.0, metavar="M", help="train for M minutes (default: 1)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=0, metavar="N", help="stop after N updates if that is sooner"
-    )
-    parser.add_argument(
-        "--epochs", type=_count, default=0, metavar="N", help="train N epochs, however long they take"
-    )
-    parser.add_argument(
-        "--steps-per-epoch", type=_count, default=100, metavar="N", help="updates per epoch (default: 100)"
-    )
-    parser.add_argument(
-        "--profiler",
-        choices=["on", "off"],
-        help="on: capture some steps and write artifacts; off: train bare, as if we were not there",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of weights and shuffling (default: 0)"
-    )
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: cpu)"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=0, metavar="W", help="processes that read 'code' ahead"
-    )
-    parser.add_argument("--run-dir", metavar="D", help="folder that gets the run directory (default: runs)")
+    add = parser.add_argument
+    add("--minutes", type=_minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
+    add("--steps", type=int, default=0, metavar="N", help="stop after N updates if that is sooner")
+    add("--epochs", type=positive_int, default=0, metavar="N", help="train N epochs, however long they take")
+    per_epoch = "updates per epoch (default: 100)"
+    add("--steps-per-epoch", type=positive_int, default=100, metavar="N", help=per_epoch)
+    profiler = "on: capture some steps and write artifacts; off: train bare, as if we were not there"
+    add("--profiler", choices=["on", "off"], help=profiler)
+    add("--seed", type=int, default=0, metavar="S", help="of weights and shuffling (default: 0)")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: cpu)")
+    add("--workers", type=int, default=0, metavar="W", help="processes that read 'code' ahead")
+    add("--run-dir", metavar="D", help="folder that gets the run directory (default: runs)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,10 +81,10 @@ def run(args: argparse.Namespace) -> int:
         os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
     os.environ.update(PROFILER[args.profiler])
     os.environ.setdefault("OTEL_TRAIN_RUN_NAME", "demo")
-    print(
-        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the run summary.",
-        flush=True,
+    text = (
+        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the run summary."
     )
+    print(text, flush=True)
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
         words = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in PASSED_ON]
         # By name: no module of the library knows the script, which is a user like any other.
@@ -110,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
     if args.profiler != "off":
-        artifacts = args.profiler == "on"
-        print(farewell(summary, os.environ, artifacts=artifacts, workers=args.workers), end="")
+        print(farewell(summary, os.environ, artifacts=args.profiler == "on", workers=args.workers), end="")
     return 0
 
 
@@ -129,12 +110,10 @@ def farewell(
             lines.append(f"Artifacts         {Path(str(run_dir)) / 'artifacts'}")
         lines.append(f"The summary again otel-train summary {shlex.quote(str(run_dir))}")
     lines += _advice(summary, workers)
-    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
-    lines.append(
-        f"Exported to       {endpoint}"
-        if endpoint
-        else "Export as well    set OTEL_EXPORTER_OTLP_ENDPOINT, such as http://127.0.0.1:4318"
-    )
+    if endpoint := next((environ[name] for name in ENDPOINTS if environ.get(name)), None):
+        lines.append(f"Exported to       {endpoint}")
+    else:
+        lines.append("Export as well    set OTEL_EXPORTER_OTLP_ENDPOINT, such as http://127.0.0.1:4318")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -162,14 +141,7 @@ def _close() -> Mapping[str, Any]:
     return summary
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def _positive(text: str) -> float:
+def _minutes(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError(text)

@@ -10,7 +10,7 @@ from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments
 from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json
 from otel_train.safety import printable
 
@@ -38,11 +38,8 @@ Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     arguments.add_arguments(parser)
-    parser.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="where to (default: artifacts in the run directory); made when missing",
-    )
+    where = "where to (default: artifacts in the run directory); made when missing"
+    parser.add_argument("--output-dir", metavar="DIR", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     """Where things are, what is not there and why."""
     if as_json:
-        print(
-            dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.warnings})
-        )
+        folder = str(written.folder)
+        print(dump_json({"folder": folder, "artifacts": written.files, "notes": written.warnings}))
         return
     page = TextLayout.of(sys.stdout)
     print(printable(written.folder))
@@ -80,12 +76,11 @@ def _entry_text(entry: Mapping[str, object]) -> str:
 
 def _rank(args: argparse.Namespace, home: Path) -> int:
     """The rank asked for, else the first."""
-    there = [int(folder.name[4:]) for folder in rank_directories(home)]
+    there = arguments.ranks_of(home)
     asked = arguments.asked_rank(args)
     if asked is None:
         asked = min(there, default=0)
     if asked not in there:
-        raise RunDirectoryError(
-            f"{home}: rank {asked} is not there. Ranks: {', '.join(map(str, there)) or 'none'}"
-        )
+        ranks = ", ".join(map(str, there)) or "none"
+        raise RunDirectoryError(f"{home}: rank {asked} is not there. Ranks: {ranks}")
     return asked

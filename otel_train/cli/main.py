@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import traceback
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +16,7 @@ from otel_train.errors import OtelTrainError
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 COMMANDS = {
     "run": "run a training script, observed, without touching it",
@@ -114,62 +115,39 @@ def _tell(message: str) -> None:
     print(f"otel-train: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: list[str]) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
     if asked in FORMER:
-        at = list(words).index(asked)
-        words = [*words[:at], FORMER[asked], *words[at + 1 :]]
+        words[words.index(asked)] = FORMER[asked]
         _tell(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
         asked = FORMER[asked]
-    parser, run = _parser(asked)
-    own, program = _divided(words) if asked in BEFORE_A_PROGRAM else (words, [])
-    args = parser.parse_args(own)
+    parser, command = _parser(asked)
+    at = words.index("--") if asked in BEFORE_A_PROGRAM and "--" in words else len(words)
+    args = parser.parse_args(words[:at])
     if asked in BEFORE_A_PROGRAM:
-        args.program = program
+        args.program = words[at + 1 :]  # which may look like options of the command
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
-    return run(args)
+    return int(command.run(args))
 
 
-def _divided(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Our arguments, and those of a program behind ``--``, which may look like our options."""
-    at = list(words).index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
-
-
-def _parser(asked: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
-    parser = argparse.ArgumentParser(
-        prog="otel-train",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=_Help,
-    )
+def _parser(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command asked for
+    form = partial(argparse.RawDescriptionHelpFormatter, max_help_position=16)
+    parser = argparse.ArgumentParser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    run: Callable[[argparse.Namespace], int] = _unreachable
+    command: Any = None
     for name, meaning in COMMANDS.items():
+        added = subparsers.add_parser(
+            name, help=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if name == asked:
             # Only the command asked for is imported: the help of all of them costs nothing.
-            command: Any = import_module(f"otel_train.cli.{name}")
-            command.add_arguments(
-                subparsers.add_parser(
-                    name,
-                    help=meaning,
-                    description=command.DESCRIPTION,
-                    epilog=command.EPILOG,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                )
-            )
-            run = command.run
-        else:
-            subparsers.add_parser(name, help=meaning)
-    return parser, run
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=16)
+            command = import_module(f"otel_train.cli.{name}")
+            added.description, added.epilog = command.DESCRIPTION, command.EPILOG
+            command.add_arguments(added)
+    return parser, command
 
 
 class _Version(argparse.Action):
@@ -181,10 +159,6 @@ class _Version(argparse.Action):
         except PackageNotFoundError:
             print("otel-train (run from its sources, not installed)")
         parser.exit()
-
-
-def _unreachable(args: argparse.Namespace) -> int:
-    raise AssertionError(f"{args.command} has a parser and no module")
 
 
 def _forget_stdout() -> None:

@@ -8,20 +8,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
-from otel_train.console.text import (
-    ABSENT,
-    INDENT,
-    TextLayout,
-    bar,
-    cut,
-    display_width,
-    duration,
-    flow,
-    known,
-    pad,
-    plural,
-    right,
-)
+from otel_train.console import text
+from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import FLIGHT
 from otel_train.rundata.run import records_below
@@ -78,13 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 def render(page: TextLayout, report: Report) -> str:
     """One rank's report as a page to read."""
-    alive = report.get("alive")
     ended = report.get("state") not in (None, "running")
-    badge = ("● alive", "cyan") if alive else ("● ended", "green") if ended else ("✖ gone", "red")
-    title = page.safe(report.get("run_id") or ABSENT)
+    badge = (
+        ("● alive", "cyan") if report.get("alive") else ("● ended", "green") if ended else ("✖ gone", "red")
+    )
     lines = [
-        page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge),
-        *(INDENT + page.paint(line, "bold") for line in page.prose(headline(report), indent=len(INDENT))),
+        *_head(page, report, badge, headline(report)),
         *(INDENT + page.paint(line, "dim") for line in _facts(page, report)),
         "",
         *_open_stages(page, report.get("open") or ()),
@@ -97,31 +84,29 @@ def render(page: TextLayout, report: Report) -> str:
     return page.finish([*lines, page.paint("━" * page.columns, "dim")])
 
 
+def _head(page: TextLayout, report: Report, badge: tuple[str, str], said: str) -> Iterable[str]:
+    title = page.safe(report.get("run_id") or ABSENT)
+    yield page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge)
+    yield from (INDENT + page.paint(line, "bold") for line in page.prose(said, indent=len(INDENT)))
+
+
 def headline(report: Report) -> str:
     """One sentence: which rank, in which stage of which step and loader, how long after that stage began."""
     rank = f"rank {known(report.get('rank'))}"
-    alive, state = report.get("alive"), report.get("state")
-    if state not in (None, "running"):
-        verb = f"{state} " if state in {"finished", "failed"} else f"was {state} "
-    else:
-        verb = "is alive, " if alive else "died " if alive is False else "was last seen "
-    step = _step_at_the_end(report)
+    state = _state(report)
+    running = {"alive": "is alive, ", "gone": "died ", "unknown": "was last seen "}
+    verb = running.get(state) or (f"{state} " if state in {"finished", "failed"} else f"was {state} ")
+    step = (report.get("last_step") or {}).get("index")
     inside = (report.get("open") or [None])[-1]
     if inside is None:
         return f"{rank} {verb}{'' if step is None else f'after step {step}, '}with no stage open"
-    parts = [
-        f"{rank} {verb}in stage {inside.get('stage')}" + ("" if step is None else f" of step {step + 1}")
-    ]
+    of_step = "" if step is None else f" of step {step + 1}"
+    parts = [f"{rank} {verb}in stage {inside.get('stage')}{of_step}"]
     if inside.get("loader"):
         parts.append(f"loader {inside['loader']}")
     if inside.get("for_seconds") is not None:
         parts.append(f"{duration(inside['for_seconds'])} after it began")
     return ", ".join(parts)
-
-
-def _step_at_the_end(report: Report) -> int | None:
-    last = report.get("last_step")
-    return None if last is None else last.get("index")
 
 
 def _facts(page: TextLayout, report: Report) -> list[str]:
@@ -133,25 +118,24 @@ def _facts(page: TextLayout, report: Report) -> list[str]:
         f"{plural(report.get('steps_in_file'), 'step')} on file",
         plural(report.get("edges_in_file"), "edge"),
     ]
-    return flow(facts, page.columns - len(INDENT))
+    return text.flow(facts, page.columns - len(INDENT))
 
 
 def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
     if not stages:
         return
     names = ["  " * depth + page.safe(stage.get("stage") or ABSENT) for depth, stage in enumerate(stages)]
-    column = min(max(map(display_width, names)), _NAME_COLUMNS)
+    column = min(max(map(text.display_width, names)), _NAME_COLUMNS)
     yield INDENT + page.paint("open at the end, the outermost first", "bold")
     for name, stage in zip(names, stages, strict=True):
-        facts = [
-            f"{what} {page.safe(stage[what])}" for what in ("loader", "model", "thread") if stage.get(what)
-        ]
+        given = [what for what in ("loader", "model", "thread") if stage.get(what)]
+        facts = [f"{what} {page.safe(stage[what])}" for what in given]
         available = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
         beside = " · ".join(facts)
-        if display_width(beside) > available:
+        if text.display_width(beside) > available:
             beside = " · ".join(cut(fact, available // len(facts) - 3) for fact in facts)
-        text = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
-        yield INDENT + page.paint(text, "red" if stage is stages[-1] else "")
+        line = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
+        yield INDENT + page.paint(line, "red" if stage is stages[-1] else "")
     yield ""
 
 
@@ -164,28 +148,19 @@ def _recent(page: TextLayout, steps: Sequence[Report]) -> Iterable[str]:
             spent[stage] = spent.get(stage, 0.0) + (seconds or 0.0)
     shown = sorted(spent, key=lambda stage: -spent[stage])[:_STAGES_SHOWN]
     longest_s = max((step.get("duration_s") or 0.0 for step in steps), default=0.0)
-    column = min(
-        12, (page.columns - len(INDENT) - _STEP_COLUMNS - _TIME_COLUMNS - 2 - _BAR_COLUMNS) // _STAGES_SHOWN
-    )
+    before = _STEP_COLUMNS + _TIME_COLUMNS + 2 + _BAR_COLUMNS
+    column = min(12, (page.columns - len(INDENT) - before) // _STAGES_SHOWN)
     heads = "".join(right(cut(page.safe(stage), column - 1), column) for stage in shown)
     yield INDENT + page.paint("the last steps", "bold")
-    yield INDENT + page.paint(
-        right("step", _STEP_COLUMNS) + right("took", _TIME_COLUMNS) + " " * (_BAR_COLUMNS + 2) + heads, "dim"
-    )
+    first = right("step", _STEP_COLUMNS) + right("took", _TIME_COLUMNS)
+    yield INDENT + page.paint(first + " " * (_BAR_COLUMNS + 2) + heads, "dim")
     for step in steps:
         took_s = step.get("duration_s")
-        drawn = pad(
-            bar(None if not took_s or not longest_s else took_s / longest_s, _BAR_COLUMNS), _BAR_COLUMNS
-        )
+        share = took_s / longest_s if took_s and longest_s else None
+        drawn = page.paint(pad(text.bar(share, _BAR_COLUMNS), _BAR_COLUMNS), "cyan")
         cells = "".join(right(duration((step.get("stages") or {}).get(stage)), column) for stage in shown)
-        yield (
-            INDENT
-            + right(str(known(step.get("index"))), _STEP_COLUMNS)
-            + right(duration(took_s), _TIME_COLUMNS)
-            + "  "
-            + page.paint(drawn, "cyan")
-            + cells
-        )
+        first = right(str(known(step.get("index"))), _STEP_COLUMNS) + right(duration(took_s), _TIME_COLUMNS)
+        yield f"{INDENT}{first}  {drawn}{cells}"
     yield ""
 
 
@@ -195,11 +170,11 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
     yield INDENT + page.paint("threads", "bold")
     for thread in threads:
         inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
+        name = pad(page.safe(known(thread.get("name"))), _NAME_COLUMNS)
         edges = right(plural(thread.get("edges"), "edge"), 16)
-        text = f"{pad(page.safe(known(thread.get('name'))), _NAME_COLUMNS)}{edges}  last {_time(thread.get('last_edge_unix_s'))}"
-        yield INDENT + cut(
-            f"{text}  {f'in {inside}' if inside else 'nothing open'}", page.columns - len(INDENT)
-        )
+        last = _instant(thread.get("last_edge_unix_s"), "%H:%M:%S")
+        line = f"{name}{edges}  last {last}  {f'in {inside}' if inside else 'nothing open'}"
+        yield INDENT + cut(line, page.columns - len(INDENT))
     yield ""
 
 
@@ -219,16 +194,8 @@ def _stage_name(page: TextLayout, stage: object) -> str:
     return page.safe(stage.get("stage") if isinstance(stage, dict) else stage)
 
 
-def _instant(unix_s: float | None) -> str:
-    return ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _time(unix_s: float | None) -> str:
-    return ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
-
-
-def _utc(unix_s: float) -> datetime:
-    return datetime.fromtimestamp(unix_s, timezone.utc)
+def _instant(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    return ABSENT if unix_s is None else f"{datetime.fromtimestamp(unix_s, timezone.utc):{form}}"
 
 
 _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
@@ -236,37 +203,27 @@ _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
     """One line per rank, the suspects marked, and a sentence on them."""
-    title = page.safe(reports[0].get("run_id") or ABSENT)
     named = {suspect.rank for suspect in suspects}
     lines = [
-        page.rule([("otel_train postmortem", "bold"), (title, "cyan")], (f"{len(reports)} ranks", "")),
-        *(INDENT + page.paint(line, "bold") for line in page.prose(sentence(suspects), indent=len(INDENT))),
+        *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects)),
         "",
-        INDENT
-        + page.paint(
-            right("rank", _RANK)
-            + "  "
-            + pad("", _STATE)
-            + right("step", _STEP)
-            + "  "
-            + pad("stage", _STAGE)
-            + "loader",
-            "dim",
-        ),
+        INDENT + page.paint(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
     ]
     for report in reports:
         inside = (report.get("open") or [{}])[-1]
-        text = (
-            right(str(known(report.get("rank"))), _RANK)
-            + "  "
-            + pad(_state(report), _STATE)
-            + right(str(known(report.get("step"))), _STEP)
-            + "  "
-            + pad(page.safe(inside.get("stage") or "between stages")[:_STAGE], _STAGE)
-            + page.safe(inside.get("loader") or "")
+        stage, loader = (
+            page.safe(inside.get("stage") or "between stages"),
+            page.safe(inside.get("loader") or ""),
         )
-        lines.append(INDENT + page.paint(text.rstrip(), "red" if report.get("rank") in named else ""))
+        rank, step = (str(known(report.get(key))) for key in ("rank", "step"))
+        line = _rank_line(rank, _state(report), step, stage[:_STAGE], loader)
+        lines.append(INDENT + page.paint(line.rstrip(), "red" if report.get("rank") in named else ""))
     return page.finish([*lines, ""])
+
+
+def _rank_line(*cells: str) -> str:
+    rank, state, step, stage, loader = cells
+    return f"{right(rank, _RANK)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, _STAGE)}{loader}"
 
 
 def sentence(suspects: Sequence[HangSuspect]) -> str:
@@ -274,20 +231,15 @@ def sentence(suspects: Sequence[HangSuspect]) -> str:
     if not suspects:
         return "Nothing tells one rank from the others: look at what they were all doing."
     first = suspects[0]
-    where = (
-        f"in stage {first.stage}"
-        + (f" of loader {first.loader}" if first.loader else "")
-        + f", step {first.step}"
-    )
+    of_loader = f" of loader {first.loader}" if first.loader else ""
+    where = f"in stage {first.stage}{of_loader}, step {first.step}"
     if len(suspects) > 1:
         ranks = ", ".join(str(suspect.rank) for suspect in suspects)
         verb = "vanished first" if first.silent else "held the run up"
         return f"Ranks {ranks} {verb}; rank {first.rank} {where}."
     if first.silent:
-        return (
-            f"Rank {first.rank} vanished, {where}: killed, out of memory, or its node is gone. The other ranks "
-            "outlived it."
-        )
+        why = "killed, out of memory, or its node is gone"
+        return f"Rank {first.rank} vanished, {where}: {why}. The other ranks outlived it."
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
-from otel_train.cli import arguments, export
+from otel_train.cli import arguments
+from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
@@ -59,22 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
     arguments.add_arguments(parser)
-    parser.add_argument("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
-    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps to warm up (default: 1)")
-    parser.add_argument("--activities", default="cpu,cuda", metavar="A,A", help="of cpu, cuda, xpu, mtia")
-    parser.add_argument("--shapes", action="store_true", help="record shapes of inputs")
-    parser.add_argument("--stacks", action="store_true", help="record where operations were called")
-    parser.add_argument("--memory", action="store_true", help="record allocations")
-    parser.add_argument("--flops", action="store_true", help="record floating point operations")
-    parser.add_argument("--pin", action="store_true", help="keep this capture when old ones are removed")
-    parser.add_argument("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
-    parser.add_argument(
-        "--output-dir", metavar="DIR", help="write the artifacts of the run there; made when missing"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: 300)"
-    )
+    add = parser.add_argument
+    add("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
+    add("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
+    add("--warmup", type=int, default=1, metavar="N", help="steps to warm up (default: 1)")
+    add("--activities", default="cpu,cuda", metavar="A,A", help="of cpu, cuda, xpu, mtia")
+    add("--shapes", action="store_true", help="record shapes of inputs")
+    add("--stacks", action="store_true", help="record where operations were called")
+    add("--memory", action="store_true", help="record allocations")
+    add("--flops", action="store_true", help="record floating point operations")
+    add("--pin", action="store_true", help="keep this capture when old ones are removed")
+    add("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
+    add("--output-dir", metavar="DIR", help="write the artifacts of the run there; made when missing")
+    add("--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: 300)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,17 +80,17 @@ def run(args: argparse.Namespace) -> int:
     if args.program or (args.output_dir and not args.run):
         return run_program(args)
     folders = _chosen(args)
+    first = next(iter(folders.values()))
     request = {
         "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
-        "record_shapes": args.shapes, "with_stack": args.stacks, "profile_memory": args.memory,
-        "with_flops": args.flops, "pinned": args.pin, "reason": args.reason,
+        **_options(args), "pinned": args.pin, "reason": args.reason,
     }  # fmt: skip
     if len(folders) > 1:
         request["ranks"] = list(folders)
-    captures = next(iter(folders.values())).parent / "captures"
+    captures = first.parent / "captures"
     before = {rank: _records(captures, rank) for rank in folders}
     try:
-        leave(next(iter(folders.values())), request)
+        leave(first, request)
     except OSError as error:
         raise RunDirectoryError(f"the request cannot be left there: {error}") from error
     if not args.json:
@@ -103,19 +101,16 @@ def run(args: argparse.Namespace) -> int:
     for rank in folders:
         _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
     if args.output_dir:
-        _write_artifacts(folders, args)
+        say(write(first.parent, next(iter(folders)), Path(args.output_dir)), as_json=args.json)
     good = sum(1 for record in found.values() if record["file"] and not record["problem"])
     return 0 if good == len(folders) else 1 if any(record["file"] for record in found.values()) else 2
 
 
-def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from otel_train.artifacts.writer import write
-    from otel_train.cli.export import say
-
-    rank, folder = next(iter(folders.items()))
-    say(write(folder.parent, rank, Path(args.output_dir)), as_json=args.json)
+def _options(args: argparse.Namespace) -> dict[str, bool]:
+    return {
+        "record_shapes": args.shapes, "with_stack": args.stacks, "profile_memory": args.memory,
+        "with_flops": args.flops,
+    }  # fmt: skip
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
@@ -160,17 +155,13 @@ def _say(
     elif record is None:
         print(f"rank {rank}: nothing after {timeout_s:g} s. Is it alive? See 'otel-train postmortem'")
     else:
+        said = [record["problem"], *record["notes"], record["finding"].get("claim", "")]
         if record["file"]:
-            steps = "-".join(str(step) for step in record["steps"])
-            where = captures / record["file"]
-            print(printable(f"rank {rank}: steps {steps}: {where} ({record['bytes']:,} bytes)"))
-        for said in (record["problem"], *record["notes"], record["finding"].get("claim", "")):
-            if said:
-                print(printable(f"rank {rank}: {said}"))
-        if record["file"] and not record["finding"]:
-            print(
-                printable(f"rank {rank}: look into it with: otel-train analyze {captures / record['file']}")
-            )
+            steps, where = "-".join(map(str, record["steps"])), captures / record["file"]
+            said.insert(0, f"steps {steps}: {where} ({record['bytes']:,} bytes)")
+            said.append("" if record["finding"] else f"look into it with: otel-train analyze {where}")
+        for each in filter(None, said):
+            print(printable(f"rank {rank}: {each}"))
 
 
 SKIPPED_STEPS = 5
@@ -194,20 +185,18 @@ def run_program(args: argparse.Namespace) -> int:
     if config.disabled:
         raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Take it away")
     run_id = settings[variable_of("run_id")] = detect(config, os.environ).run_id
-    is_module = args.program[:1] == ["-m"]
-    if is_module:
-        ended = launched(args.program[2:], settings, module="".join(args.program[1:2]))
-    elif args.program:
-        ended = launched(args.program, settings)
+    demo = ["demo", "--epochs", "1", "--steps-per-epoch", str(args.steps + DEMO_STEPS_BESIDE)]
+    program = args.program or ["-m", "otel_train", *demo]
+    if program[0] == "-m":
+        ended = launched(program[2:], settings, module="".join(program[1:2]))
     else:
-        ended = launched(_demo(args.steps), settings, module="otel_train")
+        ended = launched(program, settings)
     home = Path(config.run_dir) / folder_name(run_id)
     if not home.is_dir():
-        raise RunDirectoryError(
-            f"{home}: the program has left no run there. Did it train, and with no run_id or run_dir of its own?"
-        )
+        why = "Did it train, and with no run_id or run_dir of its own?"
+        raise RunDirectoryError(f"{home}: the program has left no run there. {why}")
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
-    export.say(written, as_json=args.json)
+    say(written, as_json=args.json)
     if ended.code:
         print(f"otel-train: the program ended with {ended.signal_name or ended.code}", file=sys.stderr)
         return ended.code if ended.code > 0 else 128 - ended.code
@@ -216,23 +205,13 @@ def run_program(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
     """One capture, as soon as the program has warmed up."""
-    options = {
-        "record_shapes": args.shapes,
-        "with_stack": args.stacks,
-        "profile_memory": args.memory,
-        "with_flops": args.flops,
-    }
     wanted = {
         "profiler": "on_demand",
         "profiler_schedule": f"active={args.steps},warmup={args.warmup},skip_first={SKIPPED_STEPS},repeat=1",
         "profiler_every": "epochs=1",
-        "profiler_options": ",".join(name for name, wanted in options.items() if wanted),
+        "profiler_options": ",".join(name for name, given in _options(args).items() if given),
         "tuning": f"poll_interval_s={TURN_S},profiler_max_s={args.timeout}",
         "profiler_activities": ",".join(activities(args.activities)),
         "run_dir": str(Path(args.run_dir).absolute()),
     }
     return {variable_of(name): value for name, value in wanted.items() if value}
-
-
-def _demo(steps: int) -> list[str]:
-    return ["demo", "--epochs", "1", "--steps-per-epoch", str(steps + DEMO_STEPS_BESIDE)]

@@ -59,9 +59,8 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     arguments.add_arguments(parser)
-    parser.add_argument(
-        "--output", metavar="FILE", help=f"where to write it (default: {FILE_NAME} in the run directory)"
-    )
+    where = f"where to write it (default: {FILE_NAME} in the run directory)"
+    parser.add_argument("--output", metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:

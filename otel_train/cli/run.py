@@ -71,27 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.usage = "otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]"
     parser.allow_abbrev = False
+    add = parser.add_argument
     for name, (value, meaning) in OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
+        add(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
     for name in FORMER_OPTIONS:
-        parser.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318"
-    )
-    parser.add_argument("--config", metavar="FILE", help="a YAML file with settings")
-    parser.add_argument("--no-prometheus", action="store_true", help="do not serve /metrics")
-    parser.add_argument("--no-card", action="store_true", help="do not print the run summary at the end")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated"
-    )
-    parser.add_argument(
-        "-m",
-        dest="module",
-        metavar="MODULE",
-        nargs=argparse.REMAINDER,
-        help="run a module, as python -m does",
-    )
-    parser.add_argument("program", metavar="PROGRAM", nargs=argparse.REMAINDER, help="a script, or a command")
+        add(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
+    add("--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318")
+    add("--config", metavar="FILE", help="a YAML file with settings")
+    add("--no-prometheus", action="store_true", help="do not serve /metrics")
+    add("--no-card", action="store_true", help="do not print the run summary at the end")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated")
+    rest = argparse.REMAINDER
+    add("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module, as python -m does")
+    add("program", metavar="PROGRAM", nargs=rest, help="a script, or a command")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,10 +110,8 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     try:
         environ = runner.environment(os.environ, settings, folder)
         if (flag := runner.unreachable()) and line[0] == sys.executable:
-            print(
-                f"otel-train: python {flag} keeps us out; the program runs without instrumentation",
-                file=sys.stderr,
-            )
+            said = f"otel-train: python {flag} keeps us out; the program runs without instrumentation"
+            print(said, file=sys.stderr)
         try:
             ended = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:
@@ -155,9 +145,8 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or (name not in DEFAULTS and name not in FORMER):
-            raise ConfigError(
-                f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_interval_s=5"
-            )
+            rule = "expected NAME=VALUE with a NAME of docs/reference/settings.md"
+            raise ConfigError(f"--set {item}: {rule}, such as --set export_interval_s=5")
         given[name] = value
     if args.no_prometheus:
         given["prometheus"] = "false"

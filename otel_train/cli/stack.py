@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from otel_train.errors import ConfigError, StackError
 from otel_train.stack import configuration
-from otel_train.stack.compose import READY_WITHIN_S, Compose
+from otel_train.stack.compose import PROFILES, READY_WITHIN_S, Compose
 from otel_train.stack.configuration import Ports, write_alertmanager
 from otel_train.stack.local import ORDER, LocalStack, last_lines, log_file
 
@@ -54,39 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs = actions.add_parser("logs", help="what its parts have written")
     logs.add_argument("name", nargs="*", metavar="PART", help=f"such as {', '.join(ORDER)}; default: all")
     logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
+    state = configuration.state_folder()
     for action in (up, down, status, logs):
-        action.add_argument(
-            "--state",
-            type=Path,
-            default=configuration.state_folder(),
-            metavar="DIR",
-            help="default: %(default)s",
-        )
+        action.add_argument("--state", type=Path, default=state, metavar="DIR", help="default: %(default)s")
 
 
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     up = actions.add_parser("up", help="start it, wait until it is well, say what to open")
-    up.add_argument("--local", action="store_true", help="plain processes instead of containers")
-    up.add_argument("--detach", action="store_true", help="with --local: return, and leave it running")
-    up.add_argument(
-        "--traces", choices=["tempo", "jaeger"], help="what keeps the traces (default: .env; local: jaeger)"
-    )
-    up.add_argument("--demo", action="store_true", help="a small model in training as well (containers)")
-    up.add_argument("--gpu", action="store_true", help="NVIDIA's DCGM exporter as well (containers)")
-    up.add_argument(
-        "--secure", action="store_true", help="take OTLP by TLS alone, and only with the token made for it"
-    )
-    up.add_argument("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
-    up.add_argument(
-        "--scrape",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="with --local: a trainer's /metrics to scrape",
-    )
-    up.add_argument(
-        "--port", action="append", default=[], metavar="NAME=N", help="with --local: such as otlp_http=14318"
-    )
+    add = up.add_argument
+    add("--local", action="store_true", help="plain processes instead of containers")
+    add("--detach", action="store_true", help="with --local: return, and leave it running")
+    add("--traces", choices=["tempo", "jaeger"], help="what keeps the traces (default: .env; local: jaeger)")
+    add("--demo", action="store_true", help="a small model in training as well (containers)")
+    add("--gpu", action="store_true", help="NVIDIA's DCGM exporter as well (containers)")
+    add("--secure", action="store_true", help="take OTLP by TLS alone, and only with the token made for it")
+    add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
+    scrape, port = "with --local: a trainer's /metrics to scrape", "with --local: such as otlp_http=14318"
+    add("--scrape", action="append", default=[], metavar="HOST:PORT", help=scrape)
+    add("--port", action="append", default=[], metavar="NAME=N", help=port)
     return up
 
 
@@ -114,24 +100,22 @@ def _up_local(args: argparse.Namespace) -> int:
         signal.signal(number, _interrupt)
     left = False
     try:
-        print(f"Starting (state and logs: {args.state})", flush=True)
+        _say(f"Starting (state and logs: {args.state})")
         stack.start(say=_say)
-        for name, what in stack.without().items():
-            print(f"  {name:<14} missing: {what}", flush=True)
+        _show({name: f"missing: {what}" for name, what in stack.without().items()})
         _show(stack.addresses())
         left = args.detach
         if left:
-            print("Stop it with: otel-train stack down", flush=True)
+            _say("Stop it with: otel-train stack down")
             return 0
-        print("Ctrl-C stops it.", flush=True)
-        ended = stack.watch()
-        if ended:
+        _say("Ctrl-C stops it.")
+        if ended := stack.watch():
             log = log_file(args.state, ended)
             raise StackError(
                 f"{ended} ended by itself, so the rest was stopped too. Its last words are in {log}"
             )
     except KeyboardInterrupt:
-        print("\nStopping.", flush=True)
+        _say("\nStopping.")
     finally:
         if not left:
             _stop_undisturbed(stack)
@@ -142,8 +126,7 @@ def _stop_undisturbed(stack: LocalStack) -> None:
     """A second Ctrl-C must not leave half of it running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for name in stack.stop():
-        print(f"  {name:<14} stopped", flush=True)
+    _show(dict.fromkeys(stack.stop(), "stopped"))
     stack.forget()
 
 
@@ -164,8 +147,8 @@ def _up_compose(args: argparse.Namespace) -> int:
         write_alertmanager(config, args.webhook)
         overrides["ALERTMANAGER_CONFIG"] = str(config.resolve())
     compose = Compose(overrides, secure=args.state if args.secure else None)
-    compose.up([profile for profile in ("demo", "gpu") if getattr(args, profile)])
-    print("Waiting until it is well.", flush=True)
+    compose.up([profile for profile in PROFILES if getattr(args, profile)])
+    _say("Waiting until it is well.")
     configuration.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)
     _show(compose.addresses())
     return 0
@@ -180,11 +163,10 @@ def _down(args: argparse.Namespace, local: LocalStack | None) -> int:
         return 0
     # The note goes first, so that an `up` that watches knows that this was asked for.
     local.forget()
-    for name in local.stop():
-        print(f"  {name:<14} stopped")
+    _show(dict.fromkeys(local.stop(), "stopped"))
     local.forget(data=args.data)
     if args.data:
-        print(f"  data of {args.state} removed")
+        _say(f"  data of {args.state} removed")
     return 0
 
 
@@ -196,18 +178,12 @@ def _compose(args: argparse.Namespace) -> Compose:
 
 
 def _status(args: argparse.Namespace, local: LocalStack | None) -> int:
-    if local is not None:
-        states = local.states()
-        addresses = local.addresses()
-    else:
-        compose = _compose(args)
-        compose.status()
-        urls = compose.health_urls()
-        states = {name: "ready" if configuration.healthy(url) else "down" for name, url in urls.items()}
-        addresses = compose.addresses()
-    for name, state in states.items():
-        print(f"  {name:<14} {state}")
-    _show(addresses)
+    stack = local or _compose(args)
+    if isinstance(stack, Compose):
+        stack.status()
+    states = stack.states()
+    _show(states)
+    _show(stack.addresses())
     return 0 if set(states.values()) == {"ready"} else PARTLY
 
 
@@ -228,9 +204,8 @@ def _logs(args: argparse.Namespace, local: LocalStack | None) -> int:
 
 
 def _follow(paths: Mapping[str, Path]) -> NoReturn:
-    files_open = {
-        name: path.open(encoding="utf-8", errors="replace") for name, path in paths.items() if path.exists()
-    }
+    there = {name: path for name, path in paths.items() if path.exists()}
+    files_open = {name: path.open(encoding="utf-8", errors="replace") for name, path in there.items()}
     for file in files_open.values():
         file.seek(0, os.SEEK_END)
     while True:
@@ -242,11 +217,10 @@ def _follow(paths: Mapping[str, Path]) -> NoReturn:
 
 def _show(addresses: Mapping[str, str]) -> None:
     for what, where in addresses.items():
-        print(f"  {what:<14} {where}", flush=True)
+        _say(f"  {what:<14} {where}")
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+_say = partial(print, flush=True)
 
 
 def _interrupt(*_: object) -> NoReturn:

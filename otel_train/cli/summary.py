@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
-from otel_train.console.text import (
-    ABSENT,
-    TextLayout,
-    count,
-    cut,
-    duration,
-    pad,
-    percent,
-    right,
-    rounded,
-)
+from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.run import read_summary, record_beside
@@ -65,22 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
     """The summary, with what was found in its captures after the run had ended."""
-    rows = summary.get("captures") or ()
-    # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
-    found = [
-        {
-            **row,
-            "finding": row["finding"] or finding_summary(record_beside(_capture(run_directory, row["file"]))),
-        }
-        if row.get("file")
-        else row
-        for row in rows
-    ]
+    found = [dict(row) for row in summary.get("captures") or ()]
+    for row in found:
+        if row.get("file") and not row["finding"]:
+            # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
+            path = run_directory / "captures" / Path(row["file"]).name
+            row["finding"] = finding_summary(record_beside(path))
     return {**summary, "captures": found} if found else summary
-
-
-def _capture(run_directory: Path, file: str) -> Path:
-    return run_directory / "captures" / Path(file).name
 
 
 def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:

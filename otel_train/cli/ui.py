@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from otel_train.cli.arguments import default_run_dir
+from otel_train.config.validation import MOST_PORT
 from otel_train.errors import ConfigError, RunDirectoryError, require
 from otel_train.rundata.files import is_run
 from otel_train.safety import printable
@@ -27,43 +28,26 @@ examples:
   otel-train ui runs/20260131-x7 --no-open     one run; prints the address
   ssh -L 8420:127.0.0.1:8420 trainer           then here: http://127.0.0.1:8420/, while it runs there
 """
-_LAST_PORT = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "runs",
-        nargs="?",
-        metavar="RUNS",
-        help="folder of run directories, or one (default: the setting run_dir, else runs)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=server.PORT,
-        metavar="P",
-        help=f"port, or the next that is free (default: {server.PORT})",
-    )
-    parser.add_argument(
-        "--host",
-        default=HOST,
-        metavar="H",
-        help=f"address to listen on (default: {HOST}: this machine alone can ask)",
-    )
-    parser.add_argument(
-        "--open",
-        action=argparse.BooleanOptionalAction,
-        help="open the browser (default: where there is a screen)",
-    )
+    add = parser.add_argument
+    runs = "folder of run directories, or one (default: the setting run_dir, else runs)"
+    add("runs", nargs="?", metavar="RUNS", help=runs)
+    port = f"port, or the next that is free (default: {server.PORT})"
+    add("--port", type=int, default=server.PORT, metavar="P", help=port)
+    host = f"address to listen on (default: {HOST}: this machine alone can ask)"
+    add("--host", default=HOST, metavar="H", help=host)
+    browser = "open the browser (default: where there is a screen)"
+    add("--open", action=argparse.BooleanOptionalAction, help=browser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    if not 0 <= args.port <= _LAST_PORT:
-        raise ConfigError(
-            f"--port {args.port}: expected a number from 0 to {_LAST_PORT}; 0 takes any that is free"
-        )
+    if not 0 <= args.port <= MOST_PORT:
+        rule = f"expected a number from 0 to {MOST_PORT}; 0 takes any that is free"
+        raise ConfigError(f"--port {args.port}: {rule}")
     for module in ("starlette", "uvicorn"):
         require(module, extra=server.EXTRA)
     root, only = _chosen(args.runs)
@@ -75,10 +59,8 @@ def run(args: argparse.Namespace) -> int:
     if args.host not in (HOST, "localhost", "::1"):
         print("otel-train: whoever can reach this address can read these runs", file=sys.stderr)
     if not root.exists():
-        print(
-            f"otel-train: {printable(root)} is not there yet; the page shows its runs when they come",
-            file=sys.stderr,
-        )
+        said = f"otel-train: {printable(root)} is not there yet; the page shows its runs when they come"
+        print(said, file=sys.stderr)
     if server.has_screen() if args.open is None else args.open:
         server.show(address)
     server.serve(root, sock, only=only, hosts=(args.host,))

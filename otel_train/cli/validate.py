@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.cli.arguments import add_run_dir, tell_earlier
-from otel_train.console.text import TextLayout
+from otel_train.cli.arguments import add_run_dir, ranks_of, tell_earlier
+from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.files import dump_json, read_json, replace_text
@@ -54,11 +54,8 @@ def run(args: argparse.Namespace) -> int:
     folder, made = _chosen(args)
     faults = check(folder) if made else check_run(folder)
     if args.json:
-        print(
-            dump_json(
-                {"folder": str(folder), "ok": not faults, "faults": [fault._asdict() for fault in faults]}
-            )
-        )
+        listed = [fault._asdict() for fault in faults]
+        print(dump_json({"folder": str(folder), "ok": not faults, "faults": listed}))
     else:
         _say(folder, faults)
         tell_earlier(folder)
@@ -86,9 +83,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     page = TextLayout.of(sys.stdout)
     for fault in faults:
         print(page.safe(f"{fault.file}: {fault.what}"))
-    result = (
-        "all is there, and it agrees" if not faults else f"{len(faults)} faults" if faults[1:] else "1 fault"
-    )
+    result = plural(len(faults), "fault") if faults else "all is there, and it agrees"
     print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 
 
@@ -97,7 +92,7 @@ def _document(folder: Path, *, made: bool) -> dict[str, Any]:
     if made:
         summary = read_json(folder / SUMMARY, root=folder)
         return {"summary": summary, "capture": summary["capture"]}
-    left = read_run(folder, min((int(path.name[4:]) for path in rank_directories(folder)), default=0))
+    left = read_run(folder, min(ranks_of(folder), default=0))
     found = left.newest_trace()
     if found is None:
         return {"summary": left.summary, "capture": {"absent": "there is no capture that can be read"}}
@@ -108,22 +103,19 @@ def _document(folder: Path, *, made: bool) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -> None:
     summary, capture = document["summary"], document["capture"]
-    page = TextLayout.of(sys.stderr if args.json else sys.stdout)
+    stream = sys.stderr if args.json else sys.stdout
+    page = TextLayout.of(stream)
     if args.analysis:
         from otel_train.console.summary import render_run_summary
         from otel_train.console.trace_summary import render
 
         text = render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
-        text += (
-            page.safe(f"No operations: {capture['absent']}") + "\n"
-            if "absent" in capture
-            else render(page, capture)
-        )
-        print(text, end="", file=sys.stderr if args.json else sys.stdout)
+        none = page.safe(f"No operations: {capture.get('absent')}") + "\n"
+        print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
     if args.report:
         path = folder / REPORT
         replace_text(path, _report(folder, summary, capture))
-        print(printable(path), file=sys.stderr if args.json else sys.stdout)
+        print(printable(path), file=stream)
 
 
 def _report(folder: Path, summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:

@@ -57,6 +57,11 @@ class Compose:
         """Show the containers."""
         self._run(PROFILES, ["ps", "--all"])
 
+    def states(self) -> dict[str, str]:
+        """Part to ``ready`` or ``down``."""
+        urls = self.health_urls().items()
+        return {name: "ready" if configuration.healthy(url) else "down" for name, url in urls}
+
     def health_urls(self) -> dict[str, str]:
         """Part to the address that answers when it is well."""
         settings = configuration.settings(self._environ)
@@ -67,9 +72,9 @@ class Compose:
             "collector": f"http://{HOST}:{ports.collector_health}/",
             "grafana": f"http://{HOST}:{settings['GRAFANA_PORT']}/api/health",
         }
-        if settings["TRACES"] == "jaeger":
-            found["jaeger"] = f"http://{HOST}:{ports.jaeger}/"
-        return found
+        return found | (
+            {"jaeger": f"http://{HOST}:{ports.jaeger}/"} if settings["TRACES"] == "jaeger" else {}
+        )
 
     def addresses(self) -> dict[str, str]:
         """What to open, and where to send."""
@@ -81,31 +86,19 @@ class Compose:
             "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
             "send OTLP to": f"{'https' if self._secure else 'http'}://{HOST}:{ports.otlp_http}",
             **({"before that": tls.how_to_use(self._secure)} if self._secure else {}),
-            "password": " ".join(
-                [
-                    *self._command,
-                    "-p",
-                    "otel-train",
-                    "exec",
-                    "grafana",
-                    "cat",
-                    "/run/stack-secrets/grafana_admin",
-                ]
-            ),
+            "password": f"{' '.join(self._command)} -p otel-train exec grafana cat /run/stack-secrets/grafana_admin",
         }
-        if settings["TRACES"] == "jaeger":
-            found["Jaeger"] = f"http://{HOST}:{ports.jaeger}"
-        return found
+        return found | ({"Jaeger": f"http://{HOST}:{ports.jaeger}"} if settings["TRACES"] == "jaeger" else {})
 
     def _run(self, profiles: Sequence[str], words: Sequence[str]) -> None:
-        chosen = [word for profile in profiles for word in ("--profile", profile)]
         folder = configuration.folder()
         command = [*self._command, "--project-directory", str(folder)]
         command += ["--file", str(folder / configuration.MARK)]
         if self._secure and "COLLECTOR_KEYS" in self._environ:
             command += ["--file", str(folder / "deploy" / "collector" / "secure.yml")]
-        command += [*chosen, *words]
-        done = subprocess.run(command, env=self._environ, check=False)
+        for profile in profiles:
+            command += ["--profile", profile]
+        done = subprocess.run([*command, *words], env=self._environ, check=False)
         if done.returncode:
             raise StackError(
                 f"docker compose {words[0]} ended with code {done.returncode}; what it printed is above. Without "
@@ -117,13 +110,10 @@ def _command(environ: Mapping[str, str]) -> list[str]:
     path = environ.get("PATH")
     docker = shutil.which("docker", path=path)
     if docker:
-        asked = subprocess.run(
-            [docker, "compose", "version"], capture_output=True, check=False, env=dict(environ)
-        )
-        if asked.returncode == 0:
+        command = [docker, "compose", "version"]
+        if not subprocess.run(command, capture_output=True, check=False, env=dict(environ)).returncode:
             return [docker, "compose"]
-    single = shutil.which("docker-compose", path=path)
-    if single:
+    if single := shutil.which("docker-compose", path=path):
         return [single]
     raise StackError(
         "Docker Compose is not here: neither `docker compose` nor docker-compose works. Install Docker with its "
