@@ -29,25 +29,18 @@ _Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 class Estimate(NamedTuple):
     """A value and its 95 % confidence interval; NaN where it is not known."""
 
-    value: float
-    low: float
-    high: float
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
 
 class Sample(NamedTuple):
-    """Durations in rising buckets; a bucket may hold a single value.
-
-    Attributes:
-        low: float64[bucket], seconds.
-        high: float64[bucket], seconds; the same where the value is known exactly.
-        number: int64[bucket], occurrences.
-        total: seconds, exact.
-    """
+    """Durations in rising buckets, in seconds; a bucket may hold a single value."""
 
     low: Floats
-    high: Floats
-    number: NDArray[np.int64]
-    total: float
+    high: Floats  # the same as ``low`` where the value is known exactly
+    number: NDArray[np.int64]  # occurrences
+    total: float  # exact
 
     @property
     def size(self) -> int:
@@ -75,7 +68,7 @@ class Sample(NamedTuple):
         """
         size = self.size
         if not size:
-            return Estimate(math.nan, math.nan, math.nan)
+            return Estimate()
         reached = np.cumsum(self.number)
         rank = q * (size - 1)
         spread = _Z * math.sqrt(size * q * (1 - q)) + 1
@@ -85,7 +78,7 @@ class Sample(NamedTuple):
         )
         middle = float(self.low[place] + self.high[place]) / 2
         if size < ENOUGH:
-            return Estimate(middle, math.nan, math.nan)
+            return Estimate(middle)
         return Estimate(middle, float(self.low[first]), float(self.high[last]))
 
 
@@ -110,20 +103,15 @@ def ratio(before: Sample, after: Sample) -> Estimate:
     occurrences for independent; steps that follow each other are alike, so the true interval is somewhat wider.
     """
     if not before.size or not after.size or not before.mean > 0:
-        return Estimate(math.nan, math.nan, math.nan)
+        return Estimate()
     value = after.mean / before.mean
-    parts = [
-        sample.variance_of_mean / sample.mean**2 if sample.mean else math.nan for sample in (before, after)
-    ]
+    sides = (before, after)
+    parts = [side.variance_of_mean / side.mean**2 if side.mean else math.nan for side in sides]
     variance = sum(parts)
     if not math.isfinite(variance):
-        return Estimate(value, math.nan, math.nan)
-    freedom = (
-        variance**2
-        / sum(part**2 / (sample.size - 1) for part, sample in zip(parts, (before, after), strict=True))
-        if variance
-        else math.inf
-    )
+        return Estimate(value)
+    scatter = sum(part**2 / (side.size - 1) for part, side in zip(parts, sides, strict=True))
+    freedom = variance**2 / scatter if variance else math.inf
     reach = value * _student(freedom) * math.sqrt(variance)
     return Estimate(value, max(0.0, value - reach), value + reach)
 
@@ -133,8 +121,6 @@ def _student(freedom: float) -> float:
 
     Source: the Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5; within 1 % from 3 degrees of freedom up.
     """
-    if math.isinf(freedom):
-        return _Z
     z = _Z
     terms = (
         (z**3 + z) / 4,
@@ -152,23 +138,18 @@ WHOLE_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two.
-
-    Attributes:
-        name: what to call it.
-        kind: ``trace`` or ``run``.
-        samples: durations by what they are of; ``step`` is the whole step.
-        must_match: facts that make a comparison meaningless where they differ.
-        facts: facts worth telling where they differ.
-        shares: ratios of the steps, by name, such as how long the device was idle.
-    """
+    """One of the two."""
 
     name: str
-    kind: str
-    samples: Mapping[str, Sample]
-    must_match: Mapping[str, object] = field(default_factory=dict)
-    facts: Mapping[str, object] = field(default_factory=dict)
-    shares: Mapping[str, float] = field(default_factory=dict)
+    kind: str  # ``trace`` or ``run``
+    samples: Mapping[str, Sample]  # by what they are of; ``step`` is the whole step
+    must_match: Mapping[str, object] = field(
+        default_factory=dict
+    )  # where these differ, comparing is meaningless
+    facts: Mapping[str, object] = field(default_factory=dict)  # worth telling where they differ
+    shares: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the steps, such as how long the device was idle
 
 
 def compare(before: Side, after: Side) -> dict[str, Any]:
@@ -183,17 +164,20 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
     _refuse(before, after)
     names = [name for name in before.samples if name in after.samples]
     rows = [_row(name, before.samples[name], after.samples[name]) for name in names]
-    step, *others = rows
-    others.sort(key=lambda row: -abs(row["after"]["seconds"] - row["before"]["seconds"]))
+    rows[1:] = sorted(rows[1:], key=lambda row: -abs(row["after"]["seconds"] - row["before"]["seconds"]))
     return {
         "schema": SCHEMA,
         "kind": before.kind,
         "before": before.name,
         "after": after.name,
-        "differences": _differences(before.facts, after.facts),
+        "differences": [
+            f"{key}: {before.facts.get(key)} → {after.facts.get(key)}"
+            for key in {**before.facts, **after.facts}
+            if before.facts.get(key) != after.facts.get(key)
+        ],
         "only_before": [name for name in before.samples if name not in after.samples],
         "only_after": [name for name in after.samples if name not in before.samples],
-        "rows": [step, *others],
+        "rows": rows,
         "shares": [
             {"name": name, "before": before.shares[name], "after": after.shares[name]}
             for name in before.shares
@@ -220,18 +204,23 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
     """An analysed trace, as ``summarize`` makes it."""
     steps: Sequence[Mapping[str, Any]] = document["breakdown"]["by_step"]
     samples = {STEP: of_values([step["seconds"] for step in steps])}
-    for stage in [row["stage"] for row in document["breakdown"]["stages"]]:
-        samples[f"stage {stage}"] = of_values([step["stages"].get(stage, 0.0) for step in steps])
+    for row in document["breakdown"]["stages"]:
+        samples[f"stage {row['stage']}"] = of_values(
+            [step["stages"].get(row["stage"], 0.0) for step in steps]
+        )
     if document["device"] is not None:
         samples["device busy"] = of_values([step["device_busy_seconds"] for step in steps])
     if steps:
         for key, what in (("top_cpu_ops", "op"), ("top_cuda_ops", "kernel")):
             for row in document[key]:
-                samples[f"{what} {row['name']}"] = _spread_evenly(row["seconds"], len(steps))
-    idle = document["idle"]
-    shares = {} if idle is None else {"device idle": idle["share"]}
-    for cause, part in (idle["causes"] if idle else {}).items():
-        shares[f"idle: {cause}"] = part["share"]
+                # A sum over steps of which the parts are not known: a mean without an interval.
+                samples[f"{what} {row['name']}"] = Sample(
+                    np.array([0.0]), np.array([math.inf]), np.array([len(steps)]), row["seconds"]
+                )
+    shares = {}
+    if idle := document["idle"]:
+        shares["device idle"] = idle["share"]
+        shares |= {f"idle: {cause}": part["share"] for cause, part in idle["causes"].items()}
     if document["overlap"] is not None:
         shares["exposed communication"] = document["overlap"]["exposed_share_of_steps"]
     return Side(
@@ -245,11 +234,6 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
         facts={"rank": document["rank"], "steps": len(steps)},
         shares=shares,
     )
-
-
-def _spread_evenly(seconds: float, steps: int) -> Sample:
-    """A sum over steps of which the parts are not known: a mean without an interval."""
-    return Sample(np.array([0.0]), np.array([math.inf]), np.array([steps]), seconds)
 
 
 def _refuse(before: Side, after: Side) -> None:
@@ -271,16 +255,9 @@ def _refuse(before: Side, after: Side) -> None:
             )
 
 
-def _differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    return [
-        f"{key}: {before.get(key)} → {after.get(key)}"
-        for key in {**before, **after}
-        if before.get(key) != after.get(key)
-    ]
-
-
 def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:
     change = ratio(before, after)
+    shown = "slower" if change.low > 1 else "faster" if change.high < 1 else "no difference shown"
     return {
         "name": name,
         "before": _statistics(before),
@@ -288,14 +265,8 @@ def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:
         "ratio": _known(change.value),
         "low": _known(change.low),
         "high": _known(change.high),
-        "verdict": _conclusion(change),
+        "verdict": shown if math.isfinite(change.low) else "not known",
     }
-
-
-def _conclusion(change: Estimate) -> str:
-    if not math.isfinite(change.low):
-        return "not known"
-    return "slower" if change.low > 1 else "faster" if change.high < 1 else "no difference shown"
 
 
 def _statistics(sample: Sample) -> dict[str, Any]:

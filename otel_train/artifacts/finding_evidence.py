@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.recording.events import WAIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
 TRAIN = "train"
 _ENOUGH = 10
@@ -27,15 +29,6 @@ class Bounds(NamedTuple):
     least: float
     most: float
 
-    @classmethod
-    def of(cls, number: float) -> Bounds:
-        """Exactly this."""
-        return cls(number, number)
-
-    def over(self, whole: float) -> Bounds:
-        """Both ends as shares of ``whole``."""
-        return Bounds(self.least / whole, self.most / whole)
-
     def __contains__(self, number: object) -> bool:
         """Whether a number lies there, rounding apart."""
         if not isinstance(number, (int, float)):
@@ -48,31 +41,29 @@ class Bounds(NamedTuple):
         return f"{self.least}" if self.least == self.most else f"between {self.least} and {self.most}"
 
 
-class SummaryValues:
-    """A summary, and sums of its rows.
-
-    Args:
-        document: the summary.
-    """
+class Summary:
+    """A summary, and sums of its rows."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
+        self.stages: Sequence[Mapping[str, Any]] = list(document["stages"])
+        self.activities: Mapping[str, float] = document["activities"]
+        self.wall_s = float(document["wall_seconds"])
 
     @cached_property
-    def stages(self) -> list[Mapping[str, Any]]:
-        """The stage table."""
-        return list(self.document["stages"])
+    def has_rates(self) -> bool:
+        """Versions before the one table had no ``rates``, and other rules for their values."""
+        return "rates" in self.document
 
     @cached_property
-    def activities(self) -> Mapping[str, float]:
-        """Seconds by activity."""
-        found: Mapping[str, float] = self.document["activities"]
-        return found
+    def has_ended(self) -> bool:
+        """The end of the run was recorded: no step is open, and all time is final."""
+        return self.document.get("state", "finished") not in ("running", None)
 
-    @property
-    def wall_s(self) -> float:
-        """Wall time of the run."""
-        return float(self.document["wall_seconds"])
+    @cached_property
+    def has_one_thread(self) -> bool:
+        """One thread trains, in this version. The rows of several overlap; activities are those of the first."""
+        return self.has_rates and int(self.document.get("training_threads", 2)) <= 1
 
     @cached_property
     def training_s(self) -> float:
@@ -93,9 +84,8 @@ class SummaryValues:
 
     def self_s(self, *phases: str, stage: str | None = None, loader: str | None = None) -> float:
         """Self time of those rows."""
-        return float(
-            sum(row["self_seconds"] or 0.0 for row in self.rows(*phases, stage=stage, loader=loader))
-        )
+        rows = self.rows(*phases, stage=stage, loader=loader)
+        return float(sum(row["self_seconds"] or 0.0 for row in rows))
 
     @cached_property
     def model_s(self) -> float:
@@ -117,7 +107,7 @@ class SummaryValues:
         start = self.loader(name).get("start") or {}
         number = start.get(field, 0)
         phases = {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name}
-        return Bounds.of(number) if phases <= {TRAIN, ""} else Bounds(0.0, number)
+        return Bounds(number if phases <= {TRAIN, ""} else 0.0, number)
 
     def starts(self, *names: str) -> Bounds:
         """What the beginning of all passes of training over these loaders has cost."""
@@ -151,114 +141,89 @@ class SummaryValues:
         return sum(row["count"] for row in self.waits if row["loader"] == name)
 
 
-def _steady_ratio(summary: SummaryValues, _: Mapping[str, Any]) -> Bounds:
+Finding = Mapping[str, Any]
+Rule = Callable[[Summary, Finding], Any]
+"""Gives a number, or the bounds of one."""
+
+
+def _steady_ratio(summary: Summary, _: Finding) -> Bounds:
     parts = [summary.steady_wait(row["loader"]) for row in summary.waits]
     least, most = (sum(ends) / summary.training_s for ends in zip(*parts, strict=True))
     return Bounds(min(1.0, least), min(1.0, most))
 
 
-def _waited_per_batch(summary: SummaryValues, finding: Mapping[str, Any]) -> Bounds:
+def _waited_per_batch(summary: Summary, finding: Finding) -> Bounds:
     name = finding["loader"]
     wait, passes, batches = summary.steady_wait(name), summary.start(name, "count"), summary.batches(name)
     return Bounds(wait.least / (batches - passes.least), wait.most / (batches - passes.most))
 
 
-def _repeated(summary: SummaryValues, _: Mapping[str, Any]) -> Bounds:
+def _repeated(summary: Summary, whole_s: float = 1.0) -> Bounds:
     names = {row["loader"] for row in summary.waits}
     again = [name for name in names if summary.start(name, "count").least > 1]
     perhaps = [name for name in names if summary.start(name, "count").most > 1]
-    return Bounds(summary.starts(*again).least, summary.starts(*perhaps).most)
+    return Bounds(summary.starts(*again).least / whole_s, summary.starts(*perhaps).most / whole_s)
 
 
-def _dispatch(summary: SummaryValues, _: Mapping[str, Any]) -> tuple[float, float]:
+def _dispatch(summary: Summary) -> tuple[float, float]:
     """Medians of a call of a whole update, and of the wait for it."""
-    built_in = ("forward", "backward", "optimizer", "loss", WAIT)
-    calls = [row for row in summary.rows(TRAIN) if row["stage"] in summary.document["model_stages"]]
-    call = max(
-        (row for row in calls if row["stage"] not in built_in), key=lambda row: row["inclusive_seconds"]
-    )
+    names = set(summary.document["model_stages"]) - {"forward", "backward", "optimizer", "loss", WAIT}
+    calls = [row for row in summary.rows(TRAIN) if row["stage"] in names]
+    call = max(calls, key=lambda row: row["inclusive_seconds"])
     waits = summary.rows(TRAIN, stage=WAIT, loader=call["loader"])
     return call["p50"], max(waits, key=lambda row: row["inclusive_seconds"])["p50"]
 
 
-def _key(name: str, *path: str) -> Callable[[SummaryValues, Mapping[str, Any]], Bounds]:
+def _key(*path: str) -> Rule:
     """A number that is a key."""
-
-    def found(summary: SummaryValues, _: Mapping[str, Any]) -> Bounds:
-        value: Any = summary.document
-        for part in (*path, name):
-            value = value[part]
-        return Bounds.of(value)
-
-    return found
+    return lambda summary, _: reduce(getitem, path, summary.document)
 
 
-def _of_wall(activity: str) -> Callable[[SummaryValues, Mapping[str, Any]], Bounds]:
-    """The share of an activity."""
-    return lambda summary, _: Bounds.of(summary.activities[activity] / summary.wall_s)
+def _of_wall(activity: str) -> Rule:
+    return lambda summary, _: summary.activities[activity] / summary.wall_s
 
 
-def _of_loader(field: str) -> Callable[[SummaryValues, Mapping[str, Any]], Bounds]:
-    return lambda summary, finding: summary.start(finding["loader"], field)
-
-
-def _build(field: str) -> Callable[[SummaryValues, Mapping[str, Any]], Bounds]:
-    return lambda summary, finding: Bounds.of(summary.loader(finding["loader"])["build"][field])
-
-
-RULES: dict[str, Callable[[SummaryValues, Mapping[str, Any]], Bounds]] = {
-    "training_seconds": lambda summary, _: Bounds.of(summary.training_s),
-    "wall_seconds": _key("wall_seconds"),
-    **{f"{name}_seconds": _key(name, "activities") for name in RUN_ACTIVITIES},
+RULES: dict[str, Rule] = {
+    "training_seconds": lambda summary, _: summary.training_s,
+    **{f"{name}_seconds": _key("activities", name) for name in RUN_ACTIVITIES},
     **{f"{name}_ratio": _of_wall(name) for name in RUN_ACTIVITIES},
-    "model_seconds": lambda summary, _: Bounds.of(summary.model_s),
-    "model_ratio": lambda summary, _: Bounds.of(summary.model_s / summary.training_s),
-    "other_seconds": lambda summary, _: Bounds.of(summary.self_s(TRAIN, stage="other")),
-    "data_wait_seconds": lambda summary, _: Bounds.of(sum(row["self_seconds"] for row in summary.waits)),
-    "data_wait_ratio": lambda summary, _: Bounds.of(sum(row["self_seconds"] for row in summary.waits) / summary.training_s),
-    "data_without_loader_seconds": lambda summary, _: Bounds.of(summary.self_s(TRAIN, stage="data", loader="")),
+    "model_seconds": lambda summary, _: summary.model_s,
+    "model_ratio": lambda summary, _: summary.model_s / summary.training_s,
+    "other_seconds": lambda summary, _: summary.self_s(TRAIN, stage="other"),
+    "data_wait_seconds": lambda summary, _: sum(row["self_seconds"] for row in summary.waits),
+    "data_wait_ratio": lambda summary, _: sum(row["self_seconds"] for row in summary.waits) / summary.training_s,
+    "data_without_loader_seconds": lambda summary, _: summary.self_s(TRAIN, stage="data", loader=""),
     "pass_start_seconds": lambda summary, _: summary.starts(*(row["loader"] for row in summary.waits)),
-    "repeated_start_seconds": _repeated,
-    "repeated_start_ratio": lambda summary, finding: _repeated(summary, finding).over(summary.training_s),
-    "making_seconds": _of_loader("making_seconds"),
-    "first_batch_seconds": _of_loader("first_batch_seconds"),
-    "passes": _of_loader("count"),
-    "device_wait_seconds": lambda summary, _: Bounds.of(sum(summary.exposed.values())),
+    "repeated_start_seconds": lambda summary, _: _repeated(summary),
+    "repeated_start_ratio": lambda summary, _: _repeated(summary, summary.training_s),
+    "making_seconds": lambda summary, finding: summary.start(finding["loader"], "making_seconds"),
+    "first_batch_seconds": lambda summary, finding: summary.start(finding["loader"], "first_batch_seconds"),
+    "passes": lambda summary, finding: summary.start(finding["loader"], "count"),
+    "device_wait_seconds": lambda summary, _: sum(summary.exposed.values()),
     "steady_wait_ratio": _steady_ratio,
     "wait_per_batch_seconds": _waited_per_batch,
-    "batches": lambda summary, finding: Bounds.of(summary.batches(finding["loader"])),
-    "steps": lambda summary, _: Bounds.of(summary.document["steps"].get(TRAIN, 0)),
-    "build_p50_seconds": _build("p50"),
-    "build_p99_seconds": _build("p99"),
-    "ask_interval_seconds": lambda summary, finding: Bounds.of(
+    "batches": lambda summary, finding: summary.batches(finding["loader"]),
+    "steps": lambda summary, _: summary.document["steps"].get(TRAIN, 0),
+    "build_p50_seconds": lambda summary, finding: summary.loader(finding["loader"])["build"]["p50"],
+    "build_p99_seconds": lambda summary, finding: summary.loader(finding["loader"])["build"]["p99"],
+    "ask_interval_seconds": lambda summary, finding: (
         (summary.training_s - summary.self_s(TRAIN, stage="data")) / summary.batches(finding["loader"])
     ),
-    "recompiles": _key("recompiles"),
-    "recompile_seconds": _key("recompile_seconds"),
-    "recompile_ratio": lambda summary, _: Bounds.of(min(1.0, summary.document["recompile_seconds"] / summary.training_s)),
-    **{
-        name: _key(name, "device_pace")
-        for name in (
-            "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",
-        )
-    },
-    "call_p50_seconds": lambda summary, finding: Bounds.of(_dispatch(summary, finding)[0]),
-    "dispatch_p50_seconds": lambda summary, finding: Bounds.of(
-        _dispatch(summary, finding)[0] - _dispatch(summary, finding)[1]
-    ),
-    "dispatch_ratio": lambda summary, finding: Bounds.of(
-        1 - _dispatch(summary, finding)[1] / _dispatch(summary, finding)[0]
-    ),
-    "rank": _key("rank", "ranks", "straggler"),
-    "excess_s": _key("excess_s", "ranks", "straggler"),
-    "others_wait_s": _key("waits_s", "ranks", "straggler"),
-    "step_s": _key("step_s", "ranks", "straggler"),
-    "windows": _key("windows", "ranks", "straggler"),
+    "recompile_ratio": lambda summary, _: min(1.0, summary.document["recompile_seconds"] / summary.training_s),
+    "call_p50_seconds": lambda summary, _: _dispatch(summary)[0],
+    "dispatch_p50_seconds": lambda summary, _: _dispatch(summary)[0] - _dispatch(summary)[1],
+    "dispatch_ratio": lambda summary, _: 1 - _dispatch(summary)[1] / _dispatch(summary)[0],
+    **{name: _key(name) for name in ("wall_seconds", "recompiles", "recompile_seconds")},
+    **{name: _key("device_pace", name) for name in (
+        "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",
+    )},
+    **{name: _key("ranks", "straggler", name) for name in ("rank", "excess_s", "step_s", "windows")},
+    "others_wait_s": _key("ranks", "straggler", "waits_s"),
 }  # fmt: skip
 """What each number is, from the summary and the finding that has it."""
 
 
-def rule_of(name: str, summary: SummaryValues) -> Callable[[SummaryValues, Mapping[str, Any]], Bounds] | None:
+def rule_of(name: str, summary: Summary) -> Rule | None:
     """The rule of a number; those about one loader or one stage have its name in theirs."""
     if name in RULES:
         return RULES[name]
@@ -266,25 +231,25 @@ def rule_of(name: str, summary: SummaryValues) -> Callable[[SummaryValues, Mappi
     if loader != name and loader in {row["loader"] for row in summary.waits}:
         return lambda summary, _: summary.steady_wait(loader)
     if stage != name and summary.rows(TRAIN, stage=stage):
-        return lambda summary, _: Bounds.of(summary.self_s(TRAIN, stage=stage) / summary.training_s)
+        return lambda summary, _: summary.self_s(TRAIN, stage=stage) / summary.training_s
     return None
 
 
-def numbers_of(summary: SummaryValues, finding: Mapping[str, Any]) -> Iterator[str]:
+def numbers_of(summary: Summary, finding: Finding) -> Iterator[str]:
     """Which numbers of a finding do not follow from keys."""
     for name, number in finding["evidence"].items():
         rule = rule_of(name, summary)
+        about = f"verdicts: {name} of {finding['name']} is {number}"
         try:
-            found = rule(summary, finding) if rule else None
+            value = rule(summary, finding) if rule else None
         except (
             KeyError,
             TypeError,
             ValueError,
             ZeroDivisionError,
         ):  # the keys that it follows from are absent
-            found = None
-        about = f"verdicts: {name} of {finding['name']} is {number}"
-        if found is None:
+            value = None
+        if value is None:
             yield f"{about}: no key has it, and it follows from none"
-        elif number not in found:
-            yield f"{about}; by the keys that it follows from it is {found}"
+        elif number not in (bounds := value if isinstance(value, Bounds) else Bounds(value, value)):
+            yield f"{about}; by the keys that it follows from it is {bounds}"

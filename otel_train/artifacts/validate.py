@@ -7,17 +7,17 @@ import io
 import math
 import os
 from collections import defaultdict
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
-from otel_train.artifacts.finding_evidence import SummaryValues, numbers_of
-from otel_train.artifacts.trace_json import ABOUT, MOST_BYTES
+from otel_train.artifacts.finding_evidence import TRAIN, Summary, numbers_of
 from otel_train.artifacts.writer import (
+    ABOUT,
     BY_STAGE,
     CAPTURES,
     CONFIG,
     METRICS,
+    MOST_TRACE_BYTES,
     NAMES,
     OP_COLUMNS,
     OPS,
@@ -46,7 +46,7 @@ CLOSE = 1e-6
 """Sums of the same nanoseconds, added in another order, differ by less than this share."""
 
 _SCHEMAS = {CONFIG: "config", METRICS: "metrics", STAGE_TIMES: "stage_times", BY_STAGE: "by_stage"}
-_MOST_TRACE_BYTES = 256 << 20
+_MOST_PARSED_BYTES = 256 << 20
 """A larger trace is looked at by its beginning and its end: parsed, it would take ten times its size in memory."""
 
 _EDGE_BYTES = 4096
@@ -138,17 +138,17 @@ def _operations(path: Path) -> Iterator[str]:
 def _trace(path: Path) -> Iterator[str]:
     with open_binary(path, root=path.parent) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MOST_BYTES + _EDGE_BYTES:
+        if size > MOST_TRACE_BYTES + _EDGE_BYTES:
             yield f"has {size:,} bytes: more than a viewer opens"
             return
-        if size > _MOST_TRACE_BYTES:
+        if size > _MOST_PARSED_BYTES:
             head = file.read(_EDGE_BYTES)
             file.seek(size - _EDGE_BYTES)
             if f'"{ABOUT}"'.encode() not in head or not file.read().rstrip().endswith(b"}"):
                 yield "does not say what it was made from, or is cut off"
             return
         try:
-            document = parse_json(file.read(_MOST_TRACE_BYTES))
+            document = parse_json(file.read(_MOST_PARSED_BYTES))
         except ValueError as error:
             yield f"cannot be read: {error}"
             return
@@ -248,7 +248,6 @@ def _same(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=CLOSE, abs_tol=1e-8)
 
 
-TRAIN = "train"
 EVALUATING = ("eval", "test", "predict")
 ROUNDED_S = 1e-6
 """What may be lost between two ways to add up the same nanoseconds."""
@@ -271,41 +270,7 @@ def laws_of(summary: Mapping[str, Any]) -> list[str]:
         KeyError: or TypeError, or ArithmeticError: a value has the wrong type.
     """
     checked = Summary(summary)
-    return [broken for applies, law in LAWS if applies(checked) for broken in law(checked)]
-
-
-class Summary(SummaryValues):
-    """A summary, and which laws apply to it."""
-
-    @cached_property
-    def has_rates(self) -> bool:
-        """Versions before the one table had no ``rates``, and other rules for their values."""
-        return "rates" in self.document
-
-    @cached_property
-    def has_ended(self) -> bool:
-        """The end of the run was recorded: no step is open, and all time is final."""
-        return self.document.get("state", "finished") not in ("running", None)
-
-    @cached_property
-    def has_one_thread(self) -> bool:
-        """One thread trains. The rows of several overlap; activities are those of the first."""
-        return int(self.document.get("training_threads", 2)) <= 1
-
-
-def always(_: Summary) -> bool:
-    """Summaries of every version and state."""
-    return True
-
-
-def this_version(summary: Summary) -> bool:
-    """Summaries that have ``rates``; also those of a run that goes on, or was killed."""
-    return summary.has_rates
-
-
-def one_thread(summary: Summary) -> bool:
-    """The same, of a run in which one thread trains."""
-    return summary.has_rates and summary.has_one_thread
+    return [broken for needs, law in LAWS if not needs or getattr(checked, needs) for broken in law(checked)]
 
 
 def activities_add_up(summary: Summary) -> Iterator[str]:
@@ -511,20 +476,20 @@ def name_of(row: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (row["phase"], row["loader"], row.get("stage", ""), row.get("model", ""))))
 
 
-LAWS: tuple[tuple[Callable[[Summary], bool], Callable[[Summary], Iterable[str]]], ...] = (
-    (always, activities_add_up),
-    (always, self_is_within_inclusive),
-    (this_version, quantiles_are_in_order),
-    (this_version, steps_are_counted_once),
-    (one_thread, rows_add_up_to_activities),
-    (one_thread, steps_are_in_their_phase),
-    (this_version, waits_are_data_rows),
-    (this_version, rates_are_of_counts),
-    (one_thread, rates_are_over_the_time_of_batches),
-    (this_version, throughput_is_over_the_wall),
-    (this_version, findings_follow_from_keys),
+LAWS: tuple[tuple[str, Callable[[Summary], Iterable[str]]], ...] = (
+    ("", activities_add_up),
+    ("", self_is_within_inclusive),
+    ("has_rates", quantiles_are_in_order),
+    ("has_rates", steps_are_counted_once),
+    ("has_one_thread", rows_add_up_to_activities),
+    ("has_one_thread", steps_are_in_their_phase),
+    ("has_rates", waits_are_data_rows),
+    ("has_rates", rates_are_of_counts),
+    ("has_one_thread", rates_are_over_the_time_of_batches),
+    ("has_rates", throughput_is_over_the_wall),
+    ("has_rates", findings_follow_from_keys),
 )
-"""Each law, and to which summaries it applies."""
+"""Each law, and the property of the summaries to which it applies."""
 
 
 LINES = ("events.jsonl", RUN_METRICS, "spans.otlp.jsonl")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import gzip
 import io
+import json
 import logging
 import math
 import os
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.artifacts import trace_json
 from otel_train.config.settings import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.config import Config
-    from otel_train.rundata.run import RunReader
+    from otel_train.rundata.flight import Timeline
     from otel_train.trace_analysis.events import Trace
 
 
@@ -244,13 +246,7 @@ _log = logging.getLogger("otel_train")
 
 
 def write_at_the_end(config: Config, rank: int, run: Path | None) -> None:
-    """Write them, on rank 0; an error is logged, not raised.
-
-    Args:
-        config: of the run.
-        rank: this process, or the one that is gone.
-        run: the run directory; None where none could be made.
-    """
+    """Write them, on rank 0; an error is logged, not raised. ``run`` is None where no run directory could be made."""
     if not config.artifacts or rank != 0:
         return
     if run is None:
@@ -267,18 +263,9 @@ def write_at_the_end(config: Config, rank: int, run: Path | None) -> None:
 FOLDER = "artifacts"
 """Below the run directory; those of further ranks in a folder ``rank<r>`` of it."""
 
-CONFIG, METRICS, SUMMARY, STAGE_TIMES = (
-    "config.json",
-    "metrics.json",
-    "profiler_summary.json",
-    "stage_times.json",
-)
-OPS, TRACE, BY_STAGE, CAPTURES = (
-    "op_stats.csv",
-    "trace.json",
-    "profiler_context/stage_times.json",
-    "torch_profiler",
-)
+CONFIG, METRICS, SUMMARY = "config.json", "metrics.json", "profiler_summary.json"
+STAGE_TIMES, BY_STAGE = "stage_times.json", "profiler_context/stage_times.json"
+OPS, TRACE, CAPTURES = "op_stats.csv", "trace.json", "torch_profiler"
 NAMES = (CONFIG, METRICS, STAGE_TIMES, BY_STAGE, OPS, TRACE, CAPTURES)
 """What ``profiler_summary.json`` accounts for: it is written last, so that it knows."""
 
@@ -292,17 +279,11 @@ _NO_CAPTURE = "there is no capture that can be read: take one with 'otel-train p
 
 @dataclass(kw_only=True)
 class WrittenArtifacts:
-    """What was written.
-
-    Attributes:
-        folder: where.
-        files: by name: how many bytes, or why it is absent.
-        warnings: what could not be read, a sentence each.
-    """
+    """What was written."""
 
     folder: Path
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name: its bytes, or why it is absent
+    warnings: list[str] = field(default_factory=list)  # what could not be read, a sentence each
 
     def put(self, name: str) -> None:
         """A file is there."""
@@ -424,7 +405,7 @@ def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> 
 def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> None:
     if found is not None:
         try:
-            trace_json.unpack(found[0], written.folder / TRACE)
+            _unpack(found[0], written.folder / TRACE)
         except (RunDirectoryError, EOFError) as error:
             left.warnings.append(f"trace.json is not the capture {found[0].name}: {error}.")
         else:
@@ -434,7 +415,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenAr
     if timeline is None or not len(timeline):
         written.leave_out(TRACE, "there is no capture, and no step on file to make it from")
         return
-    replace_json(written.folder / TRACE, trace_json.from_stages(left, timeline, first_step(left)))
+    replace_json(written.folder / TRACE, _from_stages(left, timeline, first_step(left)))
     written.put(TRACE)
 
 
@@ -449,18 +430,9 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
         beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + METADATA_SUFFIX)
         for one in (path, beside):
             if not problem_of(one):
-                _copy(one, folder / one.name)
+                with open_given(one) as source, _replacing(folder / one.name) as copy:
+                    shutil.copyfileobj(source, copy)
     written.files[CAPTURES] = {"files": sorted(path.name for path in left.captures)}
-
-
-def _copy(source: Path, target: Path) -> None:
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open_given(source) as from_, os.fdopen(create(fresh), "wb") as to:
-            shutil.copyfileobj(from_, to)
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
@@ -489,3 +461,94 @@ def _prepare_folder(folder: Path, *, ours: bool) -> None:
         if (folder / name).is_symlink():
             raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")
     replace_text(folder / MARK, "Written by otel-train export, which may replace what is here.\n")
+
+
+ABOUT = "otel_train"
+"""Key of ``trace.json`` that says what it was made from; viewers pass over keys they do not know."""
+
+LAST_STEPS = 200
+"""Steps of a trace made from stages: as many as one looks at."""
+
+MOST_TRACE_BYTES = 2 << 30
+"""Perfetto's own limit for JSON in a browser is about this."""
+
+_CHUNK_BYTES = 1 << 20
+_STEPS, _STAGES = 1, 2
+_NS_PER_US = 1e3
+
+
+def _unpack(capture: Path, target: Path) -> None:
+    """Write a capture as plain JSON, with a key that says which it is.
+
+    Raises:
+        RunDirectoryError: it unpacks to more than a viewer opens.
+    """
+    about = {"source": "capture", "capture": capture.name}
+    with _replacing(target) as sink, open_given(capture) as file:
+        source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file
+        head = source.read(_CHUNK_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+        bare = head[:1] == b"["
+        rest = head if bare else head[1:].lstrip()
+        empty = rest[:1] == b"}"
+        sink.write(f'{{"{ABOUT}": {json.dumps(about)}{"" if empty else ", "}'.encode())
+        sink.write(b'"traceEvents": ' if bare else b"")
+        written = 0
+        while rest:
+            written += len(rest)
+            if written > MOST_TRACE_BYTES:
+                raise RunDirectoryError(f"{capture.name} unpacks to more than {MOST_TRACE_BYTES >> 30} GiB")
+            sink.write(rest)
+            rest = source.read(_CHUNK_BYTES)
+        sink.write(b"}" if bare else b"")
+
+
+def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, Any]:
+    """The last steps and the calls in them, one track each; ``first`` is the number of the first step on file."""
+    begin = max(0, len(timeline) - LAST_STEPS)
+    origin_ns = int(timeline.started_ns[begin])
+    events = [
+        _named("process_name", 0, f"rank {left.rank}"),
+        _named("thread_name", _STEPS, "steps"),
+        _named("thread_name", _STAGES, "stages"),
+    ]
+    events += [
+        _event(f"step {first + row}", "step", _STEPS, (started - origin_ns, ended - started))
+        for row, (started, ended) in enumerate(
+            zip(timeline.started_ns[begin:].tolist(), timeline.ended_ns[begin:].tolist(), strict=True), begin
+        )
+    ]
+    events += [
+        _event(call.stage, "stage", _STAGES, (call.started_ns - origin_ns, call.lasted_ns), of=call.about)
+        for call in timeline.calls(origin_ns)
+    ]
+    about = {
+        "source": "stages",
+        "steps": [first + begin, first + len(timeline) - 1],
+        "started_unix_s": timeline.unix_s(origin_ns),
+        "reason": "there is no capture that can be read: these are the stages as they were timed, without operations",
+    }
+    return {ABOUT: about, "displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _event(name: str, category: str, track: int, span_ns: tuple[int, int], **args: str) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": 0, "tid": track,
+        "ts": span_ns[0] / _NS_PER_US, "dur": span_ns[1] / _NS_PER_US,
+        "args": {key: value for key, value in args.items() if value},
+    }  # fmt: skip
+
+
+def _named(what: str, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": 0, "tid": track, "args": {"name": name}}
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place when it is whole."""
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with os.fdopen(create(fresh), "wb") as sink:
+            yield sink
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)

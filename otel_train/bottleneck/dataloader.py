@@ -28,55 +28,35 @@ _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
 class LoaderFacts(NamedTuple):
-    """What instrumentation reports of a loader beside events, since the start of the session.
+    """What instrumentation reports of a loader beside events, since the start of the session."""
 
-    Attributes:
-        workers: its ``num_workers``; None if it has no such setting.
-        prefetch_factor: batches that each worker reads ahead; None if it has no such setting.
-        persistent: its ``persistent_workers``; None if it has no such setting.
-        tokens: tokens counted.
-        batch_bytes: ``sampled``, ``min``, ``avg`` and ``max`` of the batches measured; None if there are none.
-        errors: exceptions raised to the loop, by class.
-        worker_exits: unexpected worker exits, by cause.
-        given: passed by the program; else found at its first iteration.
-    """
-
-    workers: int | None = None
-    prefetch_factor: int | None = None
-    persistent: bool | None = None
+    workers: int | None = (
+        None  # its ``num_workers``; this and the next two are None if it has no such setting
+    )
+    prefetch_factor: int | None = None  # batches that each worker reads ahead
+    persistent: bool | None = None  # its ``persistent_workers``
     tokens: int = 0
-    batch_bytes: Mapping[str, float] | None = None
-    errors: Mapping[str, int] = {}
-    worker_exits: Mapping[str, int] = {}
-    given: bool = True
+    batch_bytes: Mapping[str, float] | None = (
+        None  # ``sampled``, ``min``, ``avg``, ``max``; None if there are none
+    )
+    errors: Mapping[str, int] = {}  # exceptions raised to the loop, by class
+    worker_exits: Mapping[str, int] = {}  # unexpected ones, by cause
+    given: bool = True  # passed by the program; else found at its first iteration
 
 
 class LoaderThroughput(NamedTuple):
-    """How fast a loader builds batches. Seconds; None if unknown.
+    """How fast a loader builds batches. Seconds; None if unknown."""
 
-    Attributes:
-        workers: worker processes; 0 for none, None for a loader without that setting.
-        build_s: mean time of a worker per batch.
-        build_p50_s: median.
-        build_p99_s: 99th percentile.
-        prefetch_factor: batches each worker reads ahead.
-        persistent: workers survive from pass to pass.
-        passes: training passes that returned a batch.
-        making_s: time to create their iterators.
-        first_s: wait for their first batches.
-        processors: processors available to this process.
-    """
-
-    workers: int | None = None
-    build_s: float | None = None
+    workers: int | None = None  # as in ``LoaderFacts``
+    build_s: float | None = None  # mean time of a worker per batch
     build_p50_s: float | None = None
     build_p99_s: float | None = None
     prefetch_factor: int | None = None
     persistent: bool | None = None
-    passes: int = 0
-    making_s: float = 0.0
-    first_s: float = 0.0
-    processors: int | None = None
+    passes: int = 0  # training passes that returned a batch
+    making_s: float = 0.0  # time to create their iterators
+    first_s: float = 0.0  # wait for their first batches
+    processors: int | None = None  # available to this process
 
     @property
     def start_s(self) -> float:
@@ -99,17 +79,9 @@ def throughputs(
         build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
         start = totals.loaders.starts.get((name, "train"), Start())
         found[name] = LoaderThroughput(
-            known.workers,
-            build.get("avg"),
-            build.get("p50"),
-            build.get("p99"),
-            known.prefetch_factor,
-            known.persistent,
-            start.passes,
-            start.making_s,
-            start.waiting_s,
-            processors,
-        )
+            known.workers, build.get("avg"), build.get("p50"), build.get("p99"), known.prefetch_factor, known.persistent,
+            start.passes, start.making_s, start.waiting_s, processors,
+        )  # fmt: skip
     return found
 
 
@@ -146,10 +118,7 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
 
 
 def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
-    """Waits per batch of every loader, in all phases.
-
-    ``total_seconds`` includes requests that returned no batch and the creation of iterators, as rows of stage ``data`` do.
-    """
+    """Waits per batch of every loader, in all phases; their total includes what rows of stage ``data`` do."""
     numbers: dict[str, int] = {}
     total_ns: dict[str, int] = {}
     into = np.full(len(totals.stages), -1, dtype=np.int64)
@@ -160,7 +129,7 @@ def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
     folded = totals.stages.folded(into, len(numbers))
     found = {name: _distribution(folded, number) for name, number in numbers.items()}
     return {
-        name: wait and {**wait, "total_seconds": total_ns[name] / NS_PER_S} for name, wait in found.items()
+        name: wait and wait | {"total_seconds": total_ns[name] / NS_PER_S} for name, wait in found.items()
     }
 
 
@@ -197,22 +166,15 @@ def demand_sentence(throughput: LoaderThroughput, ask_s: float) -> str:
         return ""
     each = milliseconds(throughput.build_s)
     who = "Its worker takes" if throughput.workers == 1 else f"Its {throughput.workers} workers take"
-    every = (
-        f", one every {milliseconds(throughput.build_s / throughput.workers)}"
-        if throughput.workers > 1
-        else ""
-    )
+    rate = milliseconds(throughput.build_s / throughput.workers)
+    every = f", one every {rate}" if throughput.workers > 1 else ""
     return f" {who} {each} per batch{every}; the loop asks every {milliseconds(ask_s)}."
 
 
 def loader_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
-    """Returns what to change about a loader that training waits for.
+    """Returns what to change about a loader that training waits for ``wait_s`` per batch.
 
-    Args:
-        name: the loader.
-        throughput: how fast it builds batches.
-        wait_s: wait per batch.
-        ask_s: time between its batches if the loop never waited; 0 if unknown.
+    ``ask_s`` is the time between its batches if the loop never waited; 0 if unknown.
     """
     if throughput.workers is None:
         return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."

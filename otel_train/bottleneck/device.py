@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregation.counters import Recompiled
 from otel_train.bottleneck.dataloader import milliseconds
@@ -45,15 +45,21 @@ _LOSS = "loss"
 
 
 class Compiled(NamedTuple):
-    """Facts about compiled code.
-
-    Attributes:
-        recompiled: recompilations.
-        calls: stages whose calls are whole updates.
-    """
+    """Facts about compiled code."""
 
     recompiled: Recompiled = Recompiled()
-    calls: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()  # stages whose calls are whole updates
+
+
+def training_finding(name: str, text: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
+    """A finding about training, with defaults for the fields that are not given."""
+    usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
+    return Finding(name=name, summary=text, **{**usual, **facts})
+
+
+def is_jax(training: Iterable[StageTotals], compiled: Compiled) -> bool:
+    """Whether JAX updates or waits are timed."""
+    return bool(compiled.calls) or any(row.key.stage == WAIT for row in training)
 
 
 def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
@@ -75,24 +81,22 @@ def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
             "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic. TORCH_LOGS=recompiles names what changed."
         )
     evidence = {"recompiles": recompiled.count, "recompile_seconds": seconds, "recompile_ratio": share}
-    return Finding(
-        name="recompiling", summary=text, evidence=evidence, share=share, seconds=seconds, advice=advice,
-        phase="train", severity="warning",
-    )  # fmt: skip
+    return training_finding(
+        "recompiling",
+        text,
+        evidence=evidence,
+        share=share,
+        seconds=seconds,
+        advice=advice,
+        severity="warning",
+    )
 
 
 def dispatch_bound(training: Sequence[StageTotals], compiled: Compiled, total_s: float) -> Finding | None:
-    """Reports JAX steps so short that dispatch is most of them.
-
-    Args:
-        training: the stage table of phase train.
-        compiled: facts about compiled code.
-        total_s: training time.
-    """
+    """Reports JAX steps so short that dispatch is most of them."""
     step = _longest(row for row in training if row.key.stage in compiled.calls)
-    wait = _longest(
-        row for row in training if row.key.stage == WAIT and step and row.key.loader == step.key.loader
-    )
+    waits = (row for row in training if row.key.stage == WAIT and step and row.key.loader == step.key.loader)
+    wait = _longest(waits)
     if step is None or wait is None or step.quantiles is None or wait.quantiles is None:
         return None
     call_s, wait_s = step.quantiles[1], wait.quantiles[1]
@@ -111,22 +115,20 @@ def dispatch_bound(training: Sequence[StageTotals], compiled: Compiled, total_s:
         "one call."
     )
     evidence = {"call_p50_seconds": call_s, "dispatch_p50_seconds": host_s, "dispatch_ratio": host_s / call_s}
-    return Finding(
-        name="dispatch_bound", summary=text, evidence=evidence, share=share, seconds=share * total_s,
-        advice=advice, phase="train", severity="warning",
-    )  # fmt: skip
+    return training_finding(
+        "dispatch_bound",
+        text,
+        evidence=evidence,
+        share=share,
+        seconds=share * total_s,
+        advice=advice,
+        severity="warning",
+    )
 
 
 def jax_advice(stage: str, share: float, training: Sequence[StageTotals], compiled: Compiled) -> str:
-    """Returns advice for a JAX program that does not wait for a loader; "" for any other program.
-
-    Args:
-        stage: the stage with most of the time.
-        share: its share of training time.
-        training: the stage table of phase train.
-        compiled: facts about compiled code.
-    """
-    if not compiled.calls and not any(row.key.stage == WAIT for row in training):
+    """Returns advice for a JAX program whose time is mostly in ``stage``; "" for any other program."""
+    if not is_jax(training, compiled):
         return ""
     further = "jax.profiler.trace shows what XLA spends it on; bfloat16, where the model bears it, halves much of it."
     if stage == _LOSS:
@@ -149,19 +151,38 @@ def host_bound(pace: Pace, *, total_s: float) -> Finding | None:
 
     If the device reaches every event of a step as soon as it is issued, nothing is ever queued: the host launches too
     slowly. If it reaches some late and others at once, without a data wait between them, the host synchronised.
-
-    Args:
-        pace: lag of the device behind the host.
-        total_s: training time.
     """
     if pace.steps < MIN_MEASURED_STEPS:
         return None
+    evidence = lags(pace)
     least, most = pace.least_lag_ns / pace.lasted_ns, pace.most_lag_ns / pace.lasted_ns
+    lag_ms = evidence["most_lag_seconds"] * 1e3
     if most <= IN_STEP_SHARE and pace.launch_idle_ns >= LAUNCH_IDLE_SHARE * pace.lasted_ns:
-        return _launch_bound(pace, total_s)
-    if least <= IN_STEP_SHARE and most >= QUEUED_SHARE:
-        return _sync_bound(pace, total_s)
-    return None
+        name, share = "launch_bound", evidence["launch_idle_ratio"]
+        text = (
+            f"The device keeps up with the host: it is at most {lag_ms:.2g} ms behind, and nothing is queued. For up to "
+            f"{share:.0%} of training it waits for the next launch."
+        )
+        advice = (
+            'Launch less: torch.compile(model, mode="reduce-overhead"), torch.optim.AdamW(..., fused=True), or a larger '
+            "batch, which gives each launch more to do."
+        )
+    elif least <= IN_STEP_SHARE and most >= QUEUED_SHARE:
+        name, share = "sync_bound", evidence["device_idle_ratio"]
+        text = (
+            f"The host waits for the device in every step: up to {lag_ms:.3g} ms of work are queued, and then none. For up "
+            f"to {share:.0%} of training the device waits for the next launch."
+        )
+        advice = (
+            'Look for .item(), .cpu(), print(tensor) and boolean masks: torch.cuda.set_sync_debug_mode("warn") names '
+            "the line. otel_train.log(loss=loss) reads the tensor later."
+        )
+    else:
+        return None
+    seconds = share * total_s
+    return training_finding(
+        name, text, evidence=evidence, share=share, seconds=seconds, advice=advice, severity="warning"
+    )
 
 
 def lags(pace: Pace) -> dict[str, float]:
@@ -173,37 +194,3 @@ def lags(pace: Pace) -> dict[str, float]:
         "device_idle_ratio": pace.idle_ns / pace.lasted_ns,
         "launch_idle_ratio": pace.launch_idle_ns / pace.lasted_ns,
     }
-
-
-def _launch_bound(pace: Pace, total_s: float) -> Finding:
-    evidence = lags(pace)
-    share = evidence["launch_idle_ratio"]
-    return Finding(
-        name="launch_bound",
-        summary=f"The device keeps up with the host: it is at most {evidence['most_lag_seconds'] * 1e3:.2g} ms behind, "
-        f"and nothing is queued. For up to {share:.0%} of training it waits for the next launch.",
-        evidence=evidence,
-        share=share,
-        seconds=share * total_s,
-        advice='Launch less: torch.compile(model, mode="reduce-overhead"), torch.optim.AdamW(..., fused=True), or a '
-        "larger batch, which gives each launch more to do.",
-        phase="train",
-        severity="warning",
-    )
-
-
-def _sync_bound(pace: Pace, total_s: float) -> Finding:
-    evidence = lags(pace)
-    share = evidence["device_idle_ratio"]
-    return Finding(
-        name="sync_bound",
-        summary=f"The host waits for the device in every step: up to {evidence['most_lag_seconds'] * 1e3:.3g} ms of work "
-        f"are queued, and then none. For up to {share:.0%} of training the device waits for the next launch.",
-        evidence=evidence,
-        share=share,
-        seconds=share * total_s,
-        advice='Look for .item(), .cpu(), print(tensor) and boolean masks: torch.cuda.set_sync_debug_mode("warn") names '
-        "the line. otel_train.log(loss=loss) reads the tensor later.",
-        phase="train",
-        severity="warning",
-    )

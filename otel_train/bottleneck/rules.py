@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import (
@@ -21,8 +20,10 @@ from otel_train.bottleneck.device import (
     Compiled,
     dispatch_bound,
     host_bound,
+    is_jax,
     jax_advice,
     recompiling,
+    training_finding,
 )
 from otel_train.console.text import duration
 from otel_train.datamodel import Finding, Pace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.counters import StageTotals
     from otel_train.aggregation.series_names import Key
+
+    _Find = Callable[["RuleInput"], Finding | None]
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
 """Shares of training time spent waiting for data that give a warning and a critical finding.
@@ -65,27 +68,16 @@ _NOTHING_COMPILED = Compiled()
 
 
 class RuleInput(NamedTuple):
-    """Input of the rules. All values are keys of ``summary.json`` or derived from them.
-
-    Attributes:
-        rows: the stage table.
-        training: its rows of phase train; they sum to the training time.
-        steps: training steps counted.
-        activities: seconds by activity; they sum to the wall time.
-        loaders: throughput by loader.
-        pace: lag of the device behind the host.
-        compiled: facts about compiled code.
-        gaps: instrumentation gaps: ``what``, ``name``, ``reason``.
-    """
+    """Input of the rules. All values are keys of ``summary.json`` or derived from them."""
 
     rows: Sequence[StageTotals]
-    training: Sequence[StageTotals]
-    steps: int
-    activities: Mapping[str, float]
+    training: Sequence[StageTotals]  # the rows of phase train; they sum to the training time
+    steps: int  # of training
+    activities: Mapping[str, float]  # seconds; they sum to the wall time
     loaders: Mapping[str, LoaderThroughput]
     pace: Pace
     compiled: Compiled
-    gaps: Sequence[Mapping[str, str]]
+    gaps: Sequence[Mapping[str, str]]  # ``what``, ``name``, ``reason``
 
     @property
     def total_s(self) -> float:
@@ -101,11 +93,6 @@ class RuleInput(NamedTuple):
     def waits(self) -> list[StageTotals]:
         """Rows in which training waits for a loader. A data stage without a loader is not one."""
         return [row for row in self.training if row.key.stage == "data" and row.key.loader]
-
-    @property
-    def is_jax(self) -> bool:
-        """Whether JAX updates or waits are timed."""
-        return _is_jax(self.training, self.compiled)
 
     def by_stage(self) -> dict[str, float]:
         """Self time by stage."""
@@ -151,12 +138,8 @@ class RuleInput(NamedTuple):
 def model_stages(rows: Sequence[StageTotals], compiled: Compiled) -> list[str]:
     """Returns the stages of the model: forward, backward, optimizer, a whole update, JAX loss and wait."""
     training = [row for row in rows if row.key.phase == "train"]
-    loss = ("loss",) if _is_jax(training, compiled) else ()
+    loss = ("loss",) if is_jax(training, compiled) else ()
     return [*_MODEL_STAGES, *sorted({*compiled.calls, WAIT, *loss} & {row.key.stage for row in training})]
-
-
-def _is_jax(training: Sequence[StageTotals], compiled: Compiled) -> bool:
-    return bool(compiled.calls) or any(row.key.stage == WAIT for row in training)
 
 
 def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
@@ -177,21 +160,13 @@ def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
 
 
 class Rule(NamedTuple):
-    """One rule, as the page of findings shows it.
+    """One rule, as the page of findings shows it."""
 
-    Attributes:
-        name: name of its finding.
-        when: its condition.
-        evidence: names of its evidence.
-        fix: the usual remedy.
-        find: returns the finding; None if the condition does not hold.
-    """
-
-    name: str
-    when: str
-    evidence: tuple[str, ...]
-    fix: str
-    find: Callable[[RuleInput], Finding | None]
+    name: str  # of its finding
+    when: str  # its condition
+    evidence: tuple[str, ...]  # names
+    fix: str  # the usual remedy
+    find: _Find
 
 
 def findings(  # noqa: PLR0913 - all but one by keyword
@@ -204,19 +179,9 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     compiled: Compiled = _NOTHING_COMPILED,
     gaps: Sequence[Mapping[str, str]] = (),
 ) -> list[Finding]:
-    """Returns the findings about a run or a window of it.
+    """Returns the findings about a run or a window of it: at least one; the first is the main one.
 
-    Args:
-        stages: the stage table.
-        steps: training steps counted.
-        activities: seconds by activity.
-        loaders: throughput by loader, where known.
-        pace: lag of the device behind the host.
-        compiled: facts about compiled code.
-        gaps: instrumentation gaps.
-
-    Returns:
-        At least one finding; the first is the main one.
+    Arguments are as the fields of ``RuleInput``; ``stages`` is the stage table.
     """
     training = [row for row in stages if row.key.phase == "train"]
     run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
@@ -260,7 +225,7 @@ def _too_early(run: RuleInput) -> Finding | None:
         f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {MIN_STEPS}, "
         f"or {MIN_LONG_STEPS} in {duration(LONG_S)} of training."
     )
-    return _finding("too_early", text, advice="Let it run.", evidence=evidence)
+    return training_finding("too_early", text, advice="Let it run.", evidence=evidence)
 
 
 def _since_first_batch_s(run: RuleInput) -> float:
@@ -281,7 +246,7 @@ def _incomplete(run: RuleInput, evidence: Mapping[str, float]) -> Finding:
         " ".join(_missing(run).values())
         or "otel_train.step() at the end of each step of the loop marks steps."
     )
-    return _finding("incomplete", text, advice=advice, evidence=evidence, severity="warning")
+    return training_finding("incomplete", text, advice=advice, evidence=evidence, severity="warning")
 
 
 def _input_bound(run: RuleInput) -> Finding | None:
@@ -308,7 +273,7 @@ def _input_bound(run: RuleInput) -> Finding | None:
     shares = (
         {f"{loader}.wait_seconds": seconds for loader, seconds in named.items()} if len(named) > 1 else {}
     )
-    return _finding(
+    return training_finding(
         "input_bound",
         text + demand_sentence(known, ask_s),
         advice=loader_advice(name, known, wait_s=each_s, ask_s=ask_s),
@@ -357,7 +322,7 @@ def _slow_start(run: RuleInput) -> Finding | None:
         "first_batch_seconds": known.first_s,
         "passes": known.passes,
     }
-    return _finding(
+    return training_finding(
         "slow_start",
         text,
         advice=start_advice(name, known),
@@ -369,52 +334,26 @@ def _slow_start(run: RuleInput) -> Finding | None:
     )
 
 
-def _idle_between_passes(run: RuleInput) -> Finding | None:
-    found = _heavy(
-        run,
-        "outside",
-        "outside every batch: between passes or after the loop, where nothing trains",
-        "Usual causes: saving, logging, evaluation of a model that is not watched, loaders or workers that are made "
-        'anew each epoch. Wrap suspects in `with otel_train.stage("name"):`, and saving in '
-        "`with otel_train.checkpoint():`, to see which it is.",
-        least=WARNING_SHARE,
-    )
-    return replace(found, name="idle_between_passes", severity="warning") if found else None
-
-
-def _compile_heavy(run: RuleInput) -> Finding | None:
-    advice = "In a longer run it weighs less. A cache on disk keeps it: jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR."
-    return _heavy(run, "compile", "compiling", advice)
-
-
-def _eval_heavy(run: RuleInput) -> Finding | None:
-    advice = "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept."
-    found = _heavy(run, "eval", "evaluation", advice)
-    return replace(found, phase="eval") if found else None
-
-
-def _checkpoint_heavy(run: RuleInput) -> Finding | None:
-    advice = "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."
-    return _heavy(run, CHECKPOINT, "writing checkpoints", advice)
-
-
-def _heavy(
-    run: RuleInput, activity: str, what: str, advice: str, *, least: float = LARGE_SHARE
-) -> Finding | None:
+def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE, **facts: str) -> _Find:
     """A finding about an activity that takes at least ``least`` of the wall time."""
-    spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
-    if not wall_s or spent_s / wall_s < least:
-        return None
-    share = spent_s / wall_s
-    return _finding(
-        f"{activity}_heavy",
-        f"{share:.0%} of the run ({duration(spent_s)} of {duration(wall_s)}) is {what}.",
-        advice=advice,
-        evidence={f"{activity}_seconds": spent_s, f"{activity}_ratio": share, "wall_seconds": wall_s},
-        share=share,
-        seconds=spent_s,
-        phase="",
-    )
+
+    def find(run: RuleInput) -> Finding | None:
+        spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
+        if not wall_s or spent_s / wall_s < least:
+            return None
+        share = spent_s / wall_s
+        return training_finding(
+            facts.get("name", f"{activity}_heavy"),
+            f"{share:.0%} of the run ({duration(spent_s)} of {duration(wall_s)}) is {what}.",
+            advice=advice,
+            evidence={f"{activity}_seconds": spent_s, f"{activity}_ratio": share, "wall_seconds": wall_s},
+            share=share,
+            seconds=spent_s,
+            phase=facts.get("phase", ""),
+            severity=facts.get("severity", "info"),
+        )
+
+    return find
 
 
 def _host_bound(run: RuleInput, name: str) -> Finding | None:
@@ -436,12 +375,11 @@ def _compute_bound(run: RuleInput) -> Finding | None:
         else f"{said[0].upper()}{said[1:]} No loader is seen."
     )
     advice = jax_advice(stage, seconds / total_s, run.training, run.compiled) or (
-        "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
-        if waits
-        else "A profiler capture shows what the time in the model is spent on."
+        f"{'Nothing to do about the input. ' if waits else ''}A profiler capture shows what the time in the model is "
+        "spent on."
     )
     evidence = {**_model_evidence(run), f"{stage}_ratio": seconds / total_s, **waits}
-    return _finding("compute_bound", text, advice=advice, evidence=evidence, severity="ok")
+    return training_finding("compute_bound", text, advice=advice, evidence=evidence, severity="ok")
 
 
 def _unattributed(run: RuleInput) -> Finding:
@@ -460,7 +398,7 @@ def _unattributed(run: RuleInput) -> Finding:
     unnamed_s = unexplained_s - evidence["other_seconds"]
     if unnamed_s:
         evidence["data_without_loader_seconds"] = unnamed_s
-    return _finding(
+    return training_finding(
         "unattributed",
         f"{most}; the model takes {percent(evidence['model_ratio'])}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
@@ -481,11 +419,7 @@ def _unexplained_s(run: RuleInput) -> float:
 
 def _model_evidence(run: RuleInput) -> dict[str, float]:
     model_s = sum(run.model_stages().values())
-    return {
-        "training_seconds": run.total_s,
-        "model_seconds": model_s,
-        "model_ratio": model_s / run.total_s,
-    }
+    return {"training_seconds": run.total_s, "model_seconds": model_s, "model_ratio": model_s / run.total_s}
 
 
 def _missing(run: RuleInput) -> dict[str, str]:
@@ -496,7 +430,7 @@ def _missing(run: RuleInput) -> dict[str, str]:
             "Give the loaders to instrument(model, loaders), or wrap what the loop iterates in otel_train.watch(...)."
         )
     named = any(gap["what"] == "model" for gap in run.gaps)
-    if not named and not run.is_jax and "forward" not in run.by_stage():
+    if not named and not is_jax(run.training, run.compiled) and "forward" not in run.by_stage():
         found["a forward of the model"] = "Give instrument() the model object that the loop calls."
     for gap in run.gaps:
         label = f"{gap['what']} `{gap['name']}`"
@@ -515,26 +449,13 @@ def _remedies(run: RuleInput, stage: str = "other") -> list[str]:
     """Remedies for unexplained time, instrumentation gaps first."""
     found = list(_missing(run).values())[:MOST_NAMED]
     share = run.by_stage().get(stage, 0.0) / (run.total_s or 1.0)
-    of_jax = jax_advice(stage, share, run.training, run.compiled)
-    if of_jax:
-        return [*found, of_jax]
-    if stage == "h2d":
-        return [
-            *found,
-            "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True) make copies shorter.",
-        ]
-    if stage != "other":
-        return [
-            *found,
-            f"Look inside `{stage}`: stages within it, or a profiler capture, show what takes the time.",
-        ]
-    return [*found, 'Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.']
-
-
-def _finding(name: str, text: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
-    """A finding about training, with defaults for the fields that are not given."""
-    usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
-    return Finding(name=name, summary=text, **{**usual, **facts})
+    remedy = jax_advice(stage, share, run.training, run.compiled)
+    if not remedy and stage == "h2d":
+        remedy = "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True) make copies shorter."
+    elif not remedy and stage != "other":
+        remedy = f"Look inside `{stage}`: stages within it, or a profiler capture, show what takes the time."
+    usual = 'Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.'
+    return [*found, remedy or usual]
 
 
 _WAIT_EVIDENCE = (
@@ -557,7 +478,13 @@ LEADING_RULES = (
         f"`outside` is {WARNING_SHARE:.0%} of the run or more",
         ("outside_seconds", "outside_ratio", "wall_seconds"),
         "find what runs there: `otel_train.stage(...)` or `checkpoint()` around saving, logging, making loaders",
-        _idle_between_passes,
+        _heavy(
+            "outside", "outside every batch: between passes or after the loop, where nothing trains",
+            "Usual causes: saving, logging, evaluation of a model that is not watched, loaders or workers that are made "
+            'anew each epoch. Wrap suspects in `with otel_train.stage("name"):`, and saving in '
+            "`with otel_train.checkpoint():`, to see which it is.",
+            least=WARNING_SHARE, name="idle_between_passes", severity="warning",
+        ),
     ),
     Rule(
         "recompiling",
@@ -571,7 +498,8 @@ LEADING_RULES = (
         f"`compile` is {LARGE_SHARE:.0%} of the run or more, and `recompiling` does not hold",
         ("compile_seconds", "compile_ratio", "wall_seconds"),
         "a longer run; a cache of compiled code on disk",
-        _compile_heavy,
+        _heavy("compile", "compiling", "In a longer run it weighs less. A cache on disk keeps it: "
+               "jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR."),
     ),
 )  # fmt: skip
 """Rules whose finding is the main one, sorted by seconds."""
@@ -617,16 +545,18 @@ RUN_RULES = (
         f"`eval` is {LARGE_SHARE:.0%} of the run or more",
         ("eval_seconds", "eval_ratio", "wall_seconds"),
         "less often; larger batches without gradients",
-        _eval_heavy,
+        _heavy("eval", "evaluation", phase="eval", advice="Evaluate less often, on fewer batches, or with a larger batch "
+               "size: no gradients are kept."),
     ),
     Rule(
         "checkpoint_heavy",
         f"`checkpoint` is {LARGE_SHARE:.0%} of the run or more",
         ("checkpoint_seconds", "checkpoint_ratio", "wall_seconds"),
         "less often; saving beside the training",
-        _checkpoint_heavy,
+        _heavy(CHECKPOINT, "writing checkpoints",
+               "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."),
     ),
-)
+)  # fmt: skip
 """Rules about activities of the run; they need no training step."""
 
 SIDE_RULES = (

@@ -13,9 +13,8 @@ from otel_train.datamodel import finding_document
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
-from otel_train.trace_analysis.rank_waits import waits
 from otel_train.trace_analysis.rules import rank_finding
-from otel_train.trace_analysis.summary import summarize
+from otel_train.trace_analysis.summary import summarize, waits
 from otel_train.trace_analysis.timeline import Scene
 
 if TYPE_CHECKING:

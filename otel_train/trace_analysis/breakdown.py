@@ -1,8 +1,9 @@
-"""Where the time of steps goes: stages, idle devices, overlap, memory."""
+"""Where the time of steps goes: stages, idle devices, overlap, memory, critical path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.hot_spots import by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ MOST_POINTS = 500
 """Points of a timeline; each stands for the highest of its neighbourhood, so that a peak is never lost."""
 
 PEAKS = 5
+MOST_LISTED = 10
 
 
 def allocations(scene: Scene) -> list[dict[str, Any]]:
@@ -54,7 +56,7 @@ def allocations(scene: Scene) -> list[dict[str, Any]]:
     return found
 
 
-def _peaks(scene: Scene, at: Any, allocated: Any, reserved: Any) -> list[dict[str, Any]]:  # Any: int64[event]
+def _peaks(scene: Scene, at: Ints, allocated: Ints, reserved: Ints) -> list[dict[str, Any]]:
     step = scene.step_of(at) if scene.steps.counted else np.full(at.shape, -1)
     order = np.argsort(-allocated, kind="stable")
     _, first = np.unique(step[order], return_index=True)
@@ -69,7 +71,7 @@ def _peaks(scene: Scene, at: Any, allocated: Any, reserved: Any) -> list[dict[st
     ]
 
 
-def _step_ends(scene: Scene, at: Any, allocated: Any) -> list[int]:  # Any: int64[event]
+def _step_ends(scene: Scene, at: Ints, allocated: Ints) -> list[int]:
     """Bytes allocated at the end of every step in which something was allocated."""
     if not scene.steps.counted:
         return []
@@ -78,7 +80,7 @@ def _step_ends(scene: Scene, at: Any, allocated: Any) -> list[int]:  # Any: int6
     return [int(size) for size in allocated[place[place > first] - 1]]
 
 
-def _timeline(at: Any, allocated: Any) -> list[list[float]]:  # Any: int64[event]
+def _timeline(at: Ints, allocated: Ints) -> list[list[float]]:
     """[seconds, bytes] pairs."""
     starts = np.unique(np.linspace(0, at.size, min(at.size, MOST_POINTS), endpoint=False).astype(np.int64))
     highest = np.maximum.reduceat(allocated, starts)
@@ -160,16 +162,11 @@ def _device_by_stage(scene: Scene) -> Mapping[str, float]:
 
 def _optimizer(scene: Scene) -> str | None:
     """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if none was seen."""
-    names = [
-        name
-        for name in scene.trace.names
-        if name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd"))
-    ]
     if "optimizer" not in scene.stages.own:
         return None
-    if any("_fused_" in name for name in names):
+    if any(name.startswith(("aten::_fused_adam", "aten::_fused_sgd")) for name in scene.trace.names):
         return "fused"
-    return "foreach" if names else "single"
+    return "foreach" if any(name.startswith("aten::_foreach_") for name in scene.trace.names) else "single"
 
 
 def _by_step(scene: Scene, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
@@ -189,13 +186,8 @@ def _by_step(scene: Scene, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
 
 
 def _spread(length: Ints) -> dict[str, float]:
-    low, middle, high = np.quantile(length, (0.0, 0.5, 1.0)) / NS_PER_S
-    return {
-        "min": float(low),
-        "median": float(middle),
-        "max": float(high),
-        "mean": float(length.mean()) / NS_PER_S,
-    }
+    low, middle, high = (np.quantile(length, (0.0, 0.5, 1.0)) / NS_PER_S).tolist()
+    return {"min": low, "median": middle, "max": high, "mean": float(length.mean()) / NS_PER_S}
 
 
 CAUSES = ("data", "sync", "host", "kernel_gap")
@@ -203,8 +195,6 @@ CAUSES = ("data", "sync", "host", "kernel_gap")
 
 SLACK_NS = 20_000
 """A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""
-
-_LONGEST = 10
 
 
 def idle(scene: Scene) -> dict[str, Any] | None:
@@ -224,10 +214,8 @@ def idle(scene: Scene) -> dict[str, Any] | None:
         return None
     start, end = scene.window
     found = intervals.gaps(scene.busy, start, end)
-    launched = _next_launch(scene, found)
-    late = np.clip(
-        launched, found.start_ns, found.end_ns
-    )  # until here the next kernel had not been asked for
+    # Until here the launch of the next kernel had not returned.
+    late = np.clip(_next_launch(scene, found), found.start_ns, found.end_ns)
     data_ns = intervals.covered(scene.stages.data, found.start_ns, late)
     rest_ns = late - found.start_ns - data_ns
     drained = _drained(scene, found)
@@ -237,14 +225,14 @@ def idle(scene: Scene) -> dict[str, Any] | None:
         "host": np.where(drained, 0, rest_ns),
         "kernel_gap": found.end_ns - late,
     }
-    total = found.total_ns
+    whole = end - start if end > start else math.inf
     return {
-        "seconds": total / NS_PER_S,
-        "share": total / (end - start) if end > start else 0.0,
+        "seconds": found.total_ns / NS_PER_S,
+        "share": found.total_ns / whole,
         "causes": {
             name: {
                 "seconds": int(part.sum()) / NS_PER_S,
-                "share": int(part.sum()) / (end - start) if end > start else 0.0,
+                "share": int(part.sum()) / whole,
                 "gaps": int((part > 0).sum()),
             }
             for name, part in by_cause.items()
@@ -279,7 +267,7 @@ def _drained(scene: Scene, found: Intervals) -> Flags:
 
 def _longest(scene: Scene, found: Intervals, by_cause: dict[str, Ints]) -> list[dict[str, Any]]:
     length = found.end_ns - found.start_ns
-    order = np.argsort(-length, kind="stable")[:_LONGEST]
+    order = np.argsort(-length, kind="stable")[:MOST_LISTED]
     step = scene.step_of(found.start_ns[order])
     return [
         {
@@ -318,3 +306,125 @@ def overlap(scene: Scene) -> dict[str, Any] | None:
         "exposed_share_of_steps": exposed / (end - start) if end > start else 0.0,
         "collectives": [{**row, "name": scene.trace.names[row["name"]] or "unnamed"} for row in kinds],
     }
+
+
+HOST = "host"
+LAUNCH = "launch"  # from the end of a launch to the start of its kernel
+SYNC = "sync"  # from the end of the last kernel to the return of the call that waits for it
+GAP = "kernel_gap"  # from one kernel to the next, both launched
+COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
+
+
+class PathSegment(NamedTuple):
+    """A part of the chain."""
+
+    what: str
+    start_ns: int
+    end_ns: int
+    row: int = -1  # what ran, for work on the device
+
+
+def critical_path(scene: Scene) -> dict[str, Any] | None:
+    """The critical path of the median step: shorten nothing on it, and the step stays as long as it is.
+
+    It is walked backwards from the end of the step. The host is followed to the last call that waited for the
+    device; from there the device, kernel by kernel: to what ended last before it began, or to its launch if that
+    came later. What waits for what between streams is taken from the times, since traces do not say. The links
+    add up to the step.
+    """
+    steps = scene.steps
+    if not scene.trace.spans.name.size:
+        return None
+    length = steps.end_ns - steps.start_ns
+    place = int(np.argsort(length, kind="stable")[(length.size - 1) // 2])
+    start, end = int(steps.start_ns[place]), int(steps.end_ns[place])
+    links = list(_Walk(scene, start).back_from(end))
+    sums: dict[str, int] = {}
+    for link in links:
+        sums[link.what] = sums.get(link.what, 0) + link.end_ns - link.start_ns
+    return {
+        "step": int(steps.number[place]) if steps.counted else None,
+        "seconds": (end - start) / NS_PER_S,
+        "parts": {what: ns / NS_PER_S for what, ns in sorted(sums.items(), key=lambda item: -item[1]) if ns},
+        "kernels": _kernels(scene, links),
+        "host_stages": _host_stages(scene, links),
+    }
+
+
+class _Walk:
+    """Follows the chain backwards within one step."""
+
+    def __init__(self, scene: Scene, start: int) -> None:
+        spans, device = scene.trace.spans, scene.device
+        self._start = start
+        ends = spans.end_ns[device]
+        order = np.argsort(ends, kind="stable")
+        self._rows, self._ends = device[order], ends[order]
+        self._begins = spans.start_ns[self._rows]
+        self._launched = scene.launches.end_ns[order]
+        what = np.where(scene.communicates, 1, np.where(scene.copies, 2, 0))
+        self._what = what[order]
+        self._sync_start = spans.start_ns[scene.synchronizing]
+        self._sync_end = np.maximum.accumulate(spans.end_ns[scene.synchronizing])
+
+    def back_from(self, end: int) -> Iterator[PathSegment]:
+        """Links from ``end`` to the start of the step, the last one first."""
+        at, sync, kernel = end, self._sync_end.size, self._rows.size
+        while at > self._start:
+            sync = min(sync, int(np.searchsorted(self._sync_end, at, side="right"))) - 1
+            if sync < 0 or self._sync_end[sync] <= self._start:
+                yield PathSegment(HOST, self._start, at)
+                return
+            called, returned = int(self._sync_start[sync]), int(self._sync_end[sync])
+            last = min(kernel, int(np.searchsorted(self._ends, returned, side="right"))) - 1
+            if last < 0 or self._ends[last] <= max(called, self._start):
+                began = max(called, self._start)
+                yield PathSegment(HOST, began, at)
+                at = began
+                continue
+            yield PathSegment(HOST, returned, at)
+            yield PathSegment(SYNC, int(self._ends[last]), returned)
+            for link in self._on_device(last):
+                yield link
+                at = link.start_ns
+            kernel = last
+
+    def _on_device(self, place: int) -> Iterator[PathSegment]:
+        """Links on the device, back to a launch or to the start of the step."""
+        while True:
+            begun, ended = int(self._begins[place]), int(self._ends[place])
+            what = (COMPUTE, COMMUNICATION, COPY)[self._what[place]]
+            yield PathSegment(what, max(begun, self._start), ended, int(self._rows[place]))
+            if begun <= self._start:
+                return
+            before = min(place, int(np.searchsorted(self._ends, begun, side="right"))) - 1
+            free = int(self._ends[before]) if before >= 0 else -1
+            launched = min(int(self._launched[place]), begun)
+            if max(free, launched) <= self._start:
+                yield PathSegment(GAP, self._start, begun)
+                return
+            if launched > free:
+                yield PathSegment(LAUNCH, launched, begun)
+                return
+            yield PathSegment(GAP, free, begun)
+            place = before
+
+
+def _kernels(scene: Scene, links: list[PathSegment]) -> list[dict[str, Any]]:
+    sums: dict[str, list[int]] = {}
+    for link in links:
+        if link.row >= 0:
+            sums.setdefault(scene.name(link.row), []).append(link.end_ns - link.start_ns)
+    ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))[:MOST_LISTED]
+    return [{"name": name, "count": len(spent), "seconds": sum(spent) / NS_PER_S} for name, spent in ranked]
+
+
+def _host_stages(scene: Scene, links: list[PathSegment]) -> dict[str, float]:
+    """Seconds of the host's links by the stage that was open."""
+    host = intervals.union(
+        [link.start_ns for link in links if link.what == HOST],
+        [link.end_ns for link in links if link.what == HOST],
+    )
+    found = {name: intervals.intersect(host, parts).total_ns for name, parts in scene.stages.own.items()}
+    found[OTHER] = host.total_ns - sum(found.values())
+    return {name: ns / NS_PER_S for name, ns in found.items() if ns}

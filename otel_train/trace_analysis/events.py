@@ -5,31 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, partial
-from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from otel_train.errors import TraceError
-from otel_train.trace_analysis.reader import (
-    BrokenTextError,
-    Limits,
-    Pieces,
-    TraceFileSource,
-    decode,
-    json_value,
-)
+from otel_train.trace_analysis.reader import Limits, Pieces, decode, json_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from otel_train.trace_analysis.reader import Arguments, TraceEvent
+    from otel_train.trace_analysis.reader import TraceEvent
 
     Ints = NDArray[np.int64]
     Codes = NDArray[np.int32]
@@ -45,12 +35,8 @@ LONGEST_US = 366 * 86400 * 1e6
 
 _LARGEST_CODE = 2**31 - 1
 _TIMES = attrgetter("ts", "dur")
-_ASSOCIATIONS = attrgetter("external", "correlation", "stream")
-_DEVICE = attrgetter("device", "size", "occupancy", "group", "collective")
-_ON_DEVICE: tuple[tuple[float, type[np.generic]], ...] = (
-    (-1, np.int32), (-1, np.int64), (np.nan, np.float32), (0, np.int32), (0, np.int32),
-)  # fmt: skip
-"""What stands for "not said" in each column of ``_DEVICE``, and its type. Name 0 is the empty one."""
+_ASSOCIATIONS = attrgetter("correlation", "stream")
+_DEVICE = attrgetter("occupancy", "group", "collective")
 _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_id")
 
 
@@ -69,37 +55,18 @@ class Names(dict[Any, int]):
 
 
 class Spans(NamedTuple):
-    """Complete events (``ph`` X) in the order of the file.
-
-    Attributes:
-        name: int32, number of the name.
-        category: int32, number of the category.
-        lane: int32, number of the (pid, tid) pair.
-        start_ns: int64, since the first event.
-        dur_ns: int64, 0 or more.
-        external: int64, the operator that something on the device belongs to; -1 where not said.
-        correlation: int64, the same on a launch and on what it launched; -1 where not said.
-        stream: int32; -1 on the host.
-        device: int32; -1 on the host.
-        size: int64, bytes a copy moved; -1 where not said.
-        occupancy: float32, estimated occupancy, percent; NaN where not said.
-        group: int32, number of the process group's name; "" where not said.
-        collective: int32, number of the collective's name; "" where not said.
-    """
+    """Complete events (``ph`` X). Instants are since the first event; names, categories and lanes are numbers."""
 
     name: Codes
     category: Codes
-    lane: Codes
+    lane: Codes  # (pid, tid)
     start_ns: Ints
-    dur_ns: Ints
-    external: Ints
-    correlation: Ints
-    stream: Codes
-    device: Codes
-    size: Ints
-    occupancy: NDArray[np.float32]
-    group: Codes
-    collective: Codes
+    dur_ns: Ints  # 0 or more
+    correlation: Ints  # the same on a launch and on what it launched; -1 where not said
+    stream: Codes  # -1 on the host
+    occupancy: NDArray[np.float32]  # estimated, percent; NaN where not said
+    group: Codes  # name of the process group; that of "" where not said
+    collective: Codes  # name of the collective; that of "" where not said
 
     @property
     def end_ns(self) -> Ints:
@@ -113,23 +80,14 @@ class Spans(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the allocators said, in the order of the file.
+    """What the allocators said, in the order of the file. Bytes are -1 where not said."""
 
-    Attributes:
-        at_ns: int64, since the first event.
-        change: int64, bytes; below zero for a release.
-        allocated: int64, bytes in live tensors from then on; -1 where not said.
-        reserved: int64, bytes taken from the driver; -1 where not said.
-        device_type: int64; 0 is the host.
-        device_id: int64; -1 on the host.
-    """
-
-    at_ns: Ints
-    change: Ints
-    allocated: Ints
-    reserved: Ints
-    device_type: Ints
-    device_id: Ints
+    at_ns: Ints  # since the first event
+    change: Ints  # below zero for a release
+    allocated: Ints  # in live tensors from then on
+    reserved: Ints  # from the driver
+    device_type: Ints  # 0 is the host
+    device_id: Ints  # -1 on the host
 
 
 class Columns:
@@ -164,19 +122,18 @@ class Columns:
 
     def _add_spans(self, spans: list[TraceEvent]) -> None:
         count = len(spans)
-        arguments = [event.args for event in spans]
         start, dur = (np.array(column, np.float64) for column in zip(*map(_TIMES, spans), strict=True))
-        external, correlation, stream = zip(*map(_ASSOCIATIONS, arguments), strict=True)
+        correlation, stream = zip(*(_ASSOCIATIONS(event.args) for event in spans), strict=True)
+        wide = np.array(stream, np.int64)
         columns: list[NDArray[Any]] = [
             self.names.codes([event.name for event in spans], count),
             self.categories.codes([event.cat for event in spans], count),
             self.lanes.codes([(event.pid, event.tid) for event in spans], count),
             start,
             dur,
-            np.array(external, np.int64),
             np.array(correlation, np.int64),
-            _codes(stream),
-            *self._of_device([args if args.stream >= 0 else None for args in arguments]),
+            np.where(np.abs(wide) > _LARGEST_CODE, -1, wide).astype(np.int32),
+            *self._of_device(spans),
         ]
         timed = np.isfinite(start) & np.isfinite(dur) & (dur >= 0)
         if not timed.all():
@@ -184,20 +141,16 @@ class Columns:
             self.untimed += count - int(timed.sum())
         self._spans.append(columns)
 
-    def _of_device(self, arguments: list[Arguments | None]) -> list[NDArray[Any]]:
+    def _of_device(self, spans: list[TraceEvent]) -> tuple[NDArray[np.float32], Codes, Codes]:
         """Columns that only what ran on a device fills: asking every event for them would take half of the time."""
-        rows = [row for row, args in enumerate(arguments) if args is not None]
-        columns: list[NDArray[Any]] = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
+        rows = [row for row, event in enumerate(spans) if event.args.stream >= 0]
+        occupancy = np.full(len(spans), np.nan, np.float32)
+        group, collective = np.zeros((2, len(spans)), np.int32)
         if rows:
-            fields = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
-            for column, values in zip(columns, fields, strict=True):
-                if isinstance(values[0], str):
-                    column[rows] = self.names.codes(values, len(rows))
-                else:
-                    column[rows] = (
-                        _codes(values) if column.dtype == np.int32 else np.array(values, column.dtype)
-                    )
-        return columns
+            said = list(zip(*(_DEVICE(spans[row].args) for row in rows), strict=True))
+            occupancy[rows] = said[0]
+            group[rows], collective[rows] = (self.names.codes(names, len(rows)) for names in said[1:])
+        return occupancy, group, collective
 
     def spans(self) -> tuple[Spans, Memory]:
         """Everything. To be called once."""
@@ -209,15 +162,14 @@ class Columns:
                 part[number] = _EMPTY  # what is joined is let go: the peak is one column more than the result
         memory = np.concatenate(self._memory) if self._memory else np.zeros((0, 6))
         columns, first_us = self._dated(columns)
-        at_ns = np.clip(np.rint((memory[:, 0] - first_us) * NS_PER_US), -(2.0**62), 2.0**62).astype(np.int64)
-        amounts = [np.clip(memory[:, index], -(2.0**62), 2.0**62).astype(np.int64) for index in range(1, 6)]
-        return Spans(*columns), Memory(at_ns, *amounts)
+        at_ns = np.rint((memory[:, 0] - first_us) * NS_PER_US)
+        return Spans(*columns), Memory(
+            *(np.clip(column, -(2.0**62), 2.0**62).astype(np.int64) for column in (at_ns, *memory.T[1:]))
+        )
 
     def _dated(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
         start, dur = columns[3], columns[4]
-        if not start.size:
-            return [*columns[:3], start.astype(np.int64), dur.astype(np.int64), *columns[5:]], 0.0
-        near = (np.abs(start - np.median(start)) < LONGEST_US) & (dur < LONGEST_US)
+        near = (np.abs(start - (np.median(start) if start.size else 0.0)) < LONGEST_US) & (dur < LONGEST_US)
         if not near.all():
             self.untimed += int((~near).sum())
             columns = [column[near] for column in columns]
@@ -230,20 +182,9 @@ class Columns:
 
 _EMPTY: NDArray[Any] = np.zeros(0)
 _TYPES: tuple[type[np.generic], ...] = (
-    np.int32, np.int32, np.int32, np.float64, np.float64, np.int64, np.int64, np.int32, np.int32, np.int64,
-    np.float32, np.int32, np.int32,
+    np.int32, np.int32, np.int32, np.float64, np.float64, np.int64, np.int32, np.float32, np.int32, np.int32,
 )  # fmt: skip
 """Of the columns of ``Spans``, while times are still microseconds."""
-
-
-def _codes(values: Sequence[int]) -> Codes:
-    """Small numbers; what is no such number counts as not said."""
-    wide = np.array(values, np.int64)
-    return np.where(np.abs(wide) > _LARGEST_CODE, -1, wide).astype(np.int32)
-
-
-_KEY = "Input Dims"
-Seen = tuple[str, float]
 
 
 def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any]]:
@@ -264,60 +205,17 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
     path = Path(path)
     sums: dict[str, list[float]] = {}
     try:
-        for piece in Pieces(TraceFileSource(path, Limits()), path, decode=partial(_seen, name)):
-            for dims, dur_us in piece:
-                entry = sums.setdefault(dims, [0, 0.0])
-                entry[0] += 1
-                entry[1] += dur_us
+        for event in (event for piece in Pieces(path, json_list, Limits()) for event in piece):
+            if isinstance(event, dict) and event.get("name") == name and isinstance(event.get("args"), dict):
+                dims, dur_us = event["args"].get("Input Dims"), event.get("dur")
+                if dims and isinstance(dur_us, (int, float)):
+                    entry = sums.setdefault(json.dumps(dims), [0, 0.0])
+                    entry[0] += 1
+                    entry[1] += float(dur_us)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     ranked = sorted(sums.items(), key=lambda item: -item[1][1])[:most]
     return [{"shapes": dims, "count": int(count), "seconds": us / 1e6} for dims, (count, us) in ranked]
-
-
-def _seen(name: str, text: bytes) -> list[Seen]:
-    quick = _quick()
-    if quick is not None:
-        try:
-            return [
-                (_plain(event.args.dims), event.dur)
-                for event in quick(text)
-                if event.name == name and event.args.dims
-            ]
-        except (ValueError, RecursionError):
-            pass  # as in ``decode``: the patient way tells whether it is JSON at all
-    return list(_patiently(name, text))
-
-
-def _patiently(name: str, text: bytes) -> Iterator[Seen]:
-    found = json_value(text)
-    if not isinstance(found, list):
-        raise BrokenTextError("not a list")
-    for event in found:
-        if isinstance(event, dict) and event.get("name") == name and isinstance(event.get("args"), dict):
-            dims, dur = event["args"].get(_KEY), event.get("dur")
-            if dims and isinstance(dur, (int, float)):
-                yield json.dumps(dims), float(dur)
-
-
-def _plain(dims: Any) -> str:  # Any: msgspec.Raw, the text as it stands
-    return json.dumps(json.loads(bytes(dims)))
-
-
-@cache
-def _quick() -> Callable[[bytes], list[Any]] | None:
-    if find_spec("msgspec") is None:
-        return None
-    import msgspec
-
-    arguments = msgspec.defstruct(
-        "_Dims", [("dims", msgspec.Raw, msgspec.Raw(b""))], rename={"dims": _KEY}, frozen=True
-    )
-    event = msgspec.defstruct(
-        "_Shaped", [("name", str, ""), ("dur", float, 0.0), ("args", arguments, arguments())], frozen=True
-    )
-    decoder: Callable[[bytes], list[Any]] = msgspec.json.Decoder(GenericAlias(list, (event,))).decode
-    return decoder
 
 
 KNOWN_SCHEMA = 1
@@ -333,73 +231,44 @@ class EventKind(IntEnum):
     RUNTIME = 3
     KERNEL = 4
     COPY = 5
-    PYTHON = 6
-    DEVICE_ANNOTATION = 7
 
 
 _KINDS = {
-    "cpu_op": EventKind.OP,
-    "operator": EventKind.OP,
+    **dict.fromkeys(("cpu_op", "operator"), EventKind.OP),
     "user_annotation": EventKind.ANNOTATION,
-    "cuda_runtime": EventKind.RUNTIME,
-    "cuda_driver": EventKind.RUNTIME,
-    "runtime": EventKind.RUNTIME,
-    "hip_runtime": EventKind.RUNTIME,
-    "xpu_runtime": EventKind.RUNTIME,
+    **dict.fromkeys(
+        ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"), EventKind.RUNTIME
+    ),
     "kernel": EventKind.KERNEL,
-    "gpu_memcpy": EventKind.COPY,
-    "gpu_memset": EventKind.COPY,
-    "memcpy": EventKind.COPY,
-    "memset": EventKind.COPY,
-    "python_function": EventKind.PYTHON,
-    "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), EventKind.COPY),
 }
 """By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The complete events of one process as columns, and what the document says about itself.
-
-    Attributes:
-        path: where it was read.
-        rank: which rank; None where the trace does not say.
-        world_size: ranks in the run; None where the trace does not say.
-        about: keys of the document that are no events.
-        spans: complete events, in order of their start.
-        kind: int8, ``EventKind`` of each.
-        memory: what the allocators said, in order of time.
-        names: by the numbers in the columns.
-        lanes: (pid, tid), by the numbers in the columns.
-        missing: what is not in the trace or could not be read, a sentence each.
-    """
+    """The complete events of one process as columns, and what the document says about itself."""
 
     path: Path
-    rank: int | None
+    rank: int | None  # None where the trace does not say
     world_size: int | None
-    about: Mapping[str, Any]
-    spans: Spans
-    kind: NDArray[np.int8]
+    about: Mapping[str, Any]  # keys of the document that are no events
+    spans: Spans  # in order of their start
+    kind: NDArray[np.int8]  # ``EventKind`` of each span
     memory: Memory
-    names: Sequence[str]
-    lanes: Sequence[tuple[Any, Any]]
-    missing: tuple[str, ...]
+    names: Sequence[str]  # by the numbers in the columns
+    lanes: Sequence[tuple[Any, Any]]  # (pid, tid), by the numbers in the columns
+    missing: tuple[str, ...]  # what is not in the trace or could not be read, a sentence each
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
         """Rows of events of some kinds, in order of their start."""
         chosen: NDArray[np.intp] = np.flatnonzero(np.isin(self.kind, kinds))
         return chosen
 
-    @property
-    def device_rows(self) -> NDArray[np.intp]:
-        """Rows of everything a device did: kernels, copies and fills."""
-        return self.rows(EventKind.KERNEL, EventKind.COPY)
-
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """First and last instant of all complete events; (0, 0) if there are none."""
-        ends = self.spans.end_ns
-        return (0, int(ends.max())) if ends.size else (0, 0)
+    def named(self, rows: NDArray[np.intp], matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """bool[row]: whether the name of each of these rows matches."""
+        wanted = np.array([bool(matches(name)) for name in self.names], np.bool_)
+        return wanted[self.spans.name[rows]]
 
 
 def read(
@@ -450,10 +319,10 @@ def _collected(
     """The events of a file, what stands around them, and what went wrong."""
     columns, skipped = Columns(), 0
     try:
-        pieces = Pieces(TraceFileSource(path, limits, progress), path, decode=decode, limits=limits)
-        for piece in pieces:
-            columns.add(piece.events)
-            skipped += piece.skipped
+        pieces = Pieces(path, decode, limits, progress)
+        for events, others in pieces:
+            columns.add(events)
+            skipped += others
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     faults = {"broken": pieces.broken, "skipped": skipped + pieces.skipped, "unpaired": columns.unpaired}
@@ -470,6 +339,12 @@ def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     )
 
 
+_NO_DEVICE = (
+    "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler that was not "
+    "let to the device's counters."
+)
+
+
 def _missing(
     about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
 ) -> list[str]:
@@ -481,18 +356,9 @@ def _missing(
         (faults["skipped"], f"{faults['skipped']:,} pieces of text are no events that can be read."),
         (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
         (faults["unpaired"], f"{faults['unpaired']:,} events are halves (ph B and E) and are left out."),
-        (not kind.size, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
-        (
-            kind.size and EventKind.OP not in here,
-            "There are no operators: was ProfilerActivity.CPU asked for?",
-        ),
-        (
-            kind.size and not here & {EventKind.KERNEL, EventKind.COPY},
-            (
-                "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler "
-                "that was not let to the device's counters."
-            ),
-        ),
+        (not here, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
+        (here and EventKind.OP not in here, "There are no operators: was ProfilerActivity.CPU asked for?"),
+        (here and not here & {EventKind.KERNEL, EventKind.COPY}, _NO_DEVICE),
         (not remembers, "Nothing is said about memory: profile_memory=True was not set."),
         (_place(about)[0] is None, "It does not say which rank it is."),
         (version is None, "It does not say which version of the format it has; it is read as version 1."),

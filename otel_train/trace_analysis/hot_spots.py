@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,25 +23,22 @@ MOST_CALLS = 1500
 
 
 def flame(scene: Scene) -> list[dict[str, Any]]:
-    """Calls with the same callers put together, parents before children.
+    """Calls with the same callers put together, parents before children, which lie within them.
 
-    Returns:
-        ``name``, ``parent`` (a place in this list; -1 for the outermost), ``depth``, ``start_share`` and ``share``
-        (where it begins and how wide it is, of the whole), ``seconds``, ``count``. Children lie within their
-        parent. All threads of the host are put together; steps are left out, so that all steps are one.
+    ``parent`` is a place in this list, -1 for the outermost; ``start_share`` and ``share`` are where a call begins and
+    how wide it is, of the whole. All threads of the host are put together; steps are left out, so that all are one.
     """
-    calls, names = scene.calls, scene.trace.names
+    calls = scene.calls
     name = scene.trace.spans.name[calls.row]
     length = calls.end_ns - scene.trace.spans.start_ns[calls.row]
-    steps = np.array([text.startswith("ProfilerStep#") for text in names], np.bool_)[name]
+    steps = scene.trace.named(calls.row, re.compile("ProfilerStep#").match)
     parent = _without(calls.parent, steps)
-    group, rows = _grouped(parent, name, ~steps)
-    if not rows:
+    group, paths = _grouped(parent, name, ~steps)
+    if not paths:
         return []
-    count = np.bincount(group[group >= 0], minlength=len(rows))
-    total = np.bincount(group[group >= 0], length[group >= 0], len(rows))
-    whole = float(sum(total[place] for place, (outer, _) in enumerate(rows) if outer < 0)) or 1.0
-    return _laid_out(rows, _Sums(total / whole, total / NS_PER_S, count), names)
+    count = np.bincount(group[group >= 0], minlength=len(paths))
+    total_ns = np.bincount(group[group >= 0], length[group >= 0], len(paths))
+    return _laid_out(paths, total_ns, count, scene.trace.names)
 
 
 def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
@@ -71,38 +68,35 @@ def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, in
     return group, rows
 
 
-class _Sums(NamedTuple):
-    """What is known of each path: columns of the same length."""
-
-    share: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    calls: NDArray[np.int64]
-
-
-def _laid_out(rows: list[tuple[int, int]], sums: _Sums, names: Sequence[str]) -> list[dict[str, Any]]:
-    share = sums.share
-    order = sorted(range(len(rows)), key=lambda place: (rows[place][0], -share[place]))
+def _laid_out(
+    paths: list[tuple[int, int]],
+    total_ns: NDArray[Any],
+    count: NDArray[Any],
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    whole = float(sum(total_ns[place] for place, (outer, _) in enumerate(paths) if outer < 0)) or 1.0
+    share = total_ns / whole
     found: list[dict[str, Any]] = []
     place_of: dict[int, int] = {-1: -1}
     filled: dict[int, float] = {}
     # Paths are numbered level by level, so that a parent always comes before its children.
-    for place in order:
-        outer, code = rows[place]
-        if outer not in place_of or share[place] < LEAST_SHARE or len(found) >= MOST_CALLS:
+    for path in sorted(range(len(paths)), key=lambda path: (paths[path][0], -share[path])):
+        outer, code = paths[path]
+        if outer not in place_of or share[path] < LEAST_SHARE or len(found) >= MOST_CALLS:
             continue
-        above = found[place_of[outer]] if outer >= 0 else None
-        start = filled.get(outer, above["start_share"] if above else 0.0)
-        filled[outer] = start + float(share[place])
-        place_of[place] = len(found)
+        above = found[place_of[outer]] if outer >= 0 else {"start_share": 0.0, "depth": -1}
+        start = filled.get(outer, above["start_share"])
+        filled[outer] = start + float(share[path])
+        place_of[path] = len(found)
         found.append(
             {
                 "name": names[code],
                 "parent": place_of[outer],
-                "depth": above["depth"] + 1 if above else 0,
+                "depth": above["depth"] + 1,
                 "start_share": start,
-                "share": float(share[place]),
-                "seconds": float(sums.seconds[place]),
-                "count": int(sums.calls[place]),
+                "share": float(share[path]),
+                "seconds": float(total_ns[path] / NS_PER_S),
+                "count": int(count[path]),
             }
         )
     return found
@@ -111,17 +105,7 @@ def _laid_out(rows: list[tuple[int, int]], sums: _Sums, names: Sequence[str]) ->
 def by_name(
     name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int, more: Mapping[str, NDArray[np.int64]]
 ) -> list[dict[str, Any]]:
-    """One entry per name, the heaviest first.
-
-    Args:
-        name: int32[event].
-        weight_ns: int64[event], what to sort by; its sum is in ``seconds``.
-        most: entries at most.
-        more: further columns to sum, in nanoseconds, by the key they get.
-
-    Returns:
-        ``name`` (a number), ``count``, ``seconds``, ``share`` of the whole, and the further sums in seconds.
-    """
+    """One entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum, by key."""
     if not name.size:
         return []
     seen, index, count = np.unique(name, return_inverse=True, return_counts=True)
@@ -194,7 +178,7 @@ def launches(scene: Scene) -> dict[str, Any] | None:
 
 def occupancy(scene: Scene) -> float | None:
     """Estimated occupancy of the multiprocessors, 0 to 1, over the time of the kernels that say; None if none does."""
-    spans, rows = scene.trace.spans, scene.device[~(scene.communicates | scene.copies)]
+    spans, rows = scene.trace.spans, scene.device[scene.computes]
     return _weighted(spans.occupancy[rows] / 100, spans.dur_ns[rows])
 
 
@@ -204,12 +188,12 @@ def tensor_cores(scene: Scene) -> dict[str, float] | None:
     ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
     ``used_share`` how much of those do. All by the names of the kernels.
     """
-    spans, rows = scene.trace.spans, scene.device[~(scene.communicates | scene.copies)]
+    spans, rows = scene.trace.spans, scene.device[scene.computes]
     if not rows.size:
         return None
-    code, dur_ns = spans.name[rows], spans.dur_ns[rows]
-    uses = np.array([TENSOR_CORES.search(name) is not None for name in scene.trace.names])[code]
-    matrix = np.array([MATRIX.search(name) is not None for name in scene.trace.names])[code] | uses
+    dur_ns = spans.dur_ns[rows]
+    uses = scene.trace.named(rows, TENSOR_CORES.search)
+    matrix = scene.trace.named(rows, MATRIX.search) | uses
     whole, able_ns, used_ns = int(dur_ns.sum()), int(dur_ns[matrix].sum()), int(dur_ns[uses].sum())
     return {
         "share": used_ns / whole if whole else 0.0,

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 class Intervals(NamedTuple):
-    """Half-open [start, end), rising, without overlap and without touching. Nanoseconds.
-
-    Attributes:
-        start_ns: int64[interval].
-        end_ns: int64[interval], each above its start.
-    """
+    """Half-open [start, end), rising, without overlap and without touching."""
 
     start_ns: Ints
     end_ns: Ints
@@ -81,11 +76,7 @@ def gaps(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
 
 
 def covered(these: Intervals, start_ns: ArrayLike, end_ns: ArrayLike) -> Ints:
-    """How much of each range [start, end) is in the set.
-
-    Returns:
-        int64[range], nanoseconds.
-    """
+    """How much of each range [start, end) is in the set: int64[range], nanoseconds."""
     part: Ints = before(these, end_ns) - before(these, start_ns)
     return part
 

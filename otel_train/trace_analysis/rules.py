@@ -35,41 +35,22 @@ SEVERE = 0.20
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TraceFinding(Finding):
-    """A finding about a trace.
+    """A finding about a trace."""
 
-    Attributes:
-        where: places in the trace that show it, a sentence each.
-        hours_per_day: hours of each day of training at the rate of the trace that would be won back.
-        confidence: ``high``, ``medium`` or ``low``: how well the evidence supports the summary.
-    """
-
-    where: tuple[str, ...] = ()
-    hours_per_day: float = 0.0
-    confidence: str = "medium"
+    where: tuple[str, ...] = ()  # places in the trace that show it, a sentence each
+    hours_per_day: float = 0.0  # of each day of training at the rate of the trace, that would be won back
+    confidence: str = "medium"  # ``high``, ``medium`` or ``low``: how well the evidence supports the summary
 
 
 def found(document: Document, name: str, summary: str, *, share: float, **facts: Any) -> TraceFinding:
-    """A finding, with what follows from its share of the steps.
-
-    Args:
-        document: the analysis.
-        name: the name of the rule.
-        summary: one sentence that names the cause.
-        share: ratio of the time of the steps that would be won back.
-        facts: the other fields.
-    """
+    """A finding, with what follows from ``share``, the ratio of the time of the steps that would be won back."""
     if not document["breakdown"]["steps"] and facts.get("confidence") == "high":
-        facts["confidence"] = (
-            "medium"  # without steps, what happens once weighs as much as what happens always
-        )
-    usual = {"severity": "critical" if share >= SEVERE else "warning"}
+        # Without steps, what happens once weighs as much as what happens always.
+        facts["confidence"] = "medium"
+    facts.setdefault("severity", "critical" if share >= SEVERE else "warning")
+    seconds, hours = share * document["breakdown"]["seconds"], share * HOURS_PER_DAY
     return TraceFinding(
-        name=name,
-        summary=summary,
-        share=share,
-        seconds=share * document["breakdown"]["seconds"],
-        hours_per_day=share * HOURS_PER_DAY,
-        **{**usual, **facts},
+        name=name, summary=summary, share=share, seconds=seconds, hours_per_day=hours, **facts
     )
 
 
@@ -257,8 +238,7 @@ def memory_grows(document: Document) -> TraceFinding | None:
     """Memory that each step leaves behind."""
     for part in document["memory"]:
         left = part["step_end_bytes"]
-        rises = len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left))
-        if rises:
+        if len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left)):
             per_step = (left[-1] - left[0]) / (len(left) - 1)
             return found(
                 document,
@@ -305,13 +285,9 @@ WAITING_SHARE, BLAMED_SHARE = 0.05, 0.5
 
 
 def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
-    """Findings about one trace.
+    """Findings about one trace, of its analysis as ``summarize`` makes it.
 
-    Args:
-        document: the analysis, as ``summarize`` makes it.
-
-    Returns:
-        At least one. Where no rule applies it is ``no_finding``, which says what was looked at.
+    At least one: where no rule applies it is ``no_finding``, which says what was looked at.
     """
     if not document["events"]:
         summary = "Nothing can be said: the trace has no events."
@@ -322,12 +298,7 @@ def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
 
 
 def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> TraceFinding | None:
-    """The rank that the others wait for, if there is one.
-
-    Args:
-        document: the analysis of one rank, for the length of the steps.
-        waiting: what ``ranks.waits`` says of all.
-    """
+    """The rank that the others wait for, if there is one. ``waiting`` is what ``summary.waits`` says of all ranks."""
     rows = waiting["ranks"]
     waited_s = sum(row["waited_seconds"] for row in rows)
     whole_s = document["breakdown"]["seconds"] * len(rows)
@@ -350,13 +321,9 @@ def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> Tra
 
 def _nothing(document: Mapping[str, Any]) -> TraceFinding:
     data, idle = document["breakdown"]["data_share"], document["idle"]
-    looked = [
-        None if data is None else f"data loading takes {data:.1%} of the time, which is fine",
-        None if not idle else f"the device is idle {idle['share']:.0%} of it",
-    ]
-    said = (
-        "; ".join(part for part in looked if part) or "there is no range that says what the time is spent on"
-    )
+    looked = [] if data is None else [f"data loading takes {data:.1%} of the time, which is fine"]
+    looked += [f"the device is idle {idle['share']:.0%} of it"] if idle else []
+    said = "; ".join(looked) or "there is no range that says what the time is spent on"
     return found(
         document,
         "no_finding",

@@ -12,7 +12,7 @@ import numpy as np
 
 from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.events import EventKind
-from otel_train.trace_analysis.intervals import NOTHING, Intervals
+from otel_train.trace_analysis.intervals import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,37 +24,22 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Rows = NDArray[np.intp]
-
-
-HOST_KINDS = (EventKind.OP, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
+    Flags = NDArray[np.bool_]
 
 
 class Calls(NamedTuple):
-    """Events of the host as calls, thread by thread, in order of their start.
+    """Events of the host as calls, thread by thread, in order of their start."""
 
-    Attributes:
-        row: intp[call], where it is in ``Trace.spans``.
-        parent: intp[call], the call it runs in; -1 for the outermost.
-        end_ns: int64[call]; never after the end of its parent.
-        self_ns: int64[call], without the calls in it. All of a thread add up to the time it spent in calls.
-    """
-
-    row: Rows
-    parent: Rows
-    end_ns: Ints
-    self_ns: Ints
+    row: Rows  # where it is in ``Trace.spans``
+    parent: Rows  # the call it runs in; -1 for the outermost
+    end_ns: Ints  # never after the end of its parent
+    self_ns: Ints  # without the calls in it; all of a thread add up to the time it spent in calls
 
 
-def calls(trace: Trace, *, python: bool = False) -> Calls:
-    """The calls of all threads of the host.
-
-    Args:
-        trace: where they were seen.
-        python: also Python's own functions, if they were recorded.
-    """
-    kinds = HOST_KINDS if python else HOST_KINDS[:-1]
+def _calls(trace: Trace) -> Calls:
+    """The calls of all threads of the host, without Python's own functions."""
     spans = trace.spans
-    rows = trace.rows(*kinds)
+    rows = trace.rows(EventKind.OP, EventKind.ANNOTATION, EventKind.RUNTIME)
     rows = rows[spans.stream[rows] < 0]
     # Of two that begin together the longer one is around the other.
     rows = rows[np.lexsort((-spans.dur_ns[rows], spans.start_ns[rows], spans.lane[rows]))]
@@ -68,8 +53,7 @@ def calls(trace: Trace, *, python: bool = False) -> Calls:
     within = parent >= 0
     inside_ns = np.zeros(rows.size, np.int64)
     np.add.at(inside_ns, parent[within], (end - start)[within])
-    self_ns = end - start - inside_ns
-    return Calls(rows, parent, end, self_ns)
+    return Calls(rows, parent, end, end - start - inside_ns)
 
 
 def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
@@ -104,6 +88,18 @@ def _nested_slowly(start: Ints, end: Ints) -> tuple[Rows, Ints]:
     return np.array(parent, np.intp), np.array(clamped, np.int64)
 
 
+STAGE = "otel_train:"
+"""Ranges of our own stages begin with it; that of a loader goes on with its name, ``otel_train:data:train``."""
+
+_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
+_FETCH = re.compile(r"enumerate\(DataLoader\)#")
+_GUESSED: tuple[tuple[str, EventKind, re.Pattern[str]], ...] = (
+    ("data", EventKind.ANNOTATION, _FETCH),
+    ("optimizer", EventKind.ANNOTATION, re.compile(r"Optimizer\.step#")),
+    ("backward", EventKind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
+)
+"""What PyTorch itself says about stages, by the names of its ranges. Forward has none."""
+
 COMMUNICATION = re.compile(r"(?:nccl|rccl).*Kernel|ncclDevKernel")
 GLOO = "gloo:"
 """Ranges of this prefix are collectives on the host, from the start on one rank until all have come."""
@@ -116,111 +112,166 @@ SYNCHRONIZE = re.compile(r"(?:cuda|hip)(?:\w*Synchronize|Memcpy)\Z|cuStreamSynch
 
 
 class Launches(NamedTuple):
-    """The launch of each device row. All columns are int64[device row] or intp[device row].
-
-    Attributes:
-        row: the row of the launch; -1 where the trace does not have it.
-        start_ns: when the launch was called; -1 where not known.
-        end_ns: when that call returned; -1 where not known.
-    """
+    """The launch of each device row; -1 where the trace does not have it."""
 
     row: Rows
+    start_ns: Ints  # when the launch was called
+    end_ns: Ints  # when that call returned
+
+
+class ScheduleSteps(NamedTuple):
+    """Steps of the profiler's schedule, in order."""
+
+    number: Ints  # as the profiler counts them
     start_ns: Ints
     end_ns: Ints
+    counted: bool  # whether the trace says where steps are; if not, the whole trace is one
+
+
+class Stages(NamedTuple):
+    """What the training thread was doing."""
+
+    own: Mapping[str, Intervals]  # by stage, the instants at which it was the innermost one
+    runs: Mapping[str, int]  # by stage, how often it ran
+    guessed: bool  # whether PyTorch's ranges were used, where there are no otel_train ranges
+    data: Intervals  # instants spent waiting for a batch, by our ranges and by PyTorch's
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One trace, looked at once.
-
-    Attributes:
-        trace: what was read.
-    """
+    """One trace, looked at once."""
 
     trace: Trace
 
     @cached_property
     def steps(self) -> ScheduleSteps:
-        """The steps, or the whole as one."""
-        return steps(self.trace)
+        """The steps; the whole of the trace as one where it has none."""
+        spans = self.trace.spans
+        rows = self.host_rows(EventKind.ANNOTATION, _STEP.match)
+        if not rows.size:
+            end = spans.end_ns.max(initial=0)
+            return ScheduleSteps(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([end]), counted=False)
+        number = np.array([int(self.name(row).partition("#")[2]) for row in rows.tolist()], np.int64)
+        _, first = np.unique(number, return_index=True)  # some versions write a step once per thread
+        return ScheduleSteps(
+            number[first], spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True
+        )
 
     @cached_property
     def stages(self) -> Stages:
-        """What the training thread was doing."""
-        return stages(self.trace)
+        """What the training thread was doing: by our ranges, else by PyTorch's."""
+        rows = self.host_rows(EventKind.ANNOTATION, re.compile(STAGE).match)
+        rows = rows[self.trace.spans.dur_ns[rows] > 0]
+        fetches = self.intervals_of(self.host_rows(EventKind.ANNOTATION, _FETCH.match))
+        return self._recorded_stages(rows, fetches) if rows.size else self._guessed_stages(fetches)
+
+    def _recorded_stages(self, rows: Rows, fetches: Intervals) -> Stages:
+        spans = self.trace.spans
+        lanes, often = np.unique(spans.lane[rows], return_counts=True)
+        rows = rows[spans.lane[rows] == lanes[often.argmax()]]  # the thread that trains
+        code = spans.name[rows]
+        own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
+        names = {number: self.trace.names[number].removeprefix(STAGE) for number in np.unique(code).tolist()}
+        found = {names[number]: parts for number, parts in own.items()}
+        count = {name: int((code == number).sum()) for number, name in names.items()}
+        waits = [parts for name, parts in found.items() if name.partition(":")[0] == "data"]
+        data = intervals.union(*map(np.concatenate, zip(fetches, *waits, strict=True)))
+        if not waits and fetches.start_ns.size:
+            found["data"] = intervals.subtract(fetches, self.intervals_of(rows))
+            count["data"] = int(fetches.start_ns.size)
+        return Stages(found, count, guessed=False, data=data)
+
+    def _guessed_stages(self, fetches: Intervals) -> Stages:
+        found, count, taken = {}, {}, NOTHING
+        for stage, kind, pattern in _GUESSED:
+            rows = self.host_rows(kind, pattern.match)
+            parts = intervals.subtract(self.intervals_of(rows), taken)
+            if parts.start_ns.size:
+                found[stage], count[stage] = parts, int(rows.size)
+                taken = intervals.union(*map(np.concatenate, zip(taken, parts, strict=True)))
+        return Stages(found, count, guessed=True, data=fetches)
 
     @cached_property
     def window(self) -> tuple[int, int]:
         """First and last instant of the analysed steps."""
-        return self.steps.window
+        return int(self.steps.start_ns.min()), int(self.steps.end_ns.max())
 
     @cached_property
     def calls(self) -> Calls:
         """The call tree of the host."""
-        return calls(self.trace)
+        return _calls(self.trace)
 
     @cached_property
     def device(self) -> Rows:
-        """Rows of what ran on the device, in order of their start."""
-        return self.trace.device_rows
+        """Rows of kernels, copies and fills, in order of their start."""
+        return self.trace.rows(EventKind.KERNEL, EventKind.COPY)
 
     @cached_property
-    def communicates(self) -> NDArray[np.bool_]:
+    def communicates(self) -> Flags:
         """bool[device row]: a collective."""
-        return self._is(COMMUNICATION)
+        return self.trace.named(self.device, COMMUNICATION.match)
 
     @cached_property
     def collectives(self) -> Rows:
         """Rows of collectives, in order of their start: a device's; where it has none, those of gloo's threads."""
         rows = self.device[self.communicates]
-        if rows.size:
-            return rows
-        gloo = np.array([name.startswith(GLOO) for name in self.trace.names], np.bool_)
-        annotations = self.trace.rows(EventKind.ANNOTATION)
-        annotations = annotations[gloo[self.trace.spans.name[annotations]]]
-        return annotations[np.argsort(self.trace.spans.start_ns[annotations], kind="stable")]
+        return rows if rows.size else self.host_rows(EventKind.ANNOTATION, re.compile(GLOO).match)
 
     @cached_property
-    def copies(self) -> NDArray[np.bool_]:
+    def copies(self) -> Flags:
         """bool[device row]: a copy or a fill."""
-        either: NDArray[np.bool_] = self._is(COPY) | (self.trace.kind[self.device] == EventKind.COPY)
+        either: Flags = self.trace.named(self.device, COPY.match) | (
+            self.trace.kind[self.device] == EventKind.COPY
+        )
         return either
+
+    @cached_property
+    def computes(self) -> Flags:
+        """bool[device row]: a kernel that is neither a collective nor a copy."""
+        return ~(self.communicates | self.copies)
 
     @cached_property
     def busy(self) -> Intervals:
         """When anything ran on the device."""
-        return self._union(np.ones(self.device.size, np.bool_))
+        return self.intervals_of(self.device)
 
     @cached_property
     def compute(self) -> Intervals:
         """When a kernel ran that is neither a collective nor a copy."""
-        return self._union(~(self.communicates | self.copies))
+        return self.intervals_of(self.device[self.computes])
 
     @cached_property
     def communication(self) -> Intervals:
         """When a collective ran."""
-        return self._union(self.communicates)
+        return self.intervals_of(self.device[self.communicates])
 
     @cached_property
     def launches(self) -> Launches:
         """The launch of each device row."""
-        spans, calls_ = self.trace.spans, self.trace.rows(EventKind.RUNTIME)
-        calls_ = calls_[spans.correlation[calls_] >= 0]
-        order = np.argsort(spans.correlation[calls_], kind="stable")
-        ids = spans.correlation[calls_][order]
+        spans, calls = self.trace.spans, self.trace.rows(EventKind.RUNTIME)
         asked = spans.correlation[self.device]
-        place = np.minimum(np.searchsorted(ids, asked), max(ids.size - 1, 0))
-        known = (ids[place] == asked) & (asked >= 0) if ids.size else np.zeros(asked.shape, np.bool_)
-        row = np.where(known, calls_[order][place], -1) if ids.size else np.full(asked.shape, -1, np.intp)
-        start, end = spans.start_ns[np.maximum(row, 0)], spans.end_ns[np.maximum(row, 0)]
-        return Launches(row, np.where(known, start, -1), np.where(known, end, -1))
+        calls = calls[spans.correlation[calls] >= 0]
+        if not calls.size:
+            return Launches(*np.full((3, asked.size), -1))
+        calls = calls[np.argsort(spans.correlation[calls], kind="stable")]
+        ids = spans.correlation[calls]
+        place = np.minimum(np.searchsorted(ids, asked), ids.size - 1)
+        known = (ids[place] == asked) & (asked >= 0)
+        row = calls[place]
+        return Launches(
+            *(np.where(known, column, -1) for column in (row, spans.start_ns[row], spans.end_ns[row]))
+        )
 
     @cached_property
     def synchronizing(self) -> Rows:
         """Rows of calls that wait for the device, in order of their start."""
-        waits = np.array([SYNCHRONIZE.match(name) is not None for name in self.trace.names], np.bool_)
         rows = self.trace.rows(EventKind.RUNTIME)
-        return rows[waits[self.trace.spans.name[rows]]]
+        return rows[self.trace.named(rows, SYNCHRONIZE.match)]
+
+    def host_rows(self, kind: EventKind, matches: Callable[[str], object]) -> Rows:
+        """Rows of one kind on the host whose name matches, in order of their start."""
+        rows = self.trace.rows(kind)
+        return rows[self.trace.named(rows, matches) & (self.trace.spans.stream[rows] < 0)]
 
     def intervals_of(self, rows: Rows) -> Intervals:
         """When any of some rows was going on."""
@@ -235,121 +286,6 @@ class Scene:
         place = np.searchsorted(self.steps.start_ns, at_ns, side="right") - 1
         inside = (place >= 0) & (at_ns <= self.steps.end_ns[np.maximum(place, 0)])
         return np.where(inside, self.steps.number[np.maximum(place, 0)], -1)
-
-    def _is(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-        named = np.array([pattern.match(name) is not None for name in self.trace.names], np.bool_)
-        return named[self.trace.spans.name[self.device]] if named.size else np.zeros(0, np.bool_)
-
-    def _union(self, chosen: NDArray[np.bool_]) -> Intervals:
-        return self.intervals_of(self.device[chosen])
-
-
-STAGE = "otel_train:"
-"""Ranges of our own stages begin with it; that of a loader goes on with its name, ``otel_train:data:train``."""
-
-_STEP = re.compile(r"ProfilerStep#(\d+)\Z")
-_GUESSED: tuple[tuple[str, EventKind, re.Pattern[str]], ...] = (
-    ("data", EventKind.ANNOTATION, re.compile(r"enumerate\(DataLoader\)#")),
-    ("optimizer", EventKind.ANNOTATION, re.compile(r"Optimizer\.step#")),
-    ("backward", EventKind.OP, re.compile(r"autograd::engine::evaluate_function: ")),
-)
-"""What PyTorch itself says about stages, by the names of its ranges. Forward has none."""
-
-
-class ScheduleSteps(NamedTuple):
-    """Steps of the profiler's schedule, in order.
-
-    Attributes:
-        number: int64[step], as the profiler counts them.
-        start_ns: int64[step].
-        end_ns: int64[step].
-        counted: whether the trace says where steps are; if not, the whole trace is one.
-    """
-
-    number: Ints
-    start_ns: Ints
-    end_ns: Ints
-    counted: bool
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """From the beginning of the first to the end of the last."""
-        return int(self.start_ns.min()), int(self.end_ns.max())
-
-
-class Stages(NamedTuple):
-    """What the training thread was doing.
-
-    Attributes:
-        own: by stage, the instants at which it was the innermost one.
-        runs: by stage, how often it ran.
-        guessed: whether PyTorch's ranges were used, where there are no otel_train ranges.
-        data: instants spent waiting for a batch, by our ranges and by PyTorch's.
-    """
-
-    own: Mapping[str, Intervals]
-    runs: Mapping[str, int]
-    guessed: bool
-    data: Intervals
-
-
-def steps(trace: Trace) -> ScheduleSteps:
-    """The steps of a trace; the whole of it where it has none."""
-    spans = trace.spans
-    numbers = {code: int(found[1]) for code, name in enumerate(trace.names) if (found := _STEP.match(name))}
-    rows = _named(trace, EventKind.ANNOTATION, numbers.__contains__)
-    if not rows.size:
-        start, end = trace.span_ns
-        return ScheduleSteps(np.zeros(1, np.int64), np.array([start]), np.array([end]), counted=False)
-    number = np.array([numbers[int(code)] for code in spans.name[rows]], np.int64)
-    _, first = np.unique(number, return_index=True)  # some versions write a step once per thread
-    return ScheduleSteps(number[first], spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True)
-
-
-def stages(trace: Trace) -> Stages:
-    """The stages of a trace."""
-    spans = trace.spans
-    ours = {code: name.removeprefix(STAGE) for code, name in enumerate(trace.names) if name.startswith(STAGE)}
-    fetches = _ranges(trace, _guessed_rows(trace, *_GUESSED[0][1:]))
-    rows = _named(trace, EventKind.ANNOTATION, ours.__contains__)
-    rows = rows[spans.dur_ns[rows] > 0]
-    if rows.size:
-        lanes, often = np.unique(spans.lane[rows], return_counts=True)
-        rows = rows[spans.lane[rows] == lanes[often.argmax()]]  # the thread that trains
-        code = spans.name[rows]
-        own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
-        found = {ours[number]: parts for number, parts in own.items()}
-        count = {ours[int(number)]: int((code == number).sum()) for number in np.unique(code)}
-        waits = [parts for name, parts in found.items() if name.partition(":")[0] == "data"]
-        data = intervals.union(*map(np.concatenate, zip(fetches, *waits, strict=True)))
-        if not waits and fetches.start_ns.size:
-            ours_ns = intervals.union(spans.start_ns[rows], spans.end_ns[rows])
-            found["data"], count["data"] = intervals.subtract(fetches, ours_ns), int(fetches.start_ns.size)
-        return Stages(found, count, guessed=False, data=data)
-    found, count, taken = {}, {}, NOTHING
-    for stage, kind, pattern in _GUESSED:
-        rows = _guessed_rows(trace, kind, pattern)
-        parts = intervals.subtract(_ranges(trace, rows), taken)
-        if parts.start_ns.size:
-            found[stage], count[stage] = parts, int(rows.size)
-            taken = intervals.union(*map(np.concatenate, zip(taken, parts, strict=True)))
-    return Stages(found, count, guessed=True, data=fetches)
-
-
-def _guessed_rows(trace: Trace, kind: EventKind, pattern: re.Pattern[str]) -> Rows:
-    codes = {code for code, name in enumerate(trace.names) if pattern.match(name)}
-    return _named(trace, kind, codes.__contains__)
-
-
-def _named(trace: Trace, kind: EventKind, wanted: Callable[[int], bool]) -> Rows:
-    """Rows of one kind on the host whose name, by number, is wanted."""
-    names = np.array([wanted(code) for code in range(len(trace.names))], np.bool_)
-    rows = trace.rows(kind)
-    return rows[names[trace.spans.name[rows]] & (trace.spans.stream[rows] < 0)]
-
-
-def _ranges(trace: Trace, rows: Rows) -> Intervals:
-    return intervals.union(trace.spans.start_ns[rows], trace.spans.end_ns[rows])
 
 
 def _innermost(start: Ints, end: Ints, code: NDArray[np.int32]) -> dict[int, Intervals]:

@@ -29,7 +29,6 @@ ELSEWHERE = {
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "trace_analysis/reader.py": "events of a trace that has been read",
-    "trace_analysis/events.py": "one event of a trace that has been read",
     "distributed/rank_report.py": "a record that ranks leave in the job's store",
     "profiler/": "the profiler's own files, and the body of a request",
     "cli/doctor.py": "a token file that an option names",

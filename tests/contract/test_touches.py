@@ -53,7 +53,7 @@ KIND = TrackerKind(
 
 
 DUMMY_RULE = """\
-    Rule("dummy_bound", "there is a step", ("steps",), "nothing", lambda run: _finding(
+    Rule("dummy_bound", "there is a step", ("steps",), "nothing", lambda run: training_finding(
         "dummy_bound", "A finding of a test.", advice="None.", evidence={"steps": float(run.steps)})),
     *RUN_RULES[1:],
 """

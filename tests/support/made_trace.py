@@ -56,27 +56,12 @@ class MadeTrace:
         launch_dur: float = 2.0, tid: int = MAIN, args: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """A kernel on the device, and the call that launched it."""
-        self.device(
-            "kernel",
-            name,
-            start,
-            dur,
-            stream=stream,
-            correlation=self.call("cudaLaunchKernel", launched, launch_dur, tid=tid),
-            **(args or {}),
-        )
+        correlation = self.call("cudaLaunchKernel", launched, launch_dur, tid=tid)
+        self.device("kernel", name, start, dur, stream=stream, correlation=correlation, **(args or {}))
 
     def device(
-        self,
-        cat: str,
-        name: str,
-        start: float,
-        dur: float,
-        *,
-        stream: int = COMPUTE_STREAM,
-        correlation: int,
-        **args: Any,
-    ) -> None:
+        self, cat: str, name: str, start: float, dur: float, *, stream: int = COMPUTE_STREAM, correlation: int, **args: Any
+    ) -> None:  # fmt: skip
         """Anything that runs on the device."""
         arguments = {"device": DEVICE, "context": 1, "stream": stream, "correlation": correlation, **args}
         self._add(cat, name, start, dur, pid=DEVICE, tid=stream, args=arguments)
@@ -85,18 +70,10 @@ class MadeTrace:
         """An allocation (or a release, below zero), and what is allocated from then on."""
         args = {"Total Reserved": reserved, "Total Allocated": total, "Bytes": change, "Device Id": 0 if device_type else -1,
                 "Device Type": device_type, "Addr": 94869047744896}  # fmt: skip
-        self.events.append(
-            {
-                "ph": "i",
-                "cat": "cpu_instant_event",
-                "s": "t",
-                "name": "[memory]",
-                "pid": HOST,
-                "tid": MAIN,
-                "ts": at,
-                "args": args,
-            }
-        )
+        self.events.append({
+            "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": HOST, "tid": MAIN, "ts": at,
+            "args": args,
+        })  # fmt: skip
 
     def document(self) -> dict[str, Any]:
         """The whole, as JSON."""
@@ -112,18 +89,11 @@ class MadeTrace:
         path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
         return path
 
-    def _add(self, cat: str, name: str, start: float, dur: float, **rest: Any) -> None:
-        self.events.append(
-            {
-                "ph": "X",
-                "cat": cat,
-                "name": name,
-                **{k: rest[k] for k in ("pid", "tid")},
-                "ts": start,
-                "dur": dur,
-                "args": rest["args"],
-            }
-        )
+    def _add(
+        self, cat: str, name: str, start: float, dur: float, *, pid: int, tid: int, args: Mapping[str, Any]
+    ) -> None:
+        event = {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": dur}
+        self.events.append({**event, "args": args})
 
 
 def _laid_out(about: dict[str, Any], batches: Iterable[Iterable[dict[str, Any]]]) -> Iterator[str]:
@@ -177,12 +147,8 @@ def one_step(
     busy += 30.0 if world_size > 1 else 0.0
     begun = now = now + 1.0
     made.op("Optimizer.step#AdamW.step", now, 20.0)
-    made.kernel(
-        "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamW>(int)",
-        max(busy, now + 8),
-        15.0,
-        launched=now + 4,
-    )
+    fused = "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamW>(int)"
+    made.kernel(fused, max(busy, now + 8), 15.0, launched=now + 4)
     made.note("otel_train:optimizer", begun, 22.0)
     busy = max(busy, now + 8) + 15.0
     now += 23.0

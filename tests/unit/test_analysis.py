@@ -9,12 +9,10 @@ import pytest
 
 from otel_train import TraceError
 from otel_train.trace_analysis import intervals
-from otel_train.trace_analysis.breakdown import allocations, breakdown, idle, overlap, temporal
-from otel_train.trace_analysis.critical_path import critical_path
+from otel_train.trace_analysis.breakdown import allocations, breakdown, critical_path, idle, overlap, temporal
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import launches, tensor_cores, top_kernels, top_ops
-from otel_train.trace_analysis.rank_waits import waits
-from otel_train.trace_analysis.summary import summarize, trace_summary
+from otel_train.trace_analysis.summary import summarize, trace_summary, waits
 from otel_train.trace_analysis.timeline import Scene
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 

@@ -90,66 +90,36 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 WRONG = {
     "activities.outside": (0.5, "activities add up to 3.7 s, wall_seconds is 4.0 s"),
     "activities.init": (-1.0, "activities.init is -1.0 s: less than nothing"),
-    "activities.data_wait": (
-        1.2,
-        "activities.data_wait is 1.2 s, self_seconds of its rows (phase train, stage data) are 1.0 s",
-    ),
+    "activities.data_wait": (1.2, "activities.data_wait is 1.2 s, self_seconds of its rows (phase train, stage data) are 1.0 s"),
     "activities.eval": (0.4, "activities.eval is 0.4 s, self_seconds of its rows"),
-    "stages.1.inclusive_seconds": (
-        0.9,
-        "self_seconds of train train forward is 1.0 s, its inclusive_seconds 0.9 s",
-    ),
+    "stages.1.inclusive_seconds": (0.9, "self_seconds of train train forward is 1.0 s, its inclusive_seconds 0.9 s"),
     "stages.1.p95": (0.05, "stages: quantiles of train train forward are out of order"),
     "stages.1.avg": (0.3, "avg of train train forward is 0.3 s, min 0.1 s and max 0.1 s"),
     "stages.1.count": (0, "train train forward has count 0 and quantiles"),
-    "steps.train": (
-        9,
-        "steps are {'train': 9, 'eval': 2}, the counts of step_durations {'train': 10, 'eval': 2}",
-    ),
-    "step_durations.0.total_seconds": (
-        2.5,
-        "step_durations.total_seconds of phase train is 2.5 s, self_seconds of its stages 2.0 s",
-    ),
+    "steps.train": (9, "steps are {'train': 9, 'eval': 2}, the counts of step_durations {'train': 10, 'eval': 2}"),
+    "step_durations.0.total_seconds": (2.5, "step_durations.total_seconds of phase train is 2.5 s, self_seconds of its stages 2.0 s"),
     "step_durations.1.total_seconds": (0.3, "of phase eval is 0.3 s, self_seconds of its stages 0.2 s"),
     "loaders.0.wait.total_seconds": (0.6, "wait of train has count 10 and total_seconds 0.6 s"),
     "loaders.1.wait.count": (3, "wait of val has count 3"),
     "loaders.1.wait": (None, "val has no wait; its rows of stage data have count 2"),
     "rates.0.seconds": (3.0, "rates: seconds of train train is 3.0 s, self_seconds of its stages 2.0 s"),
-    "rates.0.batches_per_second": (
-        7.0,
-        "batches_per_second of train train is 7.0 over seconds 2.0 s, batches is 10",
-    ),
+    "rates.0.batches_per_second": (7.0, "batches_per_second of train train is 7.0 over seconds 2.0 s, batches is 10"),
     "rates.0.batches": (11, "batches_per_second of train train is 5.0 over seconds 2.0 s, batches is 11"),
     "rates.0.samples_per_second": (None, "train train has 40 samples in 2.0 s, and no samples_per_second"),
-    "rates.1.tokens_per_second": (
-        5.0,
-        "tokens_per_second of eval val is 5.0 over seconds 0.2 s, tokens is None",
-    ),
+    "rates.1.tokens_per_second": (5.0, "tokens_per_second of eval val is 5.0 over seconds 0.2 s, tokens is None"),
     "batches.train": (8, "batches of train are 10 in all phases, batches.train is 8"),
     "throughput.wall_seconds": (2.0, "throughput.wall_seconds is 2.0 s, wall_seconds is 4.0 s"),
     "throughput.steps_per_second": (5.0, "steps_per_second is 5.0 over 4.0 s, training has 10 steps"),
     "throughput.samples_per_second": (5.0, "samples_per_second is 5.0 over 4.0 s, training has 40 samples"),
     "verdicts.0.share": (1.5, "share 1.5 of input_bound is not between 0 and 1"),
-    "verdicts.0.seconds": (
-        1.9,
-        "share 0.4 of input_bound is of training_seconds 2.0 s, its seconds are 1.9 s",
-    ),
-    "verdicts.1.seconds": (
-        9.0,
-        "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s",
-    ),
+    "verdicts.0.seconds": (1.9, "share 0.4 of input_bound is of training_seconds 2.0 s, its seconds are 1.9 s"),
+    "verdicts.1.seconds": (9.0, "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s"),
     "verdicts.0.loader": ("unknown", "input_bound is about loader unknown: no value is of it"),
-    "verdicts.0.evidence.data_wait_seconds": (
-        0.7,
-        "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0",
-    ),
+    "verdicts.0.evidence.data_wait_seconds": (0.7, "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0"),
     "verdicts.0.evidence.steady_wait_ratio": (0.5, "steady_wait_ratio of input_bound is 0.5; by the keys"),
-    "verdicts.0.evidence.hunch": (
-        0.7,
-        "hunch of input_bound is 0.7: no key has it, and it follows from none",
-    ),
+    "verdicts.0.evidence.hunch": (0.7, "hunch of input_bound is 0.7: no key has it, and it follows from none"),
     "verdicts.1.evidence.outside_ratio": (0.3, "outside_ratio of idle_between_passes is 0.3; by the keys"),
-}
+}  # fmt: skip
 """By key: a wrong value, and the reported fault."""
 
 
