@@ -65,9 +65,8 @@ def command_line(
     if path.is_dir() or (path.is_file() and _is_python(path)):
         return [python, *flags, *words]
     if shutil.which(words[0]) is None:
-        raise ConfigError(
-            f"{words[0]}: no such file, and no such command. A script is given by its path, a module after -m"
-        )
+        remedy = "A script is given by its path, a module after -m"
+        raise ConfigError(f"{words[0]}: no such file, and no such command. {remedy}")
     return list(words)
 
 
@@ -130,15 +129,11 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Ended(NamedTuple):
-    """Exit of a program.
-
-    Attributes:
-        pid: its process id.
-        code: exit code; -n if killed by signal n, as in ``subprocess``.
-    """
+    """Exit of a program."""
 
     pid: int
     code: int
+    """-n if killed by signal n, as in ``subprocess``."""
 
     @property
     def signal_name(self) -> str:
@@ -206,9 +201,8 @@ def end_like(ended: Ended) -> int:
         return ended.code
     sys.stdout.flush()
     sys.stderr.flush()
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # no second core file
+    core = resource.RLIMIT_CORE
+    resource.setrlimit(core, (0, resource.getrlimit(core)[1]))  # no second core file
     number = -ended.code
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -8,8 +8,8 @@ import re
 import shutil
 import socket
 import time
-import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -144,11 +144,9 @@ class Ports:
 
 def free_ports() -> Ports:
     """Returns ports that are free at the moment."""
-    sockets = [socket.create_server((HOST, 0)) for _ in fields(Ports)]
-    numbers = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return Ports(**{field.name: number for field, number in zip(fields(Ports), numbers, strict=True)})
+    with ExitStack() as opened:
+        sockets = {each.name: opened.enter_context(socket.create_server((HOST, 0))) for each in fields(Ports)}
+        return Ports(**{name: each.getsockname()[1] for name, each in sockets.items()})
 
 
 def _free(port: int) -> bool:
@@ -168,13 +166,13 @@ _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
     """Write ``state/conf``: the shipped files, with the addresses of this stack beside them."""
-    conf, shipped = state / "conf", folder() / "deploy"
+    conf, shipped = state / "conf", folder() / "deploy" / "prometheus"
     shutil.rmtree(conf, ignore_errors=True)
     conf.mkdir(parents=True, mode=0o700)
     (conf / "targets").mkdir()
     (conf / "targets.d").mkdir()
-    shutil.copyfile(shipped / "prometheus" / "prometheus.yml", conf / "prometheus.yml")
-    shutil.copytree(shipped / "prometheus" / "rules", conf / "rules")
+    shutil.copyfile(shipped / "prometheus.yml", conf / "prometheus.yml")
+    shutil.copytree(shipped / "rules", conf / "rules")
     addresses = {
         "prometheus": ports.prometheus,
         "alertmanager": ports.alertmanager,
@@ -190,12 +188,10 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
 
 
 def write_alertmanager(path: Path, webhook: str) -> None:
-    """Write the shipped Alertmanager file, with an address in its receivers.
+    """Write the shipped Alertmanager file, with an address that every receiver calls; "" leaves them silent.
 
-    Args:
-        path: the file to write. Its folder is closed to others, as the address may carry a secret; the file itself
-            is not, because a container reads it as another user.
-        webhook: what every receiver calls; "" leaves them silent.
+    The folder is closed to others, as the address may carry a secret; the file is not: a container reads it as
+    another user.
     """
     text = (folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
     if webhook:

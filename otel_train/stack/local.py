@@ -8,10 +8,9 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -26,113 +25,13 @@ ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
 """Senders stop before receivers, so that none waits for a response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A process of the stack."""
+class Part(NamedTuple):
+    """A process of the stack: its name, command, variables beside the caller's, and what answers when it is well."""
 
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str]
     health_url: str
-
-
-def parts(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False) -> tuple[Part, ...]:
-    """The parts of a local stack whose programs are there, in the order in which they stop."""
-    makers: dict[str, Callable[[Path, Ports, Mapping[str, str]], Part]] = {
-        "collector": partial(_collector, secure=secure),
-        "prometheus": _prometheus,
-        "alertmanager": _alertmanager,
-        "jaeger": _jaeger,
-    }
-    absent = missing(environ)
-    return tuple(makers[name](state, ports, environ) for name in ORDER if name not in absent)
-
-
-def missing(environ: Mapping[str, str]) -> dict[str, str]:
-    """Parts whose program is not there, and how to get it."""
-    return {name: reason for name in ORDER if (reason := _not_found(name, environ))}
-
-
-def _not_found(name: str, environ: Mapping[str, str]) -> str:
-    try:
-        find(name, environ)
-    except StackError as error:
-        return str(error)
-    return ""
-
-
-def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool) -> Part:
-    shipped = configuration.folder() / "deploy" / "collector"
-    configs = [shipped / name for name in ("config.yaml", *(["secure.yaml"] if secure else []))]
-    return Part(
-        name="collector",
-        command=(str(find("collector", environ)), *(f"--config={path}" for path in configs)),
-        environ={
-            "COLLECTOR_NAME": COLLECTOR,
-            "COLLECTOR_GRPC": f"{HOST}:{ports.otlp_grpc}",
-            "COLLECTOR_HTTP": f"{HOST}:{ports.otlp_http}",
-            "COLLECTOR_HEALTH": f"{HOST}:{ports.collector_health}",
-            "COLLECTOR_METRICS_PORT": str(ports.collector_metrics),
-            "COLLECTOR_KEYS": str(tls.folder(state).resolve()),
-            "COLLECTOR_QUEUE_DIR": str(state / "data" / "collector"),
-            "PROMETHEUS_URL": f"http://{HOST}:{ports.prometheus}",
-            "TRACES_GRPC": f"{HOST}:{ports.jaeger_otlp}",
-        },
-        health_url=f"http://{HOST}:{ports.collector_health}/",
-    )
-
-
-def _prometheus(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
-    settings = configuration.settings(environ)
-    return Part(
-        name="prometheus",
-        command=(
-            str(find("prometheus", environ)),
-            f"--config.file={state / 'conf' / 'prometheus.yml'}",
-            f"--storage.tsdb.path={state / 'data' / 'prometheus'}",
-            f"--storage.tsdb.retention.time={settings['METRICS_RETENTION_TIME']}",
-            f"--storage.tsdb.retention.size={settings['METRICS_RETENTION_SIZE']}",
-            f"--web.listen-address={HOST}:{ports.prometheus}",
-            "--web.enable-otlp-receiver",
-            "--web.enable-lifecycle",
-            "--enable-feature=exemplar-storage,otlp-deltatocumulative",
-        ),
-        environ={},
-        health_url=f"http://{HOST}:{ports.prometheus}/-/ready",
-    )
-
-
-def _alertmanager(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
-    return Part(
-        name="alertmanager",
-        command=(
-            str(find("alertmanager", environ)),
-            f"--config.file={state / 'conf' / 'alertmanager.yml'}",
-            f"--storage.path={state / 'data' / 'alertmanager'}",
-            f"--web.listen-address={HOST}:{ports.alertmanager}",
-            "--cluster.listen-address=",
-        ),
-        environ={},
-        health_url=f"http://{HOST}:{ports.alertmanager}/-/ready",
-    )
-
-
-def _jaeger(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
-    config = configuration.folder() / "deploy" / "jaeger" / "config.yaml"
-    return Part(
-        name="jaeger",
-        command=(str(find("jaeger", environ)), f"--config={config}"),
-        environ={
-            "JAEGER_DIR": str(state / "data" / "jaeger"),
-            "JAEGER_OTLP": f"{HOST}:{ports.jaeger_otlp}",
-            "JAEGER_HTTP": f"{HOST}:{ports.jaeger}",
-            "JAEGER_QUERY_GRPC": f"{HOST}:{ports.jaeger_grpc}",
-            "JAEGER_HEALTH": f"{HOST}:{ports.jaeger_health}",
-            "JAEGER_METRICS_PORT": str(ports.jaeger_metrics),
-            "TRACES_RETENTION": configuration.settings(environ)["TRACES_RETENTION"],
-        },
-        health_url=f"http://{HOST}:{ports.jaeger_health}/status",
-    )
 
 
 READY_WITHIN_S = 120.0
@@ -193,7 +92,8 @@ class LocalStack:
 
     def missing(self) -> dict[str, str]:
         """Parts whose program is not there, and how to get it."""
-        return missing(self._environ)
+        absent = [name for name in ORDER if _program(name, self._environ) is None]
+        return {name: _not_found(name, self._environ) for name in absent}
 
     def kill(self, name: str) -> None:
         """End a part as SIGKILL does: without a chance to tidy up."""
@@ -226,18 +126,15 @@ class LocalStack:
         while True:
             ended = [name for name in self._children if running(self.state, name) is None]
             if ended:
-                asked = not (self.state / "stack.json").exists()
-                return "" if asked else ended[0]
+                return ended[0] if (self.state / "stack.json").exists() else ""
             time.sleep(LOOK_EVERY_S)
 
     def states(self) -> dict[str, str]:
         """Part to ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
         found = dict.fromkeys(self.missing(), "missing")
-        for part in self._parts():
-            runs = running(self.state, part.name) is not None
-            found[part.name] = (
-                ("ready" if configuration.healthy(part.health_url) else "starting") if runs else "down"
-            )
+        for name, _, _, health_url in self._parts():
+            state = "ready" if configuration.healthy(health_url) else "starting"
+            found[name] = "down" if running(self.state, name) is None else state
         return found
 
     def addresses(self) -> dict[str, str]:
@@ -266,8 +163,77 @@ class LocalStack:
         }
         return {name: f"{says[name]}. {reason}" for name, reason in self.missing().items()}
 
-    def _parts(self) -> tuple[Part, ...]:
-        return parts(self.state, self.ports, self._environ, secure=self.secure)
+    def _parts(self) -> list[Part]:
+        """Those whose programs are there, in the order in which they stop."""
+        makers = {
+            "collector": self._collector,
+            "prometheus": self._prometheus,
+            "alertmanager": self._alertmanager,
+            "jaeger": self._jaeger,
+        }
+        absent = self.missing()
+        return [makers[name]() for name in ORDER if name not in absent]
+
+    def _part(self, name: str, health: str, arguments: Sequence[str], **environ: str) -> Part:
+        program = str(find(name, self._environ))
+        return Part(name, (program, *arguments), environ, f"http://{HOST}:{health}")
+
+    def _collector(self) -> Part:
+        ports, shipped = self.ports, configuration.folder() / "deploy" / "collector"
+        configs = [shipped / name for name in ("config.yaml", *(["secure.yaml"] if self.secure else []))]
+        return self._part(
+            "collector",
+            f"{ports.collector_health}/",
+            [f"--config={path}" for path in configs],
+            COLLECTOR_NAME=COLLECTOR,
+            COLLECTOR_GRPC=f"{HOST}:{ports.otlp_grpc}",
+            COLLECTOR_HTTP=f"{HOST}:{ports.otlp_http}",
+            COLLECTOR_HEALTH=f"{HOST}:{ports.collector_health}",
+            COLLECTOR_METRICS_PORT=str(ports.collector_metrics),
+            COLLECTOR_KEYS=str(tls.folder(self.state).resolve()),
+            COLLECTOR_QUEUE_DIR=str(self.state / "data" / "collector"),
+            PROMETHEUS_URL=f"http://{HOST}:{ports.prometheus}",
+            TRACES_GRPC=f"{HOST}:{ports.jaeger_otlp}",
+        )
+
+    def _prometheus(self) -> Part:
+        settings, port = configuration.settings(self._environ), self.ports.prometheus
+        arguments = [
+            f"--config.file={self.state / 'conf' / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.state / 'data' / 'prometheus'}",
+            f"--storage.tsdb.retention.time={settings['METRICS_RETENTION_TIME']}",
+            f"--storage.tsdb.retention.size={settings['METRICS_RETENTION_SIZE']}",
+            f"--web.listen-address={HOST}:{port}",
+            "--web.enable-otlp-receiver",
+            "--web.enable-lifecycle",
+            "--enable-feature=exemplar-storage,otlp-deltatocumulative",
+        ]
+        return self._part("prometheus", f"{port}/-/ready", arguments)
+
+    def _alertmanager(self) -> Part:
+        port = self.ports.alertmanager
+        arguments = [
+            f"--config.file={self.state / 'conf' / 'alertmanager.yml'}",
+            f"--storage.path={self.state / 'data' / 'alertmanager'}",
+            f"--web.listen-address={HOST}:{port}",
+            "--cluster.listen-address=",
+        ]
+        return self._part("alertmanager", f"{port}/-/ready", arguments)
+
+    def _jaeger(self) -> Part:
+        ports, config = self.ports, configuration.folder() / "deploy" / "jaeger" / "config.yaml"
+        return self._part(
+            "jaeger",
+            f"{ports.jaeger_health}/status",
+            [f"--config={config}"],
+            JAEGER_DIR=str(self.state / "data" / "jaeger"),
+            JAEGER_OTLP=f"{HOST}:{ports.jaeger_otlp}",
+            JAEGER_HTTP=f"{HOST}:{ports.jaeger}",
+            JAEGER_QUERY_GRPC=f"{HOST}:{ports.jaeger_grpc}",
+            JAEGER_HEALTH=f"{HOST}:{ports.jaeger_health}",
+            JAEGER_METRICS_PORT=str(ports.jaeger_metrics),
+            TRACES_RETENTION=configuration.settings(self._environ)["TRACES_RETENTION"],
+        )
 
     def _check_alive(self) -> None:
         for name, child in self._children.items():
@@ -302,13 +268,9 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
     try:
         with log.open("wb") as out:
             child = subprocess.Popen(
-                part.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**environ, **part.environ},
-                start_new_session=True,
-            )
+                part.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env={**environ, **part.environ}, start_new_session=True,
+            )  # fmt: skip
     except OSError as error:
         raise StackError(f"{part.name}: {part.command[0]} cannot be started: {error.strerror}") from error
     began_s = psutil.Process(child.pid).create_time()
@@ -389,16 +351,22 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
     """The program of a component: the cache first, whose version is known, then PATH."""
+    found = _program(component, environ)
+    if found is None:
+        raise StackError(_not_found(component, environ))
+    return found
+
+
+def _program(component: str, environ: Mapping[str, str]) -> Path | None:
     cache = cache_folder(environ)
-    for name in NAMES[component]:
-        if os.access(cache / name, os.X_OK):
-            return cache / name
-    for name in NAMES[component]:
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found:
-            return Path(found)
-    raise StackError(
-        f"{component}: no program {' or '.join(NAMES[component])} in {cache} or on PATH. In a checkout run "
-        "tools/get_components.sh, which builds what is missing from its Go modules; elsewhere put the project's "
+    cached = (cache / name for name in NAMES[component] if os.access(cache / name, os.X_OK))
+    on_path = (shutil.which(name, path=environ.get("PATH")) for name in NAMES[component])
+    return next(cached, None) or next((Path(found) for found in on_path if found), None)
+
+
+def _not_found(component: str, environ: Mapping[str, str]) -> str:
+    return (
+        f"{component}: no program {' or '.join(NAMES[component])} in {cache_folder(environ)} or on PATH. In a checkout "
+        "run tools/get_components.sh, which builds what is missing from its Go modules; elsewhere put the project's "
         "own release into that folder"
     )

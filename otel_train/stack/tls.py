@@ -69,56 +69,42 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
             "--secure makes its certificate with openssl, which is not on PATH. Install it, or put your "
             f"certificates into {place}: {AUTHORITY}, {CERTIFICATE} and {KEY} (PEM)"
         )
-    names = dict.fromkeys(["localhost", socket.gethostname(), HOST, "::1"])
-    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ",".join(map(_typed, dict.fromkeys(["localhost", socket.gethostname(), HOST, "::1"])))
+    made = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     made += ["-days", str(VALID_DAYS), "-subj"]
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         fresh = Path(scratch)
-        authority = [
-            "/O=otel-train/CN=authority",
-            "-keyout",
-            str(fresh / "ca.key"),
-            "-out",
-            str(fresh / AUTHORITY),
-        ]
-        authority += _extensions("critical,CA:TRUE,pathlen:0", "critical,keyCertSign,cRLSign")
-        _run(openssl, [*made, *authority])
-        server = [
-            "/O=otel-train/CN=collector",
-            "-CA",
-            str(fresh / AUTHORITY),
-            "-CAkey",
-            str(fresh / "ca.key"),
-        ]
+        signer, signer_key = str(fresh / AUTHORITY), str(fresh / "ca.key")
+        authority = ["/O=otel-train/CN=authority", "-keyout", signer_key, "-out", signer]
+        authority += _extensions(
+            "basicConstraints=critical,CA:TRUE,pathlen:0", "keyUsage=critical,keyCertSign,cRLSign"
+        )
+        _run([*made, *authority])
+        server = ["/O=otel-train/CN=collector", "-CA", signer, "-CAkey", signer_key]
         server += ["-keyout", str(fresh / KEY), "-out", str(fresh / CERTIFICATE)]
-        server += _extensions("critical,CA:FALSE", "critical,digitalSignature")
-        server += ["-addext", "extendedKeyUsage=serverAuth", "-addext", f"subjectAltName={_listed(names)}"]
-        _run(openssl, [*made, *server])
+        server += _extensions("basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature")
+        server += _extensions("extendedKeyUsage=serverAuth", f"subjectAltName={names}")
+        _run([*made, *server])
         for name in (AUTHORITY, CERTIFICATE, KEY):
             _write(place / name, (fresh / name).read_bytes())
 
 
-def _extensions(constraints: str, usage: str) -> list[str]:
-    return ["-addext", f"basicConstraints={constraints}", "-addext", f"keyUsage={usage}"]
+def _extensions(*given: str) -> list[str]:
+    return [word for each in given for word in ("-addext", each)]
 
 
-def _listed(names: Sequence[str] | Mapping[str, None]) -> str:
-    return ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
-
-
-def _is_address(name: str) -> bool:
+def _typed(name: str) -> str:
+    """A name of the server, as subjectAltName has it."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return f"DNS:{name}"
+    return f"IP:{name}"
 
 
-def _run(openssl: str, words: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
-            [openssl, *words], capture_output=True, text=True, check=False, timeout=OPENSSL_WITHIN_S
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=OPENSSL_WITHIN_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StackError(f"openssl did not make a certificate: {error}") from error
     if done.returncode:
