@@ -64,8 +64,8 @@ _warned: set[str] = set()
 INTERVAL_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 """OpenTelemetry's own for ``export_interval_s``, in milliseconds."""
 
-_MOST_CHARS: Final = 200
-"""Of the name of a variable, in a message about a mistake in it."""
+MOST_CHARS: Final = 200
+"""Of the name of a variable or key, in a message about a mistake in it."""
 
 
 class ProfilerSchedule(FastNamedTuple):
@@ -401,7 +401,7 @@ def changed(config: Config) -> dict[str, Any]:
 
 
 class GivenSettings(FastNamedTuple):
-    """What one source says."""
+    """What one source says, what of it cannot be honoured, and former names with what to write instead."""
 
     values: dict[str, Any]
     ignored: list[IgnoredSetting]
@@ -424,15 +424,15 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
             known = SETTINGS.get(name)
             if known is None:
                 problem = unknown(
-                    variable[:_MOST_CHARS],
+                    variable[:MOST_CHARS],
                     (*map(variable_of, SETTINGS), FILE_VARIABLE),
                     {variable_of(each): variable_of(now) for each, now in FORMER.items()},
                 )
-                ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
+                ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, problem))
             else:
                 values[name] = known.read(variable, text_of(text))
         except ConfigError as error:
-            ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, str(error)))
+            ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, str(error)))
     _read_standard_interval(environ, values, ignored)
     return GivenSettings(values, ignored, deprecated)
 
@@ -447,7 +447,7 @@ def _read_standard_interval(
     try:
         values["export_interval_s"] = SETTINGS["export_interval_s"].checked(float(text) / 1000)
     except (ValueError, ConfigError):
-        problem = f"{INTERVAL_VARIABLE}={text[:_MOST_CHARS]!r}: expected milliseconds, 100 to 3600000"
+        problem = f"{INTERVAL_VARIABLE}={text[:MOST_CHARS]!r}: expected milliseconds, 100 to 3600000"
         ignored.append(IgnoredSetting(INTERVAL_VARIABLE, ENVIRONMENT, problem))
 
 
@@ -464,9 +464,8 @@ def _used(name: str, config: Config) -> str:
 
 def warn(ignored: Iterable[IgnoredSetting], deprecated: Iterable[str] = ()) -> None:
     """Log each setting that is ignored and each former name, once per process."""
-    for problem, text in [(each.problem, str(each)) for each in ignored] + [
-        (each, each) for each in deprecated
-    ]:
+    texts = {each.problem: str(each) for each in ignored} | {each: each for each in deprecated}
+    for problem, text in texts.items():
         if problem not in _warned:
             _warned.add(problem)
             _log.warning("settings: %s", text)

@@ -5,33 +5,36 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.config.deprecated import FORMER, present
 from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
+    MOST_CHARS,
     SECRETS,
     SETTINGS,
     TRACKERS,
     Config,
+    GivenSettings,
     Origins,
     ResolvedConfig,
     changed,
     in_force,
     settings_in,
 )
-from otel_train.config.validation import (
-    FILE_VARIABLE,
-    IgnoredSetting,
-    unknown,
-)
+from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting, unknown
 from otel_train.errors import ConfigError
-from otel_train.fast_classes import FastNamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    _Source = tuple[str, GivenSettings]
+    """A place, as messages name it, and what it says."""
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 
@@ -39,29 +42,10 @@ MOST_FILE_BYTES: Final = 4 << 20
 """Of a file with settings. A larger one is something else, such as a device that never ends."""
 
 
-MOST_CHARS: Final = 200
-"""Of the name of a key, in a message about a mistake in it."""
-
 _MAY_HAVE_TABLE: Final = re.compile(
     rb"""tool["']?\s*\.\s*["']?otel[_-]train|(?:^|[{,])[ \t]*(["']?)otel[_-]train\1\s*[.=]""", re.MULTILINE
 )
 """What a file has that sets ``tool.otel_train`` in any spelling of TOML but escapes; a dependency is no match."""
-
-
-class ConfigSource(FastNamedTuple):
-    """Settings from one place.
-
-    Attributes:
-        origin: the place, as messages name it.
-        values: by name.
-        ignored: what cannot be honoured.
-        deprecated: former names, each with what to write instead.
-    """
-
-    origin: str
-    values: Mapping[str, Any]
-    ignored: Iterable[IgnoredSetting] = ()
-    deprecated: tuple[str, ...] = ()
 
 
 def resolve(
@@ -100,47 +84,43 @@ def resolve(
         if name not in DEFAULTS:
             raise ConfigError(unknown(name, DEFAULTS, FORMER))
     sources = [
-        ConfigSource(CODE, keywords, (), deprecated),
-        ConfigSource(CODE, changed(config) if config is not None else {}),
-        ConfigSource(ENVIRONMENT, *settings_in(environ)),
+        (CODE, GivenSettings(keywords, [], deprecated)),
+        (CODE, GivenSettings(changed(config) if config is not None else {}, [])),
+        (ENVIRONMENT, settings_in(environ)),
     ]
-    if not next((source.values["disabled"] for source in sources if "disabled" in source.values), False):
+    if not next((given.values["disabled"] for _, given in sources if "disabled" in given.values), False):
         sources += _files(config_file, environ, folder)
     return _merged(sources)
 
 
-def _merged(sources: list[ConfigSource]) -> ResolvedConfig:
+def _merged(sources: list[_Source]) -> ResolvedConfig:
     """The nearest source that has a setting decides."""
     values: dict[str, Any] = {}
     origins = Origins()
-    for source in sources:
-        for name, value in source.values.items():
+    for origin, given in sources:
+        for name, value in given.values.items():
             if name not in values:
-                values[name], origins[name] = value, source.origin
-    given = {name: values[name] for name in TRACKERS if isinstance(values.get(name), dict)}
-    config = Config(**{**values, **dict.fromkeys(given, "on")})
-    origins.ignored = in_force((each for source in sources for each in source.ignored), config)
-    origins.deprecated = tuple(each for source in sources for each in source.deprecated)
-    return ResolvedConfig(config, origins, given)
+                values[name], origins[name] = value, origin
+    tables = {name: values[name] for name in TRACKERS if isinstance(values.get(name), dict)}
+    config = Config(**{**values, **dict.fromkeys(tables, "on")})
+    origins.ignored = in_force((each for _, given in sources for each in given.ignored), config)
+    origins.deprecated = tuple(each for _, given in sources for each in given.deprecated)
+    return ResolvedConfig(config, origins, tables)
 
 
 def _files(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str], folder: Path | None
-) -> list[ConfigSource]:
-    found = []
+) -> Iterator[_Source]:
     if config_file is not None:
-        found.append(_from_yaml(Path(config_file), f"config_file={str(config_file)!r}"))
+        yield _from_yaml(Path(config_file), f"config_file={str(config_file)!r}")
     elif path := environ.get(FILE_VARIABLE):
         try:
-            found.append(_from_yaml(Path(path), f"{FILE_VARIABLE}={path!r}"))
+            yield _from_yaml(Path(path), f"{FILE_VARIABLE}={path!r}")
         except ConfigError as error:
-            found.append(
-                ConfigSource(ENVIRONMENT, {}, [IgnoredSetting(FILE_VARIABLE, ENVIRONMENT, str(error))])
-            )
+            yield _wrong(FILE_VARIABLE, ENVIRONMENT, str(error))
     project = project_file(folder)
     if project is not None:
-        found.append(_from_project(project))
-    return found
+        yield _from_project(project)
 
 
 def project_file(folder: Path | None = None) -> Path | None:
@@ -160,13 +140,14 @@ def _read(path: Path) -> bytes:
     return read_named(path, MOST_FILE_BYTES)
 
 
-def _from_project(path: Path) -> ConfigSource:
+def _from_project(path: Path) -> _Source:
     """What ``[tool.otel_train]`` holds."""
     try:
         raw = _read(path)
         if not _MAY_HAVE_TABLE.search(raw):  # parsing takes 5 ms, with the import of the parser
-            return ConfigSource(str(path), {})
-        tool = _toml(raw.decode("utf-8", "replace")).get("tool")
+            return str(path), GivenSettings({}, [])
+        toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")
     except OSError as error:
         return _unread(path, f"{path}: cannot be read: {error.strerror}. Make it readable")
     except (ValueError, RecursionError) as error:
@@ -177,53 +158,40 @@ def _from_project(path: Path) -> ConfigSource:
     return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
 
 
-def _unread(path: Path, problem: str) -> ConfigSource:
-    return ConfigSource(str(path), {}, [IgnoredSetting(path.name, str(path), problem)])
+def _unread(path: Path, problem: str) -> _Source:
+    return _wrong(path.name, str(path), problem)
 
 
-def _toml(text: str) -> dict[str, Any]:
-    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return dict(toml.loads(text))
+def _wrong(name: str, origin: str, problem: str) -> _Source:
+    return origin, GivenSettings({}, [IgnoredSetting(name, origin, problem)])
 
 
-def _from_yaml(path: Path, named: str) -> ConfigSource:
+def _from_yaml(path: Path, named: str) -> _Source:
     """The settings in a YAML file that was asked for."""
     try:
         import yaml
     except ModuleNotFoundError:
-        raise ConfigError(
-            f"{named}: yaml is not installed. Run: pip install 'otel-train[yaml]', "
-            f"or give the settings in [tool.{TABLE}] of {PROJECT}"
-        ) from None
+        remedy = f"pip install 'otel-train[yaml]', or give the settings in [tool.{TABLE}] of {PROJECT}"
+        raise ConfigError(f"{named}: yaml is not installed. Run: {remedy}") from None
     try:
-        text = _read(path)
+        held = yaml.safe_load(_read(path))
     except OSError as error:
         raise ConfigError(
             f"{named}: cannot be read: {error.strerror}. Give the path of a YAML file"
         ) from None
-    try:
-        held = yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        UnicodeDecodeError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: the 31st of February
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 31st of February
         return _unread(path.absolute(), f"{named}: no YAML: {' '.join(str(error).split())}. Correct it")
     return _checked(held, str(path.absolute()), named)
 
 
-def _checked(held: object, origin: str, where: str) -> ConfigSource:
+def _checked(held: object, origin: str, where: str) -> _Source:
     """The settings in a file, each as good as one from code."""
-    if held is None:
-        return ConfigSource(origin, {})
-    if not isinstance(held, Mapping):
+    if held is not None and not isinstance(held, Mapping):
         rule = "expected names of settings with a value each"
-        problem = f"{where}: {type(held).__name__}: {rule}. Write run_name: mine"
-        return ConfigSource(origin, {}, [IgnoredSetting(Path(origin).name, origin, problem)])
+        return _unread(Path(origin), f"{where}: {type(held).__name__}: {rule}. Write run_name: mine")
     values: dict[str, Any] = {}
     ignored = []
-    named, deprecated = present(held, secrets=SECRETS)
+    named, deprecated = present(held or {}, secrets=SECRETS)
     for name, value in named.items():
         try:
             native = _native(name, value)
@@ -232,7 +200,7 @@ def _checked(held: object, origin: str, where: str) -> ConfigSource:
             continue
         if native is not None:  # null is as an empty variable
             values[name] = native
-    return ConfigSource(origin, values, ignored, tuple(f"{where}: {each}" for each in deprecated))
+    return origin, GivenSettings(values, ignored, tuple(f"{where}: {each}" for each in deprecated))
 
 
 def _native(name: str, value: object) -> object:
