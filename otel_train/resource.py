@@ -83,12 +83,7 @@ class RankPlace(FastNamedTuple):
 
 
 def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
-    """Where a process with this environment stands.
-
-    Args:
-        environ: of the process.
-        live: rank and world size, from a source that is better than the environment.
-    """
+    """Where a process with this environment stands. ``live``: rank and world size from a better source."""
     launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)

@@ -38,9 +38,6 @@ class Guard:
         part: what is guarded, as it will read in the log: ``"prometheus export"``.
         limit: faults to put up with before switching the part off; at least 1.
         strict: raise instead of swallowing; the fault is counted all the same. For tests.
-
-    Attributes:
-        faults: how many there have been.
     """
 
     __slots__ = ("faults", "limit", "part", "strict")
@@ -78,11 +75,7 @@ class Guard:
 
 
 class Handle:
-    """Stands for something registered; ``remove()``, or the end of its with-block, takes it back.
-
-    Args:
-        undo: takes it back.
-    """
+    """Stands for something registered; ``remove()``, or the end of its with-block, takes it back."""
 
     __slots__ = ("_undo",)
 

@@ -42,13 +42,7 @@ _log = logging.getLogger("otel_train")
 
 
 class FiringAlert(NamedTuple):
-    """One alert that fires.
-
-    Attributes:
-        name: of its rule.
-        fingerprint: of its labels.
-        starts_at: since when it fires: one that is resolved and comes back has another.
-    """
+    """One alert that fires; one that is resolved and comes back has another ``starts_at``."""
 
     name: str
     fingerprint: str

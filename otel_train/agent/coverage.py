@@ -58,11 +58,6 @@ def instrumentation_gaps(run: RunState, state: State, *, now_ns: int | None = No
     """Returns one entry per gap.
 
     The keys are ``what``, ``name``, ``reason`` (a sentence) and ``cause`` (the label value; "" without a remedy).
-
-    Args:
-        run: the metrics so far.
-        state: what the rank has reported of itself.
-        now_ns: on the run's clock; the present time when not given.
     """
     totals = run.totals
     seen = {
@@ -91,14 +86,7 @@ def instrumentation_gaps(run: RunState, state: State, *, now_ns: int | None = No
 
 
 class CoverageReporter:
-    """Logs each instrumentation gap once.
-
-    Args:
-        run: the metrics so far.
-        state: returns what the rank has reported of itself.
-        log: takes one line per gap.
-        clock: nanoseconds, that of the run.
-    """
+    """Logs each instrumentation gap once."""
 
     def __init__(
         self,

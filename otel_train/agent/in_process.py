@@ -72,12 +72,6 @@ class AgentClient:
     A service thread sleeps until the agent asks for something, or until ``Reports.pause_s`` is over. No other thread of the
     program ever waits for the agent, except one that calls ``summary()`` or ends the session.
 
-    Args:
-        config: how the run is observed.
-        environ: the process environment.
-        origins: where settings come from.
-        anchor: one instant on both clocks.
-
     Attributes:
         here: the agent, where it is a thread of this process.
         info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
@@ -245,22 +239,14 @@ class AgentClient:
         return (opened.metrics_url or None) if opened is not None else None
 
     def track(self, given: Mapping[str, Any]) -> None:
-        """See ``Session.track``.
-
-        Raises:
-            ConfigError: one of them cannot be logged to.
-        """
+        """See ``Session.track``."""
         if given:
             trackers = self._trackers()
             if trackers is not None:
                 trackers.attach(given)
 
     def provide(self, providers: Mapping[str, Any]) -> None:
-        """See ``Session.provide``.
-
-        Raises:
-            ConfigError: one of them is none of the SDK's.
-        """
+        """See ``Session.provide``."""
         if all(provider is None for provider in providers.values()):
             return
         opened = self._open()
@@ -333,11 +319,7 @@ class AgentClient:
         return self._ask("instrumentation_gaps") or []
 
     def close(self, state: str) -> None:
-        """Have the agent count to the end, and give everything back. Never raises.
-
-        Args:
-            state: how the run ended.
-        """
+        """Have the agent count to the end, and give everything back. Never raises."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         self._interrupted = state == "interrupted"
         parts: tuple[Callable[[], object], ...] = (
@@ -567,11 +549,7 @@ class AgentClient:
     # -- trackers and captures ---------------------------------------------------------------------
 
     def _check_settings(self) -> None:
-        """Refuse what the agent could only refuse later.
-
-        Raises:
-            ConfigError: something that the program asks for is not installed.
-        """
+        """Refuse what the agent could only refuse later."""
         from otel_train.config.settings import TRACKERS
 
         config = self._config

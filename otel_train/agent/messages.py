@@ -227,9 +227,6 @@ class Link:
     """One end of a connection between a rank and its agent.
 
     A message is a pickle: both ends run otel_train as one user, and no other process can open the socket.
-
-    Args:
-        connection: a stream socket.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 
 
 class SelfMetrics(NamedTuple):
-    """What the telemetry costs and loses, asked from its parts.
-
-    Attributes:
-        drops: records not exported, by (signal, reason).
-        faults: otel_train's faults, by component.
-        overhead_s: seconds that otel_train took on the training thread.
-        gaps: what could not be instrumented.
-    """
+    """What the telemetry costs and loses, asked from its parts."""
 
     drops: Callable[[], Mapping[tuple[str, str], int]]
     faults: Callable[[], Mapping[str, int]]
@@ -45,18 +38,7 @@ class SelfMetrics(NamedTuple):
 
 
 class MetricSources(NamedTuple):
-    """Where a reporter reads what no edge tells.
-
-    Attributes:
-        signals: logged values.
-        process: reads the operating system.
-        accelerators: reads device memory.
-        hardware: reads utilisation, power and temperature.
-        health: metrics about otel_train itself.
-        loaders: the loaders known now.
-        watch: knows their workers.
-        anchor: turns the monotonic clock into wall time.
-    """
+    """Where a reporter reads what no edge tells."""
 
     signals: Signals
     process: ProcessReader
@@ -69,14 +51,7 @@ class MetricSources(NamedTuple):
 
 
 class MetricReader:
-    """Makes a snapshot of every metric.
-
-    Args:
-        run: the account.
-        readings: everything else.
-        info: identity of the run and the rank.
-        config: settings that become metrics.
-    """
+    """Makes a snapshot of every metric."""
 
     def __init__(
         self,
@@ -259,13 +234,7 @@ _log = logging.getLogger("otel_train")
 
 
 class LoggedValueReader:
-    """Turns logged values into metrics and events.
-
-    Args:
-        logged: what the program logged; emptied by ``read``.
-        signals: takes numbers.
-        run: takes events.
-    """
+    """Turns logged values into metrics and events."""
 
     def __init__(self, logged: deque[Value | UserEvent], signals: Signals, run: RunState) -> None:
         self.refused = 0

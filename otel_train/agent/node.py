@@ -61,14 +61,7 @@ def main(connection: int, listener: int) -> None:
 
 
 class NodeAgent:
-    """Accepts ranks, and leaves after the last of them.
-
-    Args:
-        listener: where ranks connect; None where the rank passed to ``take`` is the only one.
-
-    Attributes:
-        links: to the ranks that are served, oldest first.
-    """
+    """Accepts ranks, and leaves after the last of them. Without a listener the rank passed to ``take`` is the only one."""
 
     def __init__(self, listener: socket.socket | None) -> None:
         from otel_train.exporters.manager import SharedExporters
@@ -165,16 +158,7 @@ def opened(
     deliver_s: float,
     shared: SharedExporters,
 ) -> RankConnection | None:
-    """What serves the rank; None where a setting is refused; the rank gets the reason.
-
-    Args:
-        link: to the rank.
-        hello: its first message.
-        memory: its memory, or the descriptor of it.
-        process: descriptor of its process; -1 where there is none.
-        deliver_s: longest that it delivers after the rank has ended.
-        shared: what ranks of this agent have in common.
-    """
+    """What serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
     from otel_train.agent.messages import Request
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.errors import ConfigError
@@ -192,9 +176,6 @@ class LogsToRanks(logging.Handler):
     """Has a rank log what the agent has to say: there are the program's own handlers.
 
     Records of a thread that serves one rank go to that rank; all others to the rank that connected first.
-
-    Args:
-        agent: knows the ranks.
     """
 
     def __init__(self, agent: NodeAgent) -> None:

@@ -50,12 +50,7 @@ _OF_THE_AGENT: Final = (
 
 
 class AgentConnection(FastNamedTuple):
-    """A connection to an agent.
-
-    Attributes:
-        link: the connection.
-        found: another rank has started the agent; it may be leaving just now.
-    """
+    """A connection to an agent. ``found``: another rank has started it; it may be leaving just now."""
 
     link: Link
     found: bool
@@ -66,10 +61,6 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
     abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
-
-    Args:
-        info: identity of the run and the rank.
-        environ: its environment.
 
     Raises:
         OSError: no process can be started here.
@@ -182,11 +173,7 @@ def _start(connection: int, listener: int) -> None:
 
 
 def _run_aside(command: Sequence[str], **how: Any) -> None:
-    """Run a command that ends at once, without a call of the program's SIGCHLD handler: that is for its own children.
-
-    Raises:
-        OSError: it cannot be run.
-    """
+    """Run a command that ends at once, without a call of the program's SIGCHLD handler: that is for its own children."""
     before = signal.getsignal(signal.SIGCHLD)
     ours = callable(before) and threading.current_thread() is threading.main_thread()
     heard: list[int] = []
@@ -214,18 +201,10 @@ def _another_has_ended() -> bool:
 class AgentThread(threading.Thread):
     """An agent in a thread of the training process: where no process can be started, or none is wanted.
 
-    Args:
-        memory: that the rank writes to.
-        deliver_s: longest that it delivers after the rank has let go of it.
-
     Attributes:
         link: the rank's end of the connection.
         service: what serves, once the rank has said hello.
         problem: why it could not begin; "" where it could.
-
-    Raises:
-        OSError: no descriptor is left.
-        RuntimeError: no thread can be started.
     """
 
     def __init__(self, memory: mmap.mmap, deliver_s: float) -> None:

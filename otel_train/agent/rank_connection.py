@@ -59,13 +59,6 @@ class RankConnection:
         deliver_s: longest that it delivers after the rank has ended.
         shared: what ranks of this agent have in common.
 
-    Attributes:
-        service: the account, and what is made of it.
-        loop: the thread that reads.
-        exporters: where that goes.
-        rings: of the rank.
-        left_s: when the rank let go, seconds of the monotonic clock; infinite until then.
-
     Raises:
         ConfigError: a setting cannot be honoured.
     """
@@ -80,7 +73,7 @@ class RankConnection:
         deliver_s: float,
         shared: SharedExporters,
     ) -> None:
-        self.left_s = math.inf
+        self.left_s = math.inf  # when the rank let go, on the monotonic clock
         self._deliver_s = deliver_s
         self._link = link
         self._hello = hello

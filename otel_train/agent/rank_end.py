@@ -94,12 +94,7 @@ class RankEnd(NamedTuple):
 
 
 class LauncherFolder:
-    """Tells a launcher that a rank is observed, and how it ended. Does nothing without a launcher.
-
-    Args:
-        environ: of the rank.
-        pid: of the rank.
-    """
+    """Tells a launcher that a rank is observed, and how it ended. Does nothing without a launcher."""
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
         folder = environ.get(FOLDER, "")
@@ -128,11 +123,7 @@ class LauncherFolder:
 
 
 def wait_for_ends(folder: Path) -> list[RankEnd]:
-    """The ranks below a launcher that ended without a word, in order. Waits until their agents have counted them.
-
-    Args:
-        folder: of the launcher.
-    """
+    """The ranks below a launcher that ended without a word, in order. Waits until their agents have counted them."""
     began_s = time.monotonic()
     while any(_is_worth_waiting(path, time.monotonic() - began_s) for path in folder.glob(f"*{_OPEN}")):
         time.sleep(_FOLDER_POLL_S)

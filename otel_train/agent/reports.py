@@ -37,12 +37,6 @@ _DATASETS_EVERY_S = 10.0
 class Reports:
     """Makes reports, one at a time. Never raises.
 
-    Args:
-        recording: what writes.
-        caches: of the program's own.
-        config: settings.
-        ranks: of the job, as the launcher says.
-
     Attributes:
         trackers: what is logged to, once there is any.
         may_log: there may be a tracker to log to, now or later.

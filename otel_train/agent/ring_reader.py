@@ -37,11 +37,7 @@ _TRIES = 16
 
 
 class SharedRing(RingReader):
-    """One ring of another process.
-
-    Args:
-        words: int64 memory of the ring.
-        progress: int64[2], where its writer says how far it is; see ``Ring``.
+    """One ring of another process; ``progress`` is int64[2], see ``Ring``.
 
     Attributes:
         limit: edges that may be read: of later ones it is not known yet what they mean.
@@ -221,13 +217,7 @@ class SharedRings:
 
 
 class FlightCopy:
-    """A flight file of memory that has no file itself: what is new is copied to it.
-
-    Args:
-        path: of the file.
-        memory: of the rank.
-        layout: of the memory.
-    """
+    """A flight file of memory that has no file itself: what is new is copied to it."""
 
     def __init__(self, path: Path, memory: mmap.mmap, layout: SharedLayout) -> None:
         self._path = path

@@ -98,15 +98,7 @@ class PeriodicTask(NamedTuple):
 
 
 class ExportLoop:
-    """Reads the rings, accounts the edges, and hands batches to the exporters.
-
-    Args:
-        recorder: where the edges are.
-        run: takes them.
-        snapshot: makes a snapshot of every metric.
-        clock: monotonic nanoseconds.
-        every_s: seconds between two turns.
-    """
+    """Reads the rings, accounts the edges, and hands batches to the exporters."""
 
     def __init__(
         self,
@@ -327,17 +319,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class AgentService:
-    """Everything behind the rings of one rank: the account, its metrics, the tasks.
-
-    Args:
-        hello: what the rank has said of itself.
-        recording: what it records and reports.
-        captures: its profiler captures.
-        exporters: not connected yet.
-
-    Raises:
-        ConfigError: a setting cannot be honoured.
-    """
+    """Everything behind the rings of one rank: the account, its metrics, the tasks."""
 
     def __init__(
         self, hello: Hello, *, recording: RemoteRecording, captures: RemoteCaptures, exporters: ExportManager
@@ -467,12 +449,7 @@ class AgentService:
         return self.loop.read_within(patience_s) and self.tracking.hand_over(patience_s)
 
     def last_turn(self, state: str, *, cause: str = "") -> None:
-        """Account and export everything, and write the summary. The thread has been stopped.
-
-        Args:
-            state: how the run ended.
-            cause: what ended it from outside; "" where it ended by itself.
-        """
+        """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside."""
         now, patience_s = system_clock(), self._config.exit_timeout_s / 2
         taken = self.loop.lock.acquire(timeout=patience_s)
         try:
@@ -512,12 +489,7 @@ class AgentService:
             self.ranks.close(max(0.05, deadline - time.monotonic()))
 
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-        """What ``summary.json`` holds.
-
-        Args:
-            state: how the run is, or how it ended.
-            window: from where on values count; None for the whole session.
-        """
+        """What ``summary.json`` holds."""
         return summary_document(self, state, window)
 
     def window(self) -> WindowStart:

@@ -46,16 +46,7 @@ def summary_values(
     processors: int | None = None,
     gaps: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """The part of a summary that comes from edges.
-
-    Args:
-        totals: everything counted.
-        wall_s: seconds the totals cover; time that is not final yet is in no stage and in activity ``other``.
-        source: what steps are counted by.
-        loaders: loaders known; one never read shows with 0 batches.
-        processors: those that this process may use.
-        gaps: what could not be instrumented.
-    """
+    """The part of a summary that comes from edges, over ``wall_s`` seconds. A loader that was never read shows with 0 batches."""
     rows = totals.rows()
     activities = _activities(totals, wall_s)
     steps = totals.steps_by_phase()
@@ -255,13 +246,7 @@ class WindowStart(NamedTuple):
 
 
 def summary_document(service: AgentService, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-    """``summary()`` and ``summary.json``.
-
-    Args:
-        service: of the rank.
-        state: how the run is, or how it ended.
-        window: from where on metrics count; None for the whole session.
-    """
+    """``summary()`` and ``summary.json``; without a window of the whole session."""
     run, info, loaders = service.run, service.info, service.watch.facts()
     totals, since_ns = run.totals, run.started_ns
     if window is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -61,14 +61,6 @@ class _End(NamedTuple):
 _EXHAUSTED = (Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END)
 
 
-class HasOrigin(Protocol):
-    """A loader's origin, as ``LoaderFacts`` has it."""
-
-    @property
-    def given(self) -> bool:
-        """Whether the program passed it; else it was found at its first iteration."""
-
-
 class EpochTracker:
     """Finds the epochs of the training thread: as marked, else by the passes over the training loaders.
 
@@ -86,7 +78,9 @@ class EpochTracker:
     epoch ended in the same way.
     """
 
-    def __init__(self, names: SeriesNames, loaders: Callable[[], Mapping[str, HasOrigin]]) -> None:
+    def __init__(
+        self, names: SeriesNames, loaders: Callable[[], Mapping[str, Any]]
+    ) -> None:  # Any: LoaderFacts
         self._names = names
         self._loaders = loaders
         self._evaluated: set[int] = set()  # loaders that gave batches in another phase

@@ -54,15 +54,7 @@ class Job(NamedTuple):
 
 
 class RankCoordinator:
-    """Sends this rank's reports and, on rank 0, evaluates those of all ranks. Runs on the agent's service thread.
-
-    Args:
-        run: the state of this rank's run.
-        info: identity of this rank.
-        config: report interval and stall threshold.
-        job: access to the other ranks.
-        clock: monotonic nanoseconds.
-    """
+    """Sends this rank's reports and, on rank 0, evaluates those of all ranks. Runs on the agent's service thread."""
 
     def __init__(
         self,
@@ -229,10 +221,6 @@ class RankMonitor:
         every_s: seconds between two reports of a rank.
         stall_after_s: seconds without a report that count as a hang.
         speaks: this rank publishes the counts of all ranks.
-
-    Attributes:
-        refused: reports that could not be decoded.
-        suspects: current hang suspects.
     """
 
     def __init__(
@@ -265,10 +253,6 @@ class RankMonitor:
 
     def take(self, records: Mapping[int, str], now_s: float) -> list[HangSuspect]:
         """Takes in the reports that are in the store.
-
-        Args:
-            records: current encoded report of every rank that has one.
-            now_s: seconds of a monotonic clock.
 
         Returns:
             Hang suspects to report now: each hang is reported once.

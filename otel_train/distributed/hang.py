@@ -45,9 +45,7 @@ class HangSuspect(NamedTuple):
 def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:
     """Returns the ranks that the others wait for; empty if the ranks cannot be distinguished.
 
-    Args:
-        reports: the last report of every rank.
-        silent_s: seconds without a report, for each rank that is silent longer than the stall threshold.
+    ``silent_s``: seconds without a report, for each rank that is silent longer than the stall threshold.
     """
     here = {rank: report for rank, report in reports.items() if not report.over}
     gone = [_suspect(here[rank], silent_s[rank], silent=True) for rank in sorted(silent_s) if rank in here]
@@ -97,11 +95,7 @@ SILENT_ENDS = (None, "running", "killed")
 
 
 def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
-    """Returns the ranks that the others waited for, or that vanished; empty if the ranks cannot be distinguished.
-
-    Args:
-        documents: one post-mortem per rank, of the same attempt.
-    """
+    """Returns the same from post-mortems of one attempt, one per rank; ranks that vanished first."""
     attempts = {document.get("attempt") for document in documents}
     if len(documents) <= 1 or len(attempts) > 1:
         return []
@@ -144,10 +138,4 @@ def _report_of(document: PostmortemDocument) -> RankReport:
         quiet_s=float(inside.get("for_seconds") or 0.0),
         stalled=True,
         over=state == "finished",
-        doing="stalled",
-        away_s=0.0,
-        barrier="",
-        every=0,
-        stages={},
-        events={},
     )

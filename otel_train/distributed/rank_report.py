@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregation.run_state import StepPosition
 from otel_train.catalog import RANK_EVENT, SAMPLES, STAGES, TOKENS
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +35,6 @@ COUNTED: Final = (SAMPLES.name, TOKENS.name)
 """Metrics counted per rank and published by rank 0 when it exports for all."""
 
 _NAME_CHARS = 40
-_NS_PER_S = 1e9
 
 
 class RankReport(NamedTuple):
@@ -71,14 +73,14 @@ class RankReport(NamedTuple):
     quiet_s: float
     stalled: bool
     over: bool
-    doing: str
-    away_s: float
-    barrier: str
-    every: int
-    stages: Mapping[str, float]
-    events: Mapping[str, int]
+    doing: str = "stalled"
+    away_s: float = 0.0
+    barrier: str = ""
+    every: int = 0
+    stages: Mapping[str, float] = MappingProxyType({})
+    events: Mapping[str, int] = MappingProxyType({})
     patience_s: float = 0.0
-    counted: Counted = {}  # noqa: RUF012 - a default of a named tuple, never changed
+    counted: Counted = MappingProxyType({})
 
 
 def rank_report(
@@ -97,16 +99,16 @@ def rank_report(
         stage=place.stage,
         loader=place.loader,
         after=place.after,
-        quiet_s=run.stalls.quiet_ns / _NS_PER_S,
+        quiet_s=run.stalls.quiet_ns / NS_PER_S,
         stalled=bool(run.stalls.since_ns),
         over=leading is not None and leading.idle,
         doing=run.state(),
-        away_s=float(away_ns) / _NS_PER_S,
+        away_s=float(away_ns) / NS_PER_S,
         barrier=barrier,
         every=run.sampler.every,
         stages=_train_s(run),
         events=events,
-        patience_s=run.stalls.patience_ns / _NS_PER_S,
+        patience_s=run.stalls.patience_ns / NS_PER_S,
         counted=counted,
     )
 
@@ -117,7 +119,7 @@ def encode(report: RankReport) -> str:
     words = [
         VERSION,
         report.rank,
-        *(name.encode("ascii", "replace")[:_NAME_CHARS].decode() for name in names),
+        *map(_short, names),
         report.sequence, report.steps, report.step, int(report.stalled), int(report.over), report.every,
         round(report.quiet_s, 3), round(report.away_s, 6),
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
@@ -152,14 +154,16 @@ def decode(text: str) -> RankReport:
         raise ValueError(f"no record of a rank: {error}") from error
 
 
+def _short(name: str) -> str:
+    return name.encode("ascii", "replace")[:_NAME_CHARS].decode()
+
+
 def _packed(counted: Counted) -> list[list[object]]:
     """The largest counts by name; the rest of each metric and phase without a loader."""
     largest = sorted(counted, key=lambda key: -counted[key])
-    small: dict[tuple[str, str, str], int] = {}
+    small: Counter[tuple[str, str, str]] = Counter()
     for place, (metric, loader, phase) in enumerate(largest):
-        name = loader.encode("ascii", "replace")[:_NAME_CHARS].decode() if place < MOST_COUNTED else ""
-        key = (metric, name, phase)
-        small[key] = small.get(key, 0) + counted[metric, loader, phase]
+        small[metric, _short(loader) if place < MOST_COUNTED else "", phase] += counted[metric, loader, phase]
     return [
         [COUNTED.index(metric), loader, PHASES.index(phase), number]
         for (metric, loader, phase), number in small.items()
@@ -177,10 +181,9 @@ def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from anot
 
 def _train_s(run: RunState) -> dict[str, float]:
     """Seconds of phase train by built-in stage; user-defined stages together."""
-    spent: dict[str, float] = {}
+    spent: defaultdict[str, float] = defaultdict(float)
     totals = run.totals
     for key, self_ns in zip(totals.names.keys, totals.self_ns.tolist(), strict=False):
         if key.phase == PHASES[TRAIN]:
-            stage = key.stage if key.stage in STAGES else NAMED
-            spent[stage] = spent.get(stage, 0.0) + self_ns / _NS_PER_S
+            spent[key.stage if key.stage in STAGES else NAMED] += self_ns / NS_PER_S
     return spent

@@ -47,12 +47,7 @@ class Store(Protocol):
 
 
 class ExchangeRequest(FastNamedTuple):
-    """One exchange with the store.
-
-    Attributes:
-        record: encoded report of this rank.
-        wanted: ranks whose reports to fetch.
-    """
+    """One exchange with the store: the encoded report of this rank, and the ranks whose reports to fetch."""
 
     record: str
     wanted: range
@@ -285,9 +280,7 @@ _ABSENT: Final = "\x01"
 class JobStore:
     """A separate connection to the process group's ``TCPStore``, so that the job's own connection is never blocked.
 
-    Args:
-        store: the job's ``TCPStore``.
-        own: ``store`` is a separate connection already.
+    ``own``: ``store`` is one already.
 
     Raises:
         RuntimeError: the store cannot be reached.

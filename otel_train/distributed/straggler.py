@@ -63,15 +63,7 @@ ADVICE: Final = {
 
 
 class Spread(NamedTuple):
-    """Mean stage time per step over the ranks, in seconds.
-
-    Attributes:
-        least: of the fastest rank.
-        median: of the ranks.
-        p95: 95th percentile of the ranks.
-        most: of the slowest rank.
-        rank: the slowest.
-    """
+    """Mean stage time per step over the ranks, in seconds; ``rank`` is the slowest."""
 
     least: float
     median: float
@@ -81,14 +73,7 @@ class Spread(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """Own work of one rank against the median of the others.
-
-    Attributes:
-        rank: its rank.
-        host: its host name.
-        stage: the stage with the largest excess.
-        ratio: (its own work - theirs) / theirs.
-    """
+    """Own work of one rank against the median of the others: (its own - theirs) / theirs, and the stage with the largest excess."""
 
     rank: int
     host: str
@@ -124,13 +109,7 @@ class Straggler(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Result of one window.
-
-    Attributes:
-        spread: over the ranks, by stage.
-        top: ranks with the largest excess, largest first.
-        candidate: the rank that the others wait for.
-    """
+    """Result of one window: the spread by stage, the ranks with the largest excess, the rank that the others wait for."""
 
     spread: dict[str, Spread]
     top: tuple[Excess, ...]
@@ -145,10 +124,7 @@ def windows_needed(ranks: int) -> int:
 class Stragglers:
     """Compares ranks window by window and names one that is slow repeatedly.
 
-    Attributes:
-        slow: the rank to name, or None.
-        spread: of the last window, by stage.
-        top: ranks with the largest excess in the last window, largest first.
+    ``slow`` is that rank; ``spread`` and ``top`` are of the last window.
     """
 
     def __init__(self) -> None:
@@ -190,15 +166,7 @@ def compare(
     begun: Mapping[int, RankReport],
     now: Mapping[int, RankReport],
 ) -> Window | None:
-    """Evaluates one window: the spread of every stage, and the ranks that stand out.
-
-    Args:
-        begun: report of each rank at the beginning.
-        now: report of the same ranks at the end; each has made steps since.
-
-    Returns:
-        None if a rank evaluated or saved in it.
-    """
+    """Evaluates one window, from the reports of the same ranks at its begin and end; None if a rank evaluated or saved in it."""
     ranks = sorted(now)
     stages = list(now[ranks[0]].stages)
     steps = np.array([now[r].steps - begun[r].steps for r in ranks], dtype=np.float64)
@@ -287,13 +255,7 @@ def _together(streak: list[Straggler]) -> Straggler:
 
 
 def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
-    """Returns the finding about a slow rank.
-
-    Args:
-        slow: the rank and its cost.
-        others: number of ranks that wait for it.
-        train_s: seconds of training that the finding refers to.
-    """
+    """Returns the finding about a slow rank, for ``train_s`` seconds of training."""
     stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     return Finding(
