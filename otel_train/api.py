@@ -84,7 +84,7 @@ class DisabledSession:
         """None is made."""
         from otel_train.profiler.setup import NoEpochCaptures
 
-        return NoEpochCaptures()
+        return NoEpochCaptures("otel_train is disabled")
 
     def summary(self) -> dict[str, Any]:
         """Nothing is known."""

@@ -1,18 +1,19 @@
-"""Public functions for JAX programs."""
+"""Public functions for JAX programs: they time functions until their results are computed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import types
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.errors import ConfigError, shown, truth
-from otel_train.instrumentation.jax_functions import kind_of, timed
-from otel_train.instrumentation.stages import active_session, stage_name
-from otel_train.recording.events import SourceKind
+from otel_train.errors import ConfigError, require, shown, truth
+from otel_train.instrumentation.compile_events import running
+from otel_train.instrumentation.stages import Stage, StageRecorder, active_session, stage_name
+from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from otel_train.instrumentation.jax_functions import TimedFunction
 
 
 def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bool = True) -> TimedFunction:
@@ -36,7 +37,8 @@ def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bo
     """
     call = _callable(function)
     name = stage_name("make_step(..., name={})", name)
-    return timed(call, SourceKind.WHOLE, name, wait=_wait("make_step(..., wait={})", wait=wait))
+    wait = _wait("make_step(..., wait={})", wait=wait)
+    return TimedFunction(call, SourceKind.WHOLE, name, jax=_jax(), wait=wait)
 
 
 def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> TimedFunction:
@@ -58,7 +60,8 @@ def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> Time
     """
     call = _callable(function)
     name = stage_name("stage(..., {})", name)
-    return timed(call, kind_of(name), name, wait=_wait("stage(..., wait={})", wait=wait))
+    kind = SourceKind.OPTIMIZER if name == "optimizer" else SourceKind.STAGE
+    return TimedFunction(call, kind, name, jax=_jax(), wait=_wait("stage(..., wait={})", wait=wait))
 
 
 def _wait(call: str, *, wait: bool) -> bool:
@@ -73,3 +76,111 @@ def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
         f"{shown(function)} is a {type(function).__name__}: expected a function. "
         'Wrap what is called, make_step(jax.jit(f)) or stage(f, "loss"), and call what comes back'
     )
+
+
+class Jax(NamedTuple):
+    """Functions of JAX that are needed.
+
+    Attributes:
+        computes: whether a call with these arguments computes on this thread and is not traced.
+        wait_for: blocks until a result has been computed.
+    """
+
+    computes: Callable[[tuple[Any, ...], dict[str, Any]], bool]
+    wait_for: Callable[[Any], object]
+
+
+class TimedFunction:
+    """A function whose calls are timed; everything else is the function's own.
+
+    A call that JAX traces is not timed, because the computation runs later. It may be wrapped first and then passed to
+    ``jit``, ``grad`` or ``vmap``, or the other way round. For JAX it is a pytree node that holds the function.
+
+    Attributes:
+        compiled: it was compiled in an earlier call.
+        compiling: it is compiled in this one.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], kind: SourceKind, name: str, *, jax: Jax, wait: bool
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._key = kind, name
+        self._jax = jax
+        self._wait = wait
+        self.compiled = False
+        self.compiling = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        recorder, function = active_session.stages, self.__wrapped__
+        if (recorder is None and active_session.wanted is None) or not self._jax.computes(args, kwargs):
+            return function(*args, **kwargs)
+        if recorder is None:
+            recorder = _session_wanted()
+            if recorder is None:
+                return function(*args, **kwargs)
+        begin, end, fail = recorder.functions.get(self._key) or recorder.join_function(*self._key)
+        outer, running.call = running.call, self
+        recorder.edge(begin)
+        try:
+            result = function(*args, **kwargs)
+            if self._wait:
+                # What could not be computed raises where the program uses it, as it does without us.
+                with Stage(WAIT), suppress(Exception):
+                    self._jax.wait_for(result)
+        except BaseException:
+            recorder.edge(fail)
+            raise
+        finally:
+            running.call = outer
+            self.compiled |= self.compiling
+            self.compiling = False
+        recorder.edge(end)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds it as a method."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
+        """Returns the function as the only child, and what rebuilds the node around another one."""
+        return (self.__wrapped__,), (*self._key, self._wait)
+
+
+def _session_wanted() -> StageRecorder | None:
+    if active_session.wanted is not None:
+        active_session.wanted()
+    return active_session.stages
+
+
+@functools.cache
+def _jax() -> Jax:
+    jax = require("jax", extra="jax")
+
+    def together(facts: tuple[Any, ...], parts: tuple[Any]) -> TimedFunction:
+        kind, name, wait = facts
+        return TimedFunction(parts[0], kind, name, jax=known, wait=wait)
+
+    known = Jax(_trace_state(jax), jax.block_until_ready)
+    jax.tree_util.register_pytree_node(TimedFunction, TimedFunction.tree_flatten, together)
+    return known
+
+
+def _trace_state(jax: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+    """Returns how this version of JAX reports that it traces."""
+    # It has moved. The public place warns where it is about to go.
+    for place in (getattr(jax, "_src", None), jax):
+        clean = getattr(getattr(place, "core", None), "trace_state_clean", None)
+        if clean is not None:
+            return lambda *_: bool(clean())
+
+    def without_tracers(*given: Any) -> bool:
+        return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(given))
+
+    return without_tracers

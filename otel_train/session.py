@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.instrumentation.timers import Token
-    from otel_train.profiler.setup import EpochCaptures
+    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
     from otel_train.resource import RunInfo
     from otel_train.safety import Handle
 
@@ -130,7 +130,7 @@ class Session:
         chosen = words_of(blocks) if isinstance(blocks, str) else list(blocks)
         self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, BLOCKS) for block in chosen))
 
-    def epoch_captures(self) -> EpochCaptures:
+    def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""
         return self._service.epoch_captures()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.controller import LoopState
-    from otel_train.profiler.setup import EpochCaptures
+    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
 
 BUSY_S = 10.0
 """Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
@@ -61,6 +61,7 @@ STOP_S = 1.0
 MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
 
+_OFF = "captures are off, or there is no run directory to write to"
 _MACHINE = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
@@ -262,23 +263,21 @@ class AgentClient:
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
         """See ``Session.show_blocks``."""
-        from otel_train.profiler.console import BLOCK
-
         trackers = self._trackers()
         if trackers is not None:
             trackers.show(blocks)
-        capturing = self._captures() if BLOCK in blocks else None
+        capturing = self._captures() if "profiler" in blocks else None
         if capturing is not None:
             capturing.show_block()
 
-    def epoch_captures(self) -> EpochCaptures:
+    def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """See ``Session.epoch_captures``."""
         self._open()
         capturing = self._captures()
         if capturing is None:
-            from otel_train.profiler.setup import EpochCaptures
+            from otel_train.profiler.setup import NoEpochCaptures
 
-            return EpochCaptures(None, None, loop=self._training.loop, accounted=self._accounted)
+            return NoEpochCaptures(_OFF)
         captures: EpochCaptures = capturing.of_epochs(self._accounted)
         return captures
 
@@ -287,7 +286,7 @@ class AgentClient:
         self._open()
         capturing = self._captures()
         if capturing is None:
-            return "captures are off, or there is no run directory to write to"
+            return _OFF
         if not self._reports.follows or self._training.state.rule is None:  # what is known may be old
             with self._accounted():
                 pass
@@ -612,11 +611,12 @@ class AgentClient:
         if self._counts_flops and self._reports.flops is None:
             from otel_train.profiler.flops import FlopCount
 
-            parallel = self._config.tensor_parallel * self._config.pipeline_parallel > 1
             self._reports.flops = FlopCount(
-                self._training.loop, active=self._training.active, event=self.recording.values.event,
-                max_s=self._config.tuned().profiler_max_s, **({"shared": lambda: True} if parallel else {}),
-            )  # fmt: skip
+                self._training,
+                event=self.recording.values.event,
+                max_s=self._config.tuned().profiler_max_s,
+                shared=self._config.tensor_parallel * self._config.pipeline_parallel > 1,
+            )
             if self._capturing is not None:
                 self._capturing.give_way_to(self._reports.flops)
 
@@ -645,7 +645,7 @@ class AgentClient:
                         capturing.endpoint.signalled()
                     if capturing.wanted or self._requests.left is not None:  # before a step is captured
                         self.recording.recorder.changed()
-                    capturing.turn(_nothing)
+                    capturing.turn()
 
     def _end(self, state: str, timeout_s: float, began_s: float) -> None:
         self._ending = True
@@ -847,9 +847,6 @@ class _RemoteTraining:
     def active(self, *, active: bool) -> None:
         self._tell("active", active)
 
-    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
-        """It is in every state that is reported."""
-
 
 def ends_its_container() -> bool:
     """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
@@ -857,10 +854,6 @@ def ends_its_container() -> bool:
         return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
     except OSError:
         return True
-
-
-def _nothing() -> None:
-    """The agent accounts events."""
 
 
 def _in_fork() -> None:

@@ -7,14 +7,13 @@ import os
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import DeviceMemory
 from otel_train.errors import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
 
 class NativeDriver(NamedTuple):
@@ -28,72 +27,6 @@ class NativeDriver(NamedTuple):
 
     words: tuple[int, ...]
     handle: Callable[[Any], int]
-
-
-class DeviceDriver(Protocol):
-    """An accelerator: ``TorchDriver``, or a fake one with a clock of its own. Events are its own affair.
-
-    Attributes:
-        device_type: what torch calls devices of this kind, such as ``cuda``.
-        why_untimed: why it has no events to time with; "" where it has. Then only memory and copies are measured.
-    """
-
-    device_type: str
-    why_untimed: str
-
-    def current(self) -> int:
-        """Device that the calling thread uses where it names none."""
-
-    def devices(self) -> Sequence[int]:
-        """Devices that this process computes on; none before it does. Starts nothing."""
-
-    def capturing(self) -> bool:
-        """Whether the calling thread is capturing a graph: its work is not run now."""
-
-    def new_event(self, device: int) -> Any:
-        """An event that can be recorded on ``device`` any number of times."""
-
-    def spare(self, device: int) -> list[Any]:
-        """Unused events of ``device``, to take from and to give back to: the next session has them again."""
-
-    def recorder(self, device: int) -> Callable[[Any], None]:
-        """What lets the current stream of ``device`` write its clock into an event when it gets there."""
-
-    def stamp(self, device: int) -> Any:
-        """An event on a stream where nothing else is: the device gets to it at once. None where it cannot be.
-
-        It is free again once the next but one has been asked for.
-        """
-
-    def native(self, device: int) -> NativeDriver | None:
-        """How to read events whose first is of ``device`` without Python; None where that cannot be."""
-
-    def fetch(self, tensor: Any) -> Callable[[], float | None]:
-        """Queue a copy of a number to the host; what gives it once it has arrived, and None before.
-
-        Only where there are events.
-        """
-
-    def reading(self, device: int) -> AbstractContextManager[None]:
-        """A block in which the calling thread may read events, whatever other threads capture."""
-
-    def query(self, event: Any) -> bool:
-        """Whether the stream got there."""
-
-    def elapsed_ns(self, begin: Any, end: Any) -> int:
-        """Nanoseconds on the device clock between two events that it got to."""
-
-    def synchronize(self, device: int) -> None:
-        """Wait until ``device`` has done everything."""
-
-    def hardware_ids(self) -> dict[str, str]:
-        """Name and UUID of every device in use."""
-
-    def memory(self) -> list[DeviceMemory]:
-        """What the allocator of every device in use says."""
-
-    def taken(self) -> dict[str, int]:
-        """Bytes of every device in use that are taken, by whomever, as its driver says."""
 
 
 _CUDA = (
@@ -118,15 +51,15 @@ _STRAY_SHARE = 0.05
 programs leave a context and a few tensors on device 0 by mistake."""
 
 
-class TorchDriver:
-    """Devices of one kind, by way of the torch module that has its name; see ``DeviceDriver``.
+class DeviceDriver:
+    """An accelerator: devices of one kind, by way of the torch module that has its name. Events are the driver's own.
 
     Torch is imported by the program, never by us. What its module for these devices lacks is not measured.
 
     Args:
-        device_type: name of the kind, and of the module.
+        device_type: what torch calls devices of this kind, and its module for them, such as ``cuda``.
         find_torch: gives torch once the program has imported it.
-        why_untimed: see ``DeviceDriver``.
+        why_untimed: why there are no events to time with; "" where there are. Then only memory and copies are measured.
     """
 
     def __init__(
@@ -147,39 +80,39 @@ class TorchDriver:
         self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
-        """What ``current_device`` of the module says; 0 before the program has started the devices."""
+        """Device that the calling thread uses where it names none; 0 before the program has started the devices."""
         return self._current()
 
-    def devices(self) -> tuple[int, ...]:
-        """Devices on which this process has tensors; none before the program has started them.
+    def devices(self) -> Sequence[int]:
+        """Devices on which this process has tensors; none before the program has started them. Starts nothing.
 
         A custom allocator has no statistics: then the devices that the program has started.
         """
         if self._started() is None:
             return ()
         every = range(getattr(self._module, "device_count", lambda: 1)())
-        stats = [self._stats(device) for device in every]
-        if None in stats:
+        stats = [each for each in map(self._stats, every) if each is not None]
+        if len(stats) < len(every):
             return self._in_use(every)
-        peaks = [each["allocated_bytes"]["all"]["peak"] for each in stats if each is not None]
+        peaks = [each["allocated_bytes"]["all"]["peak"] for each in stats]
         least = max(1, max(peaks, default=0) * _STRAY_SHARE)
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 
     def capturing(self) -> bool:
-        """Whether the calling thread's stream is being captured into a graph."""
+        """Whether the calling thread's stream is being captured into a graph: its work is not run now."""
         return self._is_capturing()
 
     def new_event(self, device: int) -> Any:
-        """An event with a clock. It is made on the device on which it is first recorded."""
+        """An event that can be recorded on ``device`` any number of times."""
         del device
         return _kept(self._module.Event(enable_timing=True))
 
     def spare(self, device: int) -> list[Any]:
-        """Of all drivers of this process: what they have given back."""
+        """Unused events of ``device``, to take from and to give back to, of all drivers of this process."""
         return _spare.setdefault((self.device_type, device), [])
 
     def recorder(self, device: int) -> Callable[[Any], None]:
-        """Recording on the current stream of ``device``."""
+        """What lets the current stream of ``device`` write its clock into an event when it gets there."""
         current_stream = self._module.current_stream
 
         def record(event: Any) -> None:
@@ -188,7 +121,10 @@ class TorchDriver:
         return record
 
     def stamp(self, device: int) -> Any:
-        """On a stream of high priority: work that is queued on others does not hold it up."""
+        """An event on a stream of high priority where nothing else is: the device gets to it at once.
+
+        It is free again once the next but one has been asked for.
+        """
         if device not in self._stamps:
             events = [self.new_event(device) for _ in range(2)]
             self._stamps[device] = self._module.Stream(device, priority=-1), events
@@ -198,12 +134,12 @@ class TorchDriver:
         return events[0]
 
     def native(self, device: int) -> NativeDriver | None:
-        """None: torch gives no handle that the driver would take."""
+        """How to read events whose first is of ``device`` without Python; None where that cannot be."""
         del device
         return None
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
-        """By way of pinned memory, which is used again: a copy to any other waits for the device."""
+        """Queue a copy of a number to pinned memory; what gives it once it has arrived, and None before."""
         torch = self._started()
         if self._slots:
             slot, event = self._slots.pop()
@@ -228,25 +164,24 @@ class TorchDriver:
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """Nothing has to be prepared."""
+        """A block in which the calling thread may read events, whatever other threads capture."""
         del device
         yield
 
     def query(self, event: Any) -> bool:
-        """Whether the device got to ``event``."""
+        """Whether the stream got to ``event``."""
         return bool(event.query())
 
     def elapsed_ns(self, begin: Any, end: Any) -> int:
-        """Nanoseconds between two events, to half a microsecond."""
-        elapsed_ms: float = begin.elapsed_time(end)
-        return round(elapsed_ms * 1e6)
+        """Nanoseconds on the device clock between two events that it got to, to half a microsecond."""
+        return round(float(begin.elapsed_time(end)) * 1e6)
 
     def synchronize(self, device: int) -> None:
-        """Wait for everything on ``device``."""
+        """Wait until ``device`` has done everything."""
         self._module.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """None: NVML does not know these devices."""
+        """UUID of every device in use that NVML knows."""
         return {}
 
     def memory(self) -> list[DeviceMemory]:
@@ -262,7 +197,7 @@ class TorchDriver:
         return [self._memory(device, stats) for device, stats in known if stats is not None]
 
     def taken(self) -> dict[str, int]:
-        """What ``nvidia-smi`` shows, or its like: contexts, libraries and other processes are in it."""
+        """Bytes of every device in use that are taken, also by contexts, libraries and other processes."""
         found: dict[str, int] = {}
         if self._started() is None or not hasattr(self._module, "mem_get_info"):
             return found
@@ -297,12 +232,10 @@ class TorchDriver:
 
     def _stats(self, device: int) -> dict[str, Any] | None:
         """What the allocator has counted; None where it counts nothing, as ``CUDAPluggableAllocator``."""
-        read = getattr(self._module, "memory_stats_as_nested_dict", None)
-        try:
-            found: dict[str, Any] | None = read(device) if read is not None else None
-        except RuntimeError:
-            return None
-        return found
+        read: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
+        with suppress(RuntimeError):
+            return dict(read(device)) if read is not None else None
+        return None
 
     def _in_use(self, every: Sequence[int]) -> tuple[int, ...]:
         del every
@@ -338,7 +271,7 @@ class TorchDriver:
         self._is_capturing = getattr(self._module, "is_current_stream_capturing", bool)
 
 
-class CudaDriver(TorchDriver):
+class CudaDriver(DeviceDriver):
     """The CUDA devices of this process.
 
     What is asked here on the training thread is what ``torch.cuda`` asks itself, past the objects that it makes on each call.

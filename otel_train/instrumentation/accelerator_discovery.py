@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.datamodel import DeviceMemory
-    from otel_train.instrumentation.accelerator import CudaDriver, HipDriver, TorchDriver
+    from otel_train.instrumentation.accelerator import CudaDriver, DeviceDriver, HipDriver
 
 _NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
 """Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
@@ -35,7 +35,7 @@ APPLE_UNTIMED = (
 )
 
 
-def find_driver(environ: Mapping[str, str]) -> TorchDriver | None:
+def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
     """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing.
 
     Args:
@@ -87,7 +87,7 @@ def torch_driver(
     machine: tuple[str, str] = _MACHINE,
     displays: str = _DISPLAYS,
     find_torch: Callable[[], Any] = lambda: imported("torch"),
-) -> TorchDriver | None:
+) -> DeviceDriver | None:
     """The driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
 
     Args:
@@ -96,18 +96,18 @@ def torch_driver(
         find_torch: gives torch, where the program has imported it by now.
     """
     if machine == ("Darwin", "arm64"):
-        from otel_train.instrumentation.accelerator import TorchDriver
+        from otel_train.instrumentation.accelerator import DeviceDriver
 
-        return TorchDriver("mps", find_torch, why_untimed=APPLE_UNTIMED)
+        return DeviceDriver("mps", find_torch, why_untimed=APPLE_UNTIMED)
     torch = find_torch()
     if torch is not None and not getattr(getattr(torch, "_C", None), "_has_xpu", False):
         return None  # a processor with graphics of its own
     with suppress(OSError):
         vendors = Path(displays).glob("renderD*/device/vendor")
         if any(vendor.read_text().strip() == _INTEL for vendor in vendors):
-            from otel_train.instrumentation.accelerator import TorchDriver
+            from otel_train.instrumentation.accelerator import DeviceDriver
 
-            return TorchDriver("xpu", find_torch)
+            return DeviceDriver("xpu", find_torch)
     return None
 
 
@@ -127,10 +127,9 @@ class NoDevices:
         self._steps = (1, 1)  # as ``DeviceTimer`` counts the first step
 
     def look(self) -> None:
-        """No device is in use."""
+        """Does nothing."""
 
-    def read(self) -> None:
-        """There is no event."""
+    read = remove = close = look
 
     def take_steps(self) -> tuple[int, int]:
         """See ``DeviceTimer.take_steps``."""
@@ -141,24 +140,12 @@ class NoDevices:
         """None."""
         return []
 
-    def taken(self) -> dict[str, int]:
+    def taken(self) -> dict[str, Any]:
         """None."""
         return {}
 
-    def hardware_ids(self) -> dict[str, str]:
-        """None."""
-        return {}
-
-    def copied_to_host(self) -> dict[str, int]:
-        """Nothing."""
-        return {}
+    hardware_ids = copied_to_host = taken
 
     def ooms(self) -> int:
         """None."""
         return 0
-
-    def remove(self) -> None:
-        """Nothing is patched."""
-
-    def close(self) -> None:
-        """Nothing is held."""

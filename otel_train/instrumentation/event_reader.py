@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_train.recording.device_ring import HEAD_WORDS, MOST_DEVICES, RECORD_WORDS, DeviceRing, Record
 from otel_train.recording.ring_buffer import EXTENSION
@@ -33,25 +33,8 @@ _Entry = tuple[int, int, int, list[Any]]
 """An edge: host time, code, number of the step, events, one per device. A plain tuple: naming its fields costs 0.2 us."""
 
 
-class EventReader(Protocol):
-    """Reads events in the order in which they were recorded."""
-
-    def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
-        """Queue an edge: see ``Record``. Called by the training thread. Whether there was space."""
-
-    def read(self) -> int:
-        """Look what the devices got to, and write that. How many edges they got to, in all.
-
-        Raises:
-            Exception: a fault of the driver. Nothing more is read then.
-        """
-
-    def close(self) -> bool:
-        """Read no more. Whether events and memory are free now."""
-
-
 class PythonReader:
-    """Reads by way of a driver in Python, when it is asked to.
+    """Reads events of a driver in the order in which they were recorded, when it is asked to.
 
     Args:
         driver: reads the events.
@@ -70,12 +53,18 @@ class PythonReader:
         self._missed_ns = self._read = 0
 
     def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
-        """See ``EventReader``."""
+        """Queue an edge: see ``Record``. Called by the training thread. Whether there was space."""
         self._entries.append((host_ns, code, step, events))
         return True
 
     def read(self) -> int:
-        """See ``EventReader``. At the first edge that a device has not got to, the rest is left for a later call."""
+        """Look what the devices got to, and write that. How many edges they got to, in all.
+
+        At the first edge that a device has not got to, the rest is left for a later call.
+
+        Raises:
+            Exception: a fault of the driver. Nothing more is read then.
+        """
         until_ns = self._clock()
         if self._entries:
             with self._driver.reading(self._device):
@@ -87,7 +76,7 @@ class PythonReader:
         return self._read
 
     def close(self) -> bool:
-        """See ``EventReader``."""
+        """Read no more. Whether events and memory are free now."""
         self._entries.clear()
         return True
 
@@ -130,7 +119,7 @@ _STATE_WORDS = 20 + (1 + QUEUED) * _ENTRY_WORDS
 
 
 class NativeReader:
-    """Reads in a thread of C that never takes the interpreter lock, also while training hangs with it.
+    """Reads as ``PythonReader`` in a thread of C that never takes the interpreter lock, also while training hangs with it.
 
     Args:
         driver: functions of the driver, and how to find what they take.
@@ -162,12 +151,12 @@ class NativeReader:
             raise
 
     def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
-        """See ``EventReader``."""
+        """See ``PythonReader``."""
         added: bool = self._add(self._address, host_ns, code, step, tuple(map(self._handle, events)))
         return added
 
     def read(self) -> int:
-        """See ``EventReader``."""
+        """See ``PythonReader``."""
         words = self._words
         words[_WANTED] += 1
         self._wait_for(_PASSES, words[_WANTED], PASS_S)
@@ -176,7 +165,7 @@ class NativeReader:
         return words[_READ]
 
     def close(self) -> bool:
-        """See ``EventReader``. A thread that hangs in the driver keeps its memory; a forked child has none."""
+        """See ``PythonReader``. A thread that hangs in the driver keeps its memory; a forked child has none."""
         if os.getpid() != self._pid or not self._memory:
             return False
         self._words[_STOPPING] = 1
@@ -199,11 +188,13 @@ class NativeReader:
         os.close(self._wakes)
 
 
+EventReader: TypeAlias = "PythonReader | NativeReader"
+
+
 def reader_of(driver: DeviceDriver, device: int, words: memoryview, clock: Clock) -> EventReader:
     """What reads events whose first is of ``device``: in C where the extension and the driver can."""
-    if hasattr(EXTENSION, "start_events"):
-        native = driver.native(device)
-        if native is not None:
-            with suppress(RuntimeError, OSError):
-                return NativeReader(native, words)
+    native = driver.native(device) if hasattr(EXTENSION, "start_events") else None
+    if native is not None:
+        with suppress(RuntimeError, OSError):
+            return NativeReader(native, words)
     return PythonReader(driver, device, words, clock)

@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_train.datamodel import NS_PER_S, Capture
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
-from otel_train.profiler.storage import (
-    CaptureJob,
-    CaptureOutcome,
-    CaptureStore,
-    CaptureWriter,
-)
+from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter
 from otel_train.recording.events import SourceKind, StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_train.config.settings import Tuning
     from otel_train.datamodel import Clock
-    from otel_train.profiler.requests import CaptureRequest
     from otel_train.profiler.step_schedule import ProfiledThread
     from otel_train.profiler.torch_profiler import Profiler
     from otel_train.recording.events import Instrumented
@@ -58,20 +53,8 @@ class LoopState(NamedTuple):
         return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
 
 
-class CaptureLimits(NamedTuple):
-    """Bounds in time.
-
-    Attributes:
-        max_s: longest recording, in seconds.
-        cooldown_s: least seconds between two automatic captures of one cause: slow steps, or alerts of one name.
-    """
-
-    max_s: float
-    cooldown_s: float
-
-
 class TrainingState(Protocol):
-    """Access to the training loop for the controller."""
+    """Access to the training loop and to the account of its steps, which lies in the agent."""
 
     def loop(self) -> LoopState:
         """Returns the current state of the loop."""
@@ -88,24 +71,19 @@ class TrainingState(Protocol):
     def active(self, *, active: bool) -> None:
         """Reports whether a capture runs."""
 
-
-class TrainingAccount(TrainingState, Protocol):
-    """Access to the state of the rank for triggers and results."""
-
     def slow_steps(self) -> int:
         """Returns the number of slow steps so far."""
 
     def over(self, capture: Capture) -> None:
         """Takes a finished capture."""
 
-    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
-        """Registers the callable that returns begin and end of the last recording, whose steps are sampled."""
-
 
 _log = logging.getLogger("otel_train")
 
 MAX_QUEUED = 2
 """Requests that may wait while a capture runs: the schedule's and one more."""
+
+UNDER_WAY = "a capture is under way: one at a time"
 
 
 class CaptureController:
@@ -117,7 +95,10 @@ class CaptureController:
         done: takes finished captures.
         place: where files go.
         clock: monotonic nanoseconds.
-        limits: bounds in time.
+        tuning: longest recording, and least time between two automatic captures of one cause.
+
+    Attributes:
+        others: whether another function is diverting the events of the training thread.
     """
 
     def __init__(
@@ -128,21 +109,15 @@ class CaptureController:
         done: Callable[[Capture], None],
         place: CaptureStore,
         clock: Clock,
-        limits: CaptureLimits,
+        tuning: Tuning,
     ) -> None:
-        made: list[Profiler] = []
-
-        def make(give_way: Callable[[], None]) -> Profiler:
-            made.append(profiler(give_way))
-            return made[0]
-
-        self.scheduler = StepScheduler(make, clock=clock, max_s=limits.max_s)
-        self._profiler = made[0]
+        self.scheduler = StepScheduler(profiler, clock=clock, max_s=tuning.profiler_max_s)
+        self._profiler = self.scheduler.profiler
         self._training = training
         self._done = done
         self._place = place
         self._clock = clock
-        self._cooldown_ns = int(limits.cooldown_s * NS_PER_S)
+        self._cooldown_ns = int(tuning.profiler_cooldown_s * NS_PER_S)
         self._ended_ns: dict[str, int] = {}
         self._queued: deque[CaptureRequest] = deque()
         self._job: _Job | None = None
@@ -150,29 +125,19 @@ class CaptureController:
         self._bytes_per_step = 0
         self._reported_active = False
         self.others: Callable[[], bool] = lambda: False
-        """Whether another function is diverting the events of the training thread."""
 
-    def ask(self, plan: CaptureRequest, *, patient: bool = True) -> str:
-        """Queues a request. Thread-safe.
-
-        Args:
-            plan: the request.
-            patient: it may wait for the running capture, and is not subject to the cooldown.
-
-        Returns:
-            "" if it was queued, else the reason why not.
-        """
+    def ask(self, plan: CaptureRequest) -> str:
+        """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
         unavailable = self._profiler.unavailable()
         if unavailable and self._training.loop().rule is not None:  # it trains without what records it
             return unavailable
         asked = any(other.cause == plan.cause for other in self._queued)
-        if len(self._queued) == MAX_QUEUED or (
-            not patient and (asked or self.scheduler.phase is not CapturePhase.IDLE)
-        ):
-            return "a capture is under way: one at a time"
+        idle = self.scheduler.phase is CapturePhase.IDLE
+        if len(self._queued) == MAX_QUEUED or (plan.automatic and (asked or not idle)):
+            return UNDER_WAY
         ended_ns = self._ended_ns.get(plan.cause)
         pause_ns = 0 if ended_ns is None else ended_ns + self._cooldown_ns - self._clock()
-        if not patient and pause_ns > 0:
+        if plan.automatic and pause_ns > 0:
             return f"the last capture by {plan.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
         if plan.trigger == "schedule":
             self._queued.append(plan)
@@ -184,11 +149,10 @@ class CaptureController:
     def needs_step_numbers(self) -> bool:
         """Whether a capture waits for the step rule or for step numbers, which only accounting provides."""
         scheduler = self.scheduler
-        unnumbered = scheduler.first_ns > 0 and scheduler.first_number == NEXT
+        armed = scheduler.phase is not CapturePhase.IDLE
+        unnumbered = armed and scheduler.first_ns > 0 and scheduler.first_number == NEXT
         unruled = bool(self._queued) and self._training.loop().rule is None
-        return (
-            unruled or self._recorded is not None or (scheduler.phase is not CapturePhase.IDLE and unnumbered)
-        )
+        return unruled or self._recorded is not None or unnumbered
 
     @property
     def asked(self) -> bool:
@@ -211,8 +175,20 @@ class CaptureController:
         return self.scheduler.phase is not CapturePhase.DONE and self._recorded is None and self._job is None
 
     def begin(self, plan: CaptureRequest, loop: LoopState) -> str:
-        """Starts a capture now. Called by the training thread between two steps, when not busy. Returns the reason if it fails."""
-        return self._arm(plan, loop)
+        """Arms the step scheduler, when not busy; returns the reason if the profiler is unavailable.
+
+        Called by the service thread, or by the training thread between two steps.
+        """
+        unavailable = self._profiler.unavailable()
+        if unavailable:
+            return unavailable
+        if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
+            most = max(1, self._place.max_bytes // self._bytes_per_step)
+            if most < plan.steps:
+                plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
+        sources = loop.thread.sources
+        self.scheduler.arm(plan, StepBoundary(loop.rule or _presumed(sources), sources), loop.thread)
+        return ""
 
     def turn(self, loop: LoopState, *, last: bool = False) -> None:
         """Does what is due: arm, number, write, report.
@@ -224,7 +200,7 @@ class CaptureController:
         for plan in list(self._queued):
             if not self.busy and loop.near(plan) and loop.rule is not None:
                 self._queued.remove(plan)
-                unavailable = self._arm(plan, loop)
+                unavailable = self.begin(plan, loop)
                 if unavailable:
                     _log.warning("Capture (%s): %s", plan.trigger, unavailable)
         scheduler = self.scheduler
@@ -237,8 +213,8 @@ class CaptureController:
             self._recorded = scheduler.take()
         if self._recorded is not None and self._job is None:
             self._write(self._recorded, loop, last=last)
-        if self._job is not None and self._job.writer is not None and self._job.writer.over:
-            self._finish_job(self._job, self._job.writer)
+        if self._job is not None and self._job.writer.over:
+            self._finish(self._job)
 
     def end(self, timeout_s: float) -> None:
         """Cuts the open capture short and writes what was recorded, within ``timeout_s``.
@@ -255,22 +231,9 @@ class CaptureController:
         while self._recorded is not None or self._job is not None:
             if self._recorded is not None and self._job is None:
                 self._write(self._recorded, self._training.loop(), last=True)
-            if self._job is not None and self._job.writer is not None:
+            if self._job is not None:
                 self._job.writer.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
-                self._finish_job(self._job, self._job.writer)
-
-    def _arm(self, plan: CaptureRequest, loop: LoopState) -> str:
-        """Arms the step scheduler; returns the reason if the profiler is unavailable."""
-        unavailable = self._profiler.unavailable()
-        if unavailable:
-            return unavailable
-        if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
-            most = max(1, self._place.max_bytes // self._bytes_per_step)
-            if most < plan.steps:
-                plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
-        sources = loop.thread.sources
-        self.scheduler.arm(plan, StepBoundary(loop.rule or _presumed(sources), sources), loop.thread)
-        return ""
+                self._finish(self._job)
 
     def _write(self, recorded: Recorded, loop: LoopState, *, last: bool = False) -> None:
         if recorded.begun_ns and loop.final_ns <= recorded.ended_ns and not last:
@@ -283,52 +246,55 @@ class CaptureController:
         first = self._training.number(within_ns) if within_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         epoch = recorded.plan.epoch or self._training.epoch(within_ns or recorded.ended_ns)
-        job = _Job(recorded._replace(trace=None), steps, epoch)
-        options = recorded.plan.options
-        written = CaptureJob(
-            self._place, f"epoch_{epoch}-step_{max(first, 0)}", self._document(job), max(first, 0), time.monotonic(),
-            wants_device=any(activity != "cpu" for activity in options.activities) and not recorded.missing,
+        wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
+        job = CaptureJob(
+            self._place,
+            f"epoch_{epoch}-step_{max(first, 0)}",
+            self._metadata(recorded, steps, epoch),
+            max(first, 0),
+            time.monotonic(),
+            wants_device=wants_device and not recorded.missing,
             output=recorded.plan.output_dir,
-        )  # fmt: skip
-        self._job = job._replace(writer=CaptureWriter(written, recorded.trace, self._profiler))
+        )
+        writer = CaptureWriter(job, recorded.trace, self._profiler)
+        self._job = _Job(recorded._replace(trace=None), steps, writer)
 
-    def _finish_job(self, job: _Job, writer: CaptureWriter) -> None:
+    def _finish(self, job: _Job) -> None:
         self._job = None
-        outcome = writer.outcome
-        if job.recorded.steps and outcome.bytes:
-            self._bytes_per_step = outcome.bytes // job.recorded.steps
-        self._report(job, outcome, writer.metadata)
-
-    def _report(self, job: _Job, outcome: CaptureOutcome, record: dict[str, Any]) -> None:
-        recorded = job.recorded
-        within_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
+        recorded, outcome, metadata = job.recorded, job.writer.outcome, job.writer.metadata
+        if recorded.steps and outcome.bytes:
+            self._bytes_per_step = outcome.bytes // recorded.steps
         capture = Capture(
-            recorded.plan.trigger, within_ns, job.steps, outcome.file, outcome.bytes,
-            _error(recorded, outcome.problem), record["problem"], record["seconds"],
-            str(record["finding"].get("claim", "")), record,
-        )  # fmt: skip
+            recorded.plan.trigger,
+            (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns),
+            job.steps,
+            outcome.file,
+            outcome.bytes,
+            _error(recorded, outcome.problem),
+            metadata["problem"],
+            metadata["seconds"],
+            str(metadata["finding"].get("claim", "")),
+            metadata,
+        )
         # A missing activity is reported only if it was requested explicitly.
         by_name = recorded.plan.options.activities != Options().activities
-        for problem in filter(
-            None, (capture.problem, *outcome.missing, *(recorded.missing if by_name else ()))
-        ):
+        problems = capture.problem, *outcome.missing, *(recorded.missing if by_name else ())
+        for problem in filter(None, problems):
             _log.warning("Capture (%s): %s", capture.trigger, problem)
         self._done(capture)
 
-    def _document(self, job: _Job) -> dict[str, Any]:
+    def _metadata(self, recorded: Recorded, steps: tuple[int, int], epoch: int) -> dict[str, Any]:
         """The metadata; file, size and problems of writing are added with the file, findings by the analysis."""
-        recorded, unix_ns = job.recorded, self._training.unix_ns
+        plan, unix_ns = recorded.plan, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
-            "file": "", "bytes": 0, "trigger": recorded.plan.trigger,
-            "reason": recorded.plan.reason, "alert": recorded.plan.alert, "rank": self._place.rank, "epoch": job.epoch,
-            "steps": list(job.steps) if recorded.steps else [],
-            "steps_asked": recorded.plan.steps, "steps_recorded": recorded.steps,
+            "file": "", "bytes": 0, "trigger": plan.trigger, "reason": plan.reason, "alert": plan.alert,
+            "rank": self._place.rank, "epoch": epoch, "steps": list(steps) if recorded.steps else [],
+            "steps_asked": plan.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
             "seconds": (self._clock() - begun_ns) / NS_PER_S,
-            "options": recorded.plan.options._asdict(), "problem": _problem(recorded),
-            "notes": list(recorded.missing),
-            "pinned": recorded.plan.pinned, "finding": {},
+            "options": plan.options._asdict(), "problem": _problem(recorded),
+            "notes": list(recorded.missing), "pinned": plan.pinned, "finding": {},
         }  # fmt: skip
 
 
@@ -337,8 +303,7 @@ class _Job(NamedTuple):
 
     recorded: Recorded
     steps: tuple[int, int]
-    epoch: int
-    writer: CaptureWriter | None = None
+    writer: CaptureWriter
 
 
 def _presumed(sources: Sequence[Instrumented]) -> StepRule:

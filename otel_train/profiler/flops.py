@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_train.datamodel import system_clock
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
+from otel_train.profiler.torch_profiler import Profiler
 from otel_train.resource import shares_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
-    from otel_train.profiler.controller import LoopState
-    from otel_train.profiler.requests import Options
-    from otel_train.profiler.torch_profiler import Range
+    from otel_train.profiler.controller import LoopState, TrainingState
 
 COUNTER: Final = "torch.utils.flop_counter"
 EVENT: Final = "train.flops.count"
@@ -43,29 +41,12 @@ UNKNOWN: Final = (
 _log = logging.getLogger("otel_train")
 
 
-class FlopCounter:
-    """Implements ``Profiler`` with a FLOP counter. All but ``save`` runs on the training thread.
-
-    Args:
-        give_way: unused: several counters may be active at once.
-    """
+class FlopCounter(Profiler):
+    """A FLOP counter. Several may be active at once, so it never gives way; stages are not counted separately."""
 
     def __init__(self, give_way: Callable[[], None]) -> None:
         del give_way
         self._mode: Any = None
-
-    def unavailable(self) -> str:
-        """Returns ""."""
-        return ""
-
-    def busy(self) -> bool:
-        """Returns False: other counters do not interfere."""
-        return False
-
-    def prepare(self, options: Options) -> list[str]:
-        """Does nothing: there is no warm-up."""
-        del options
-        return []
 
     def start(self) -> None:
         """Starts counting."""
@@ -79,31 +60,15 @@ class FlopCounter:
         mode.__exit__(None, None, None)
         return int(mode.get_total_flops())
 
-    def range(self, name: str) -> Range:
-        """Does nothing: stages are not counted separately."""
-        del name
-        return _NOTHING
-
-    def save(self, trace: Any, path: Path) -> None:
-        """Writes nothing."""
-
-
-class _Nothing:
-    def close(self) -> None: ...
-
-
-_NOTHING: Final = _Nothing()
-
 
 class FlopCount:
     """Counts the FLOP of one step once the step rule is known. Runs on the service thread.
 
     Args:
-        loop: returns the current state of the loop.
-        active: called with True before the counted step and with False after it.
+        training: access to the training loop.
         event: takes an event: its name, its attributes, an instant in the step.
         max_s: longest step that is counted.
-        shared: whether ranks share a model replica.
+        shared: ranks share a model replica, as the settings say.
 
     Attributes:
         flops: FLOP of one step of this rank; 0 until known.
@@ -111,14 +76,16 @@ class FlopCount:
     """
 
     def __init__(
-        self, loop: Callable[[], LoopState], *, active: Callable[..., None],
-        event: Callable[[str, Mapping[str, Any], int], None], max_s: float,
-        shared: Callable[[], bool] = shares_replica,
-    ) -> None:  # fmt: skip
+        self,
+        training: TrainingState,
+        *,
+        event: Callable[[str, Mapping[str, Any], int], None],
+        max_s: float,
+        shared: bool,
+    ) -> None:
         self.flops = 0
         self.refusal = ""
-        self._loop = loop
-        self._active = active
+        self._training = training
         self._event = event
         self._shared = shared
         self._scheduler = StepScheduler(FlopCounter, clock=system_clock, max_s=max_s)
@@ -139,7 +106,7 @@ class FlopCount:
         if self.busy:
             self._take()
         elif free and not self.flops and not self.refusal and "torch" in sys.modules:
-            loop = self._loop()
+            loop = self._training.loop()
             if loop.rule is not None and loop.step >= FIRST_STEP:
                 self._begin(loop)
 
@@ -149,8 +116,9 @@ class FlopCount:
         self._scheduler.wait(timeout_s)
 
     def _begin(self, loop: LoopState) -> None:
-        if dynamo_has_run() or self._shared():
-            self._refuse(COMPILED if dynamo_has_run() else SHARED)
+        compiled = _dynamo_has_run()
+        if compiled or self._shared or shares_replica():
+            self._refuse(COMPILED if compiled else SHARED)
             return
         try:
             import_module(COUNTER)
@@ -158,20 +126,18 @@ class FlopCount:
             self._refuse(f"{COUNTER} cannot be imported ({error}). Set flops_per_sample")
             return
         self._tries += 1
-        self._active(active=True)
-        sources = loop.thread.sources
+        self._training.active(active=True)
         assert loop.rule is not None
-        self._scheduler.arm(
-            CaptureRequest("flops", 1, warmup=0), StepBoundary(loop.rule, sources), loop.thread
-        )
+        boundary = StepBoundary(loop.rule, loop.thread.sources)
+        self._scheduler.arm(CaptureRequest("flops", 1, warmup=0), boundary, loop.thread)
 
     def _take(self) -> None:
         recorded = self._scheduler.take()
         if recorded is None:
             return
-        self._active(active=False)
+        self._training.active(active=False)
         whole = recorded.steps and not recorded.problem
-        if whole and dynamo_has_run():
+        if whole and _dynamo_has_run():
             self._refuse(COMPILED)
         elif whole and recorded.trace:
             self.flops = recorded.trace
@@ -186,7 +152,7 @@ class FlopCount:
         _log.warning("FLOP of a step are not counted: %s", why)
 
 
-def dynamo_has_run() -> bool:
-    """Returns whether TorchDynamo has compiled anything in this process. Imports nothing."""
+def _dynamo_has_run() -> bool:
+    """Whether TorchDynamo has compiled anything in this process. Imports nothing."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters and counters["frames"]["total"])

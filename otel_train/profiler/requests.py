@@ -68,6 +68,11 @@ class CaptureRequest(NamedTuple):
         """Key of the cooldown."""
         return self.alert or self.trigger
 
+    @property
+    def automatic(self) -> bool:
+        """Whether neither the program nor a user asks: it waits for no other capture, and has a cooldown."""
+        return self.trigger in ("alert", "slow_step")
+
 
 class Recorded(NamedTuple):
     """Recording of the training thread.
@@ -97,7 +102,7 @@ REQUEST_FILE = "capture-request.json"
 """In the folder of a rank; read and removed by its process."""
 
 MOST_STEPS = 10_000
-_SWITCHES = ("record_shapes", "with_stack", "profile_memory", "with_flops")
+_SWITCHES = Options._fields[1:]
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
 
 
@@ -132,16 +137,15 @@ def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
     options = defaults.options
     if "activities" in document:
         options = options._replace(activities=activities(document["activities"]))
-    switches = [_switch(name, document.get(name, getattr(options, name))) for name in _SWITCHES]
-    options = Options(options.activities, *switches)
+    switches = [truth(f"{name}={{}}", document.get(name, getattr(options, name))) for name in _SWITCHES]
     plan = defaults._replace(
         steps=_whole(document, "steps", defaults.steps, least=1),
         warmup=_whole(document, "warmup", defaults.warmup),
         wait=_whole(document, "wait", defaults.wait),
         at_step=_whole(document, "at_step", NEXT, least=NEXT, most=1 << 53),
-        options=options,
+        options=Options(options.activities, *switches),
         reason=str(document.get("reason", ""))[:200],
-        pinned=_switch("pinned", document.get("pinned", False)),
+        pinned=truth("pinned={}", document.get("pinned", False)),
     )
     return ParsedRequest(plan, _ranks(document.get("ranks")))
 
@@ -162,26 +166,11 @@ def activities(names: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def options_of(
-    names: object, *, record_shapes: bool, with_stack: bool, profile_memory: bool, with_flops: bool
-) -> Options:
-    """Returns options from settings.
-
-    Raises:
-        ConfigError: an activity is unknown.
-    """
-    return Options(activities(names), record_shapes, with_stack, profile_memory, with_flops)
-
-
 def _whole(
     document: Mapping[str, Any], name: str, default: int, *, least: int = 0, most: int = MOST_STEPS
 ) -> int:
     remedy = f"Leave it out for {default}"
     return whole(f"{name}={{}}", document.get(name, default), remedy, least=least, most=most)
-
-
-def _switch(name: str, value: object) -> bool:
-    return truth(f"{name}={{}}", value)
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:

@@ -1,30 +1,29 @@
-"""Assembles the capture components of a process; captures of epochs."""
+"""Assembles the capture components of a process: captures of epochs, lines on the console, snapshots of memory."""
 
 from __future__ import annotations
 
+import pickle
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
-from otel_train.config.validation import read_parts, words_of
+from otel_train.config.validation import MIB, read_parts, words_of
 from otel_train.datamodel import CAPTURES_FOLDER, system_clock
-from otel_train.profiler.console import BLOCK, Console
-from otel_train.profiler.controller import CaptureController, CaptureLimits
-from otel_train.profiler.endpoint import CaptureEndpoint
-from otel_train.profiler.oom_snapshot import OomSnapshots
-from otel_train.profiler.requests import CaptureRequest, options_of
+from otel_train.profiler.controller import UNDER_WAY, CaptureController
+from otel_train.profiler.endpoint import CaptureEndpoint, Schedule, SlowSteps
+from otel_train.profiler.requests import CaptureRequest, Options, activities
 from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
-from otel_train.profiler.triggers import Every, Schedule, SlowSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from otel_train.config import Config
     from otel_train.datamodel import Capture
-    from otel_train.profiler.controller import LoopState, TrainingAccount
+    from otel_train.profiler.controller import LoopState, TrainingState
     from otel_train.profiler.endpoint import Requests
     from otel_train.profiler.flops import FlopCount
     from otel_train.resource import RunInfo
@@ -32,7 +31,15 @@ if TYPE_CHECKING:
 PREVIOUS_CAPTURE_WAIT_S = 30.0
 """Longest wait for the previous capture, which may still be being written when the next epoch begins."""
 
+YIELD_S = 1.0
+"""How long a session closed by another thread waits for the training thread to end its capture."""
+
+MOST_SNAPSHOTS = 3
+"""Memory snapshots per process. A loop that catches the error and retries would fill the disk."""
+
 _POLL_S = 0.02
+_NAME_COLUMNS = 44
+_MS = 1e3
 
 
 class EpochCaptures:
@@ -41,16 +48,20 @@ class EpochCaptures:
     A queued request begins up to one turn of the service thread later, when a short epoch may have ended.
 
     Args:
-        controller: makes captures; None if captures are off.
+        controller: makes captures.
         endpoint: parses requests.
         loop: returns the current state of the loop.
         accounted: a context in which all events are accounted and the service thread is paused.
     """
 
     def __init__(
-        self, controller: CaptureController | None, endpoint: CaptureEndpoint | None, *,
-        loop: Callable[[], LoopState], accounted: Callable[[], AbstractContextManager[None]],
-    ) -> None:  # fmt: skip
+        self,
+        controller: CaptureController,
+        endpoint: CaptureEndpoint,
+        *,
+        loop: Callable[[], LoopState],
+        accounted: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._controller = controller
         self._endpoint = endpoint
         self._loop = loop
@@ -70,8 +81,6 @@ class EpochCaptures:
         Raises:
             ConfigError: the request is invalid.
         """
-        if self._controller is None or self._endpoint is None:
-            return "captures are off, or there is no run directory to write to"
         plan = self._endpoint.read(request)._replace(
             trigger="schedule", reason=f"epoch {epoch}", epoch=epoch, at_once=True, output_dir=output_dir
         )
@@ -83,21 +92,19 @@ class EpochCaptures:
                 if not self._controller.busy:
                     return self._controller.begin(plan, loop)
                 if self._controller.running:
-                    break
+                    return UNDER_WAY
             if time.monotonic() > deadline_s:
-                break
+                return UNDER_WAY
             time.sleep(_POLL_S)
-        return "a capture is under way: one at a time"
 
     def end(self) -> None:
         """Ends the capture of the epoch."""
-        if self._controller is not None:
-            self._controller.scheduler.over()
+        self._controller.scheduler.over()
 
     def finish(self, timeout_s: float) -> None:
         """Waits until all captures are written, analysed and reported, at most ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
-        while self._controller is not None and time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s:
             with self._accounted():
                 self._controller.turn(self._loop(), last=True)
                 if self._controller.finished:
@@ -106,11 +113,18 @@ class EpochCaptures:
 
 
 class NoEpochCaptures:
-    """Null object for a disabled session."""
+    """In the place of ``EpochCaptures`` where nothing is captured.
+
+    Args:
+        reason: why not.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def begin(self, *_: object, **__: object) -> str:
-        """Refuses."""
-        return "otel_train is disabled"
+        """Returns the reason."""
+        return self._reason
 
     def end(self) -> None:
         """Does nothing."""
@@ -119,18 +133,14 @@ class NoEpochCaptures:
         """Does nothing."""
 
 
-YIELD_S = 1.0
-"""How long a session closed by another thread waits for the training thread to end its capture."""
-
-
 class Capturing:
     """Captures of one process.
 
     Args:
         config: settings of captures.
         info: identity of this rank.
-        training: access to the state of the rank.
-        rank_folder: folder of this rank; None turns captures off.
+        training: access to the training loop.
+        rank_folder: folder of this rank.
         ooms: returns the number of out-of-memory errors.
         requests: where requests are left.
 
@@ -139,58 +149,55 @@ class Capturing:
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, *, training: TrainingAccount,
-        rank_folder: Path | None, ooms: Callable[[], int], requests: Requests,
+        self, config: Config, info: RunInfo, *, training: TrainingState,
+        rank_folder: Path, ooms: Callable[[], int], requests: Requests,
     ) -> None:  # fmt: skip
         self._training = training
-        self._console = (
-            Console(
-                lines=config.console, block=BLOCK in words_of(config.console_metrics), top=config.profiler_top
-            )
-            if info.rank == 0
-            else None
-        )
+        block = "profiler" in words_of(config.console_metrics)
+        console = Console(lines=config.console, block=block, top=config.profiler_top)
+        self._console = console if info.rank == 0 else None
         plan = _plan_of(config)
-        self.endpoint: CaptureEndpoint | None = None
-        self._controller: CaptureController | None = None
-        self._snapshots: OomSnapshots | None = None
-        if config.profiler == "off" or rank_folder is None:
-            return
-        place = CaptureStore(
+        store = CaptureStore(
             rank_folder.parent / CAPTURES_FOLDER, info.rank, config.profiler_max_bytes, config.profiler_kept,
             config.profiler_tensorboard, config.profiler_output_dir,
             (*ANALYZE, f"--top={max(config.profiler_top, TOP)}"),
         )  # fmt: skip
-        tuned = config.tuned()
         self._controller = CaptureController(
-            TorchProfiler, training=training, done=self._done, place=place, clock=system_clock,
-            limits=CaptureLimits(tuned.profiler_max_s, tuned.profiler_cooldown_s),
+            TorchProfiler, training=training, done=self._done, place=store, clock=system_clock,
+            tuning=config.tuned(),
         )  # fmt: skip
-        scheduler = self._controller.scheduler
-        training.watch(lambda: scheduler.within_ns)
         self.endpoint = CaptureEndpoint(self._controller, plan, info.rank, requests, loop=training.loop)
-        self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
-        _add_triggers(self.endpoint, config, plan, training)
+        self._snapshots = OomSnapshots(ooms, store.folder, info.rank)
+        every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
+        if any(every):
+            planned = Schedule(
+                every, plan._replace(trigger="schedule"), system_clock,
+                skip_first=schedule.skip_first, most=schedule.repeat,
+            )  # fmt: skip
+            self.endpoint.triggers.append(planned)
+        if config.profiler == "auto":
+            slow = SlowSteps(plan._replace(trigger="slow_step"), training.slow_steps)
+            self.endpoint.triggers.append(slow)
 
     @property
     def within_ns(self) -> tuple[int, int]:
         """Begin and end of the last recording; (0, 0) without one."""
-        return self._controller.scheduler.within_ns if self._controller is not None else (0, 0)
+        return self._controller.scheduler.within_ns
 
     @property
     def needs_step_numbers(self) -> bool:
         """Whether a capture waits for what only accounting provides."""
-        return self._controller is not None and self._controller.needs_step_numbers
+        return self._controller.needs_step_numbers
 
     @property
     def unfinished(self) -> bool:
         """Whether a recording is under way, or not yet written and reported."""
-        return self._controller is not None and (self._controller.busy or not self._controller.finished)
+        return self._controller.busy or not self._controller.finished
 
     @property
     def wanted(self) -> bool:
         """Whether a request waits, or a recording is unfinished."""
-        return self.unfinished or (self._controller is not None and self._controller.asked)
+        return self.unfinished or self._controller.asked
 
     def show_block(self) -> None:
         """Prints captures as the block ``[Profiler]``."""
@@ -201,14 +208,10 @@ class Capturing:
         """Returns captures requested by the training thread; ``accounted`` as for ``EpochCaptures``."""
         return EpochCaptures(self._controller, self.endpoint, loop=self._training.loop, accounted=accounted)
 
-    def turn(self, account: Callable[[], None]) -> None:
-        """Takes requests and does what is due. Runs on the service thread; ``account`` accounts all events now."""
-        if self.endpoint is not None and self._controller is not None:
-            if self._controller.needs_step_numbers:
-                account()
-            self.endpoint.turn()
-        if self._snapshots is not None:
-            self._snapshots.look()
+    def turn(self) -> None:
+        """Takes requests and does what is due. Runs on the service thread."""
+        self.endpoint.turn()
+        self._snapshots.look()
 
     def ask(self, request: dict[str, Any]) -> str:
         """Queues a request of the program. Returns "", or the reason if it is refused.
@@ -216,25 +219,20 @@ class Capturing:
         Raises:
             ConfigError: the request is invalid.
         """
-        if self.endpoint is None:
-            return "captures are off, or there is no run directory to write to"
         return self.endpoint.ask(request)
 
     def give_way_to(self, flops: FlopCount) -> None:
         """Starts no capture while a step's FLOP are counted: both divert the events of the training thread."""
-        if self._controller is not None:
-            self._controller.others = lambda: flops.busy
+        self._controller.others = lambda: flops.busy
 
     def stop(self) -> None:
         """Ends the open recording."""
-        if self._controller is not None:
-            self._controller.scheduler.abort("")
-            self._controller.scheduler.wait(YIELD_S)
+        self._controller.scheduler.abort("")
+        self._controller.scheduler.wait(YIELD_S)
 
     def end(self, timeout_s: float) -> None:
         """Writes the recordings, after all events are accounted."""
-        if self.endpoint is not None and self._controller is not None:
-            self._controller.end(timeout_s)
+        self._controller.end(timeout_s)
 
     def _done(self, capture: Capture) -> None:
         self._training.over(capture)
@@ -242,30 +240,132 @@ class Capturing:
             self._console.show(capture)
 
 
-def _add_triggers(
-    endpoint: CaptureEndpoint, config: Config, plan: CaptureRequest, training: TrainingAccount
-) -> None:
-    """Adds the schedule and slow steps."""
-    every = _every_of(config)
-    if every.ever:
-        endpoint.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
-    if config.profiler == "auto":
-        endpoint.slow = SlowSteps(plan._replace(trigger="slow_step"))
-        endpoint.slow_steps = training.slow_steps
-
-
-def _every_of(config: Config) -> Every:
-    every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
-    return Every(
-        every.steps, every.epochs, every.minutes, schedule.skip_first, schedule.repeat, frozenset(every.epoch)
-    )
-
-
 def _plan_of(config: Config) -> CaptureRequest:
     """Defaults for requests."""
-    chosen = words_of(config.profiler_options)
-    schedule = config.schedule()
-    return CaptureRequest(
-        "on_demand", schedule.active, schedule.warmup, schedule.wait,
-        options=options_of(config.profiler_activities, **{name: name in chosen for name in PROFILER_OPTIONS}),
-    )  # fmt: skip
+    chosen, schedule = words_of(config.profiler_options), config.schedule()
+    switches = {name: name in chosen for name in PROFILER_OPTIONS}
+    options = Options(activities(config.profiler_activities), **switches)
+    return CaptureRequest("on_demand", schedule.active, schedule.warmup, schedule.wait, options=options)
+
+
+class Console(NamedTuple):
+    """Prints captures on standard error, so that the program's own output is unchanged.
+
+    Attributes:
+        lines: print lines with the prefix ``otel_train:``, unless printed as a block.
+        block: print the block ``[Profiler]``.
+        top: operators, and kernels, to list; with 0 no lines are printed.
+    """
+
+    lines: bool
+    block: bool
+    top: int
+
+    def show(self, capture: Capture) -> None:
+        """Prints a capture that has a file, in one write."""
+        shown: Iterable[str] = ()
+        if self.block:
+            shown = _block(capture, self.top)
+        elif self.lines and self.top:
+            shown = (f"otel_train: {line}" for line in _lines(capture, self.top))
+        if capture.file and sys.stderr is not None:
+            sys.stderr.write("".join(f"{line}\n" for line in shown))
+            sys.stderr.flush()
+
+
+def _block(capture: Capture, top: int) -> Iterator[str]:
+    record = capture.metadata
+    yield f"[Profiler] Epoch {record.get('epoch')}: {_plain(capture.file)}"
+    if not capture.finding:
+        yield "  not analysed: otel-train analyze, with that path"
+        return
+    for key, what in (("top_cpu_ops", "CPU operations"), ("top_cuda_ops", "CUDA kernels")):
+        rows = (record.get(key) or ())[:top]
+        if rows:
+            yield f"  Top {len(rows)} {what}:"
+        for number, row in enumerate(rows, 1):
+            yield f"    {number}. {_plain(str(row['name']))}: {row['seconds'] * _MS:.2f} ms ({row['share'] or 0.0:.1%})"
+    stages = [f"{_plain(str(row['stage']))} {row['share']:.1%}" for row in record.get("stages") or ()]
+    if stages:
+        yield f"  Shares: {', '.join(stages)}"
+    for peak in (record.get("memory_peaks") or ())[:1]:
+        yield f"  Memory peak: {peak['bytes'] / MIB:.1f} MB on {_plain(str(peak['device']))} at {peak['time_seconds']:.3f} s"
+    yield "  Bottlenecks:"
+    for finding in record.get("findings") or ():
+        yield f"    {_plain(str(finding['claim']))} {_plain(str(finding['advice']))}"
+
+
+def _lines(capture: Capture, top: int) -> Iterator[str]:
+    first, last = capture.steps
+    steps = f"steps {first} to {last}" if last > first else f"step {first}"
+    yield f"captured {steps}: {_plain(capture.file)}"
+    if not capture.finding:
+        yield "  what is in it: otel-train analyze, with that path"
+        return
+    yield f"  {_plain(capture.finding)}"
+    for key, what in (("top_cpu_ops", "on the host"), ("top_cuda_ops", "on the device")):
+        rows = (capture.metadata.get(key) or ())[:top]
+        if rows:
+            yield f"  {f'the longest {what}':{_NAME_COLUMNS}}       time   share"
+        for row in rows:
+            name = _plain(str(row["name"]))[:_NAME_COLUMNS]
+            yield f"  {name:{_NAME_COLUMNS}} {row['seconds'] * _MS:7.2f} ms {row['share'] or 0.0:7.1%}"
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _torch_snapshot() -> object:
+    """For https://pytorch.org/memory_viz; None if this torch has none."""
+    memory: Any = sys.modules.get("torch.cuda.memory")
+    take = getattr(memory, "_snapshot", None)
+    return None if take is None else take()
+
+
+class OomSnapshots:
+    """Writes torch's memory snapshot when the allocator has reported an out-of-memory error.
+
+    The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
+    ``torch.cuda.memory._record_memory_history``.
+
+    Args:
+        ooms: returns the number of out-of-memory errors on all devices.
+        folder: where to write.
+        rank: rank of this process.
+        snapshot: takes a snapshot.
+    """
+
+    def __init__(
+        self,
+        ooms: Callable[[], int],
+        folder: Path,
+        rank: int,
+        snapshot: Callable[[], object] = _torch_snapshot,
+    ) -> None:
+        self._ooms = ooms
+        self._folder = folder
+        self._rank = rank
+        self._snapshot = snapshot
+        self._seen = 0
+        self._made = 0
+
+    def look(self) -> Path | None:
+        """Writes a snapshot if memory has run out since the last call; returns its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ooms = self._ooms()
+        if ooms <= self._seen or self._made == MOST_SNAPSHOTS:
+            return None
+        self._seen = ooms
+        found = self._snapshot()
+        if found is None:
+            return None
+        self._made += 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"oom_{ooms}-rank{self._rank}.pickle"
+        with path.open("wb") as file:
+            pickle.dump(found, file)
+        return path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.datamodel import Clock
-    from otel_train.profiler.torch_profiler import Profiler, Range
+    from otel_train.profiler.torch_profiler import Profiler
     from otel_train.recording.events import Instrumented, StepRule
 
 _START = int(Flag.START) << FLAG_SHIFT
@@ -144,6 +144,11 @@ class StepScheduler:
         profiler: creates the profiler.
         clock: monotonic nanoseconds.
         max_s: longest recording, in seconds; it ends at the first event after that.
+
+    Attributes:
+        begun_ns: begin of the recording; 0 before it.
+        first_ns: an instant in the first step that began after arming; 0 until there is one.
+        first_number: number of that step, set later by the service thread.
     """
 
     def __init__(
@@ -151,12 +156,9 @@ class StepScheduler:
     ) -> None:
         self.phase = CapturePhase.IDLE
         self._result: Recorded | None = None
-        self.first_ns = 0
-        """An instant in the first step that began after arming; 0 until there is one."""
+        self.begun_ns = self.first_ns = self._ended_ns = self._within_ns = 0
         self.first_number = NEXT
-        """Number of that step, set later by the service thread."""
-        self.begun_ns = self._ended_ns = self._within_ns = 0
-        self._profiler = profiler(self._give_way)
+        self.profiler = profiler(self._give_way)
         self._clock = clock
         self._max_ns = int(max_s * NS_PER_S)
         self._plan = CaptureRequest("on_demand", 1)
@@ -167,8 +169,8 @@ class StepScheduler:
         self._plan, self._boundary, self._thread = plan, boundary, thread
         self._abort, self._missing = "", list[str]()
         self._over = self._between = False
-        self._open: list[tuple[int, Range]] = []
-        self._step: Range | None = None
+        self._open: list[tuple[int, Callable[[], object]]] = []
+        self._step: Callable[[], object] | None = None
         self._boundaries = self._left = self._steps = 0
         self._result = None
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
@@ -181,9 +183,8 @@ class StepScheduler:
     def take(self) -> Recorded | None:
         """Returns the finished recording and becomes idle; None while there is none. Called by the service thread."""
         result, self._result = self._result, None
-        if result is None:  # the training thread may be stopping the profiler right now
-            return None
-        self.phase = CapturePhase.IDLE
+        if result is not None:  # else the training thread may be stopping the profiler right now
+            self.phase = CapturePhase.IDLE
         return result
 
     @property
@@ -230,11 +231,10 @@ class StepScheduler:
             self._record_instant()
         if self._boundary.before(code):
             self._end_of_step()
-        if self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
-            self._abort = self._abort or (
-                "" if self._over else f"stopped after {self._max_ns / NS_PER_S:g} s"
-            )
+        if not self._over and self.begun_ns and self._clock() - self.begun_ns > self._max_ns:
+            self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
             self._over = True
+        if self._over:
             if self.phase is not CapturePhase.DONE:
                 self._finish()
         elif self._between and self._boundary.begins(code):
@@ -272,12 +272,12 @@ class StepScheduler:
         elif self.phase is CapturePhase.WARMUP:
             self._left -= 1
         if self.phase is CapturePhase.WARMUP and self._left <= 0:
-            self._profiler.start()
+            self.profiler.start()
             self.begun_ns = self._clock()
             self.phase = CapturePhase.ACTIVE
         if self.phase is CapturePhase.ACTIVE:
             # The step number of the run may not be known yet; the writer of the file replaces this one.
-            self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
+            self._step = self.profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _is_time(self) -> bool:
         """Whether to warm up for the step that begins now."""
@@ -293,33 +293,33 @@ class StepScheduler:
         return late == 0
 
     def _warm_up(self) -> None:
-        if self._profiler.busy():
+        if self.profiler.busy():
             self._abort = "another profiler is running in this process"
             self._finish()
             return
         self.phase = CapturePhase.WARMUP
         self._left = self._plan.warmup
-        self._missing = self._profiler.prepare(self._plan.options)
+        self._missing = self.profiler.prepare(self._plan.options)
 
     def _end_step(self) -> None:
         while self._open:
-            self._open.pop()[1].close()
+            self._open.pop()[1]()
         if self._step is not None:
-            self._step.close()
+            self._step()
             self._step = None
 
     def _open_range(self, number: int) -> None:
         source = self._thread.sources[number]
         if source.kind in _RANGED:
             name = f"{source.stage}:{source.name}" if source.kind is SourceKind.DATA else source.stage
-            self._open.append((number, self._profiler.range(RANGE_PREFIX + name)))
+            self._open.append((number, self.profiler.range(RANGE_PREFIX + name)))
 
     def _close_range(self, number: int) -> None:
         """Closes this range, and ranges inside it that an exception left open."""
         if any(number == each for each, _ in self._open):
             while self._open:
-                each, stands = self._open.pop()
-                stands.close()
+                each, close = self._open.pop()
+                close()
                 if each == number:
                     return
 
@@ -332,21 +332,15 @@ class StepScheduler:
         if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):
             self._contain(self._stop, before is CapturePhase.WARMUP)
         self._result = Recorded(
-            self._plan,
-            self._trace,
-            self._steps,
-            self.begun_ns,
-            self._clock(),
-            self._abort,
-            tuple(self._missing),
-            self._within_ns,
-        )
+            self._plan, self._trace, self._steps, self.begun_ns, self._clock(),
+            self._abort, tuple(self._missing), self._within_ns,
+        )  # fmt: skip
 
     def _stop(self, warming: int) -> None:
         if warming:
-            self._profiler.start()  # one that was only prepared cannot be stopped
+            self.profiler.start()  # one that was only prepared cannot be stopped
         self._end_step()
-        trace = self._profiler.stop()
+        trace = self.profiler.stop()
         self._trace = None if warming else trace
 
     def _give_way(self) -> None:

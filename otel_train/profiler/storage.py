@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.config.settings import MOST_TOP
 from otel_train.files import make_ignored, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 
@@ -30,9 +31,6 @@ SUFFIX = ".json.gz"
 METADATA_SUFFIX = ".record.json"
 TOP = 10
 """Entries of each list in the metadata; more operators and kernels if the analysis is asked for them."""
-
-MOST_TOP = 100
-"""Most operators and kernels: the upper bound of ``profiler_top``."""
 
 _MOST = {"top_cpu_ops": MOST_TOP, "top_cuda_ops": MOST_TOP, "memory_peaks": TOP, "findings": TOP}
 
@@ -67,29 +65,17 @@ def finding_summary(record: Mapping[str, Any]) -> str:
     return str(finding.get("claim", "")) if isinstance(finding, dict) else ""
 
 
-def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
-    """Adds the leading finding of a trace's analysis to its metadata, if that has none.
-
-    Args:
-        trace: the analysed file.
-        document: result of ``otel_train.trace_analysis``.
-
-    Returns:
-        Whether it was added.
-    """
+def note_analysis(trace: Path, document: Mapping[str, Any]) -> None:
+    """Adds the leading finding of ``otel_train.trace_analysis`` to a trace's metadata if that has none."""
     path = metadata_path(trace)
     record = read_metadata(path)
     if not record or record.get("finding"):
-        return False
+        return
     leading: Mapping[str, Any] = next(iter(document["findings"]), {})
-    try:
-        tops = {key: document[key][:most] for key, most in _MOST.items()}
-        write_metadata(
-            path, {**record, "finding": leading, "stages": document["breakdown"]["stages"], **tops}
-        )
-    except OSError:
-        return False  # a read-only directory: the finding is printed anyway
-    return True
+    tops = {key: document[key][:most] for key, most in _MOST.items()}
+    with suppress(OSError):  # a read-only directory: the finding is printed anyway
+        stages = document["breakdown"]["stages"]
+        write_metadata(path, {**record, "finding": leading, "stages": stages, **tops})
 
 
 OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
@@ -98,12 +84,9 @@ _TRACES = (".json", ".json.gz")
 
 def captures_of(run: Path) -> list[Path]:
     """Returns the captures of a run, oldest first."""
-    folders = [run / "captures", *run.glob("rank*/captures")]
+    files = [*run.glob("captures/*"), *run.glob("rank*/captures/*")]
     found = [
-        path
-        for folder in folders
-        for path in folder.glob("*")
-        if path.name.endswith(_TRACES) and not path.name.endswith(METADATA_SUFFIX)
+        file for file in files if file.name.endswith(_TRACES) and not file.name.endswith(METADATA_SUFFIX)
     ]
     return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
 
@@ -111,9 +94,8 @@ def captures_of(run: Path) -> list[Path]:
 def together(captures: Sequence[Path], one: Path) -> list[Path]:
     """Returns the captures of all ranks taken together with one."""
     name = OF_A_RANK.sub("", one.name)
-    return sorted(
-        (path for path in captures if OF_A_RANK.sub("", path.name) == name), key=lambda path: path.name
-    )
+    found = [path for path in captures if OF_A_RANK.sub("", path.name) == name]
+    return sorted(found, key=lambda path: path.name)
 
 
 ANALYSIS_S = 300.0
@@ -269,10 +251,9 @@ class CaptureWriter:
         trace, self._trace = self._trace, None
         if trace is None:
             return None
-        shared = Path("/dev/shm")  # noqa: S108  # links alone lie there: the folder is this user's, with a name that is new
-        with tempfile.TemporaryDirectory(
-            prefix="otel_train-", dir=shared if os.access(shared, os.W_OK) else None
-        ) as folder:
+        shared = "/dev/shm"  # noqa: S108  # links alone lie there: the folder is this user's, with a name that is new
+        place = shared if os.access(shared, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="otel_train-", dir=place) as folder:
             path = Path(folder) / "trace.json"
             if not hasattr(os, "memfd_create"):
                 self._profiler.save(trace, path)
@@ -301,9 +282,7 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     """
     command = (sys.executable or "", "-m", __name__, job.as_text())
     try:
-        process = _start(
-            command, stdin=subprocess.DEVNULL if trace is None else trace, stdout=subprocess.PIPE
-        )
+        process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
     except OSError:  # none can be started
         yield from store(job, trace)
         return
@@ -383,9 +362,8 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
     partial = place.folder / f".{name}.partial"
     try:
         if not os.fstat(trace.fileno()).st_size:
-            return CaptureOutcome(
-                problem="not written: the profiler gave nothing. Is /proc there, and memory left?"
-            )
+            problem = "not written: the profiler gave nothing. Is /proc there, and memory left?"
+            return CaptureOutcome(problem=problem)
         kernels = _pack(trace, partial, first_step=job.first_step, plain=_plain(job, name))
         size = partial.stat().st_size
         if size > place.max_bytes:
@@ -405,11 +383,19 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
 
 
 def _plain(job: CaptureJob, name: str) -> Path | None:
-    """Path of the uncompressed copy."""
-    if job.output:
-        return _plain_path(Path(job.output), name, job.place.rank, anew=True)
-    output = job.place.output
-    return _plain_path(Path(output), name, job.place.rank) if output else None
+    """Path of the uncompressed copy: ``epoch_N.json``, with the rank for other ranks.
+
+    A second one of that epoch in the configured folder has the step as well.
+    """
+    output, rank = job.output or job.place.output, job.place.rank
+    if not output:
+        return None
+    folder = Path(output)
+    make_ignored(folder)
+    full = name.removesuffix(f"-rank{rank}")
+    end = f"-rank{rank}.json" if rank else ".json"
+    path = folder / (full.partition("-")[0] + end)
+    return folder / (full + end) if path.exists() and not job.output else path
 
 
 def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] | None:
@@ -434,14 +420,7 @@ def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
 
 
 def _pack(raw: BinaryIO, packed: Path, *, first_step: int, plain: Path | None) -> bool:
-    """Compresses a trace and replaces its step numbers; returns whether it has device events.
-
-    Args:
-        raw: the profiler's file, with steps numbered from 0.
-        packed: the compressed file.
-        first_step: number of the first step.
-        plain: path of an uncompressed copy.
-    """
+    """Compresses a trace and counts its steps from ``first_step``, not 0; returns whether it has device events."""
 
     def number(found: re.Match[bytes]) -> bytes:
         return found[1] + str(first_step + int(found[2])).encode()
@@ -459,15 +438,6 @@ def _pack(raw: BinaryIO, packed: Path, *, first_step: int, plain: Path | None) -
         for each in sinks:
             each.write(_STEP.sub(number, rest))
     return kernels
-
-
-def _plain_path(folder: Path, name: str, rank: int, *, anew: bool = False) -> Path:
-    """``epoch_N.json``; with the rank for other ranks, and with the step for a second one of that epoch unless ``anew``."""
-    make_ignored(folder)
-    full = name.removesuffix(f"-rank{rank}")
-    end = f"-rank{rank}.json" if rank else ".json"
-    path = folder / (full.partition("-")[0] + end)
-    return folder / (full + end) if path.exists() and not anew else path
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:

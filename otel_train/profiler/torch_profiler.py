@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.patching import replace
 
@@ -29,24 +29,21 @@ _PREPARE = "_prepare_trace"  # every way of starting a profiler comes through he
 _PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedule, no step of its own
 
 
-class Range(Protocol):
-    """A range that is open in the trace."""
-
-    def close(self) -> None:
-        """Ends the range."""
-
-
-class Profiler(Protocol):
-    """Records a capture. All but ``save`` is called on the training thread."""
+class Profiler:
+    """What records a capture. Called on the training thread, except ``save``. This one records nothing."""
 
     def unavailable(self) -> str:
         """Returns why nothing can be recorded in this program; "" if it can."""
+        return ""
 
     def busy(self) -> bool:
-        """Returns whether a profiler runs in this process, on any thread."""
+        """Returns whether another profiler runs in this process, on any thread."""
+        return False
 
     def prepare(self, options: Options) -> list[str]:
         """Starts the warm-up; returns a sentence for each activity that this machine does not have."""
+        del options
+        return []
 
     def start(self) -> None:
         """Starts recording."""
@@ -54,21 +51,20 @@ class Profiler(Protocol):
     def stop(self) -> Any:
         """Stops recording; returns the trace."""
 
-    def range(self, name: str) -> Range:
-        """Opens a named range."""
+    def range(self, name: str) -> Callable[[], object]:
+        """Opens a named range; returns what closes it."""
+        del name
+        return bool
 
     def save(self, trace: Any, path: Path) -> None:
         """Writes a trace as Chrome JSON. Called on the writer's thread."""
 
 
-class TorchProfiler:
+class TorchProfiler(Profiler):
     """Records with ``torch.profiler``.
 
     Two profilers at once crash the process or leave the program's without events. When the program starts one,
     ``give_way`` is called, which must end this one on the training thread.
-
-    Args:
-        give_way: ends the recording.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
@@ -120,12 +116,18 @@ class TorchProfiler:
         try:
             self._quietly(profile.stop_trace)
         finally:
-            self._stand_down()
+            undo, self._undo = self._undo, None
+            if undo is not None:
+                undo()
         return profile
 
-    def range(self, name: str) -> Range:
+    def range(self, name: str) -> Callable[[], object]:
         """See ``Profiler``."""
-        return _TorchRange(name)
+        from torch.profiler import record_function
+
+        opened = record_function(name)
+        opened.__enter__()
+        return lambda: opened.__exit__(None, None, None)
 
     def save(self, trace: Any, path: Path) -> None:
         """See ``Profiler``."""
@@ -152,30 +154,12 @@ class TorchProfiler:
 
         self._undo = replace(torch_profiler.profile, _PREPARE, noticing)
 
-    def _stand_down(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
-
     def _yield_profiler(self) -> None:
         here = threading.get_ident() == self._owner
         self._give_way()
         deadline = time.monotonic() + YIELD_S
         while not here and self._profile is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-
-
-class _TorchRange:
-    __slots__ = ("_range",)
-
-    def __init__(self, name: str) -> None:
-        from torch.profiler import record_function
-
-        self._range = record_function(name)
-        self._range.__enter__()
-
-    def close(self) -> None:
-        self._range.__exit__(None, None, None)
 
 
 def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:

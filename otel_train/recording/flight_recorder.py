@@ -79,7 +79,7 @@ class SharedLayout(NamedTuple):
     side_rings: int
 
     @classmethod
-    def of(cls, memory: mmap.mmap) -> SharedLayout:
+    def of(cls, memory: Any) -> SharedLayout:  # Any: a buffer
         """The layout of this memory."""
         header = Header(*HEADER.unpack_from(memory))
         return cls(header.main_edges, header.side_edges, header.side_rings)
@@ -100,11 +100,9 @@ class SharedLayout(NamedTuple):
 
     def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
         """Of every ring that is or was used: its number, and words written."""
-        found = (
-            (slot, ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES))
-            for slot in range(self.side_rings + 1)
-        )
-        return [(slot, entry[3]) for slot, entry in found if entry[0]]
+        slots = range(self.side_rings + 1)
+        entries = [ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES) for slot in slots]
+        return [(slot, entry[3]) for slot, entry in enumerate(entries) if entry[0]]
 
     def entries(self, memory: Any) -> Iterable[tuple[int, int, int, str, bool]]:
         """Of every ring that is used: its number, whether its thread is over, and the thread."""
@@ -149,7 +147,6 @@ class ThreadEdges(NamedTuple):
     """The edges of one thread, as found in the file.
 
     Attributes:
-        entry: the thread.
         times: int64[n], monotonic nanoseconds.
         codes: int64[n].
         slot: which ring of the file.
@@ -167,12 +164,11 @@ class Flight(NamedTuple):
     """What a flight file holds. It was checked when it was read: every number is in its range, every name is text.
 
     Attributes:
-        pid: the process that wrote it.
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         turn_unix_ns: when the agent last polled.
-        identity: identity of the writer; any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and
-            ``started_unix_ns`` (whole numbers from 0).
+        identity: any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
+            (whole numbers from 0).
         sources: by their numbers in the codes.
         threads: one entry per ring that was used.
     """

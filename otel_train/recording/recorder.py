@@ -31,9 +31,6 @@ class ThreadRing:
     """One thread that writes edges.
 
     Attributes:
-        ring: where it writes.
-        name: its name, as it reads in a post-mortem.
-        ident: its identity.
         slot: place in the flight memory, -1 in plain memory.
         engine: it is one of autograd's own: what it does belongs to the backward that waits for it.
         ended: the thread is over; the ring can be given to another once it has been read.
@@ -66,6 +63,9 @@ class Recorder:
         memory: where the rings live.
         clock: monotonic nanoseconds.
         in_backward: whether the calling thread is running a node of autograd's graph right now.
+
+    Attributes:
+        when_silenced: called when this recorder falls silent, also in a forked child.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class Recorder:
         self.sources: list[Instrumented] = []
         self.identity: dict[str, object] = {}
         self.when_silenced: list[Callable[[], None]] = []
-        """Called when this recorder falls silent, also in a forked child."""
         self._memory = memory
         self._clock = clock
         self._in_backward = in_backward
@@ -104,13 +103,13 @@ class Recorder:
             number = self._numbers.get(source)
             if number is not None:
                 return number
-            if len(self.sources) == MAX_SOURCES:
+            number = len(self.sources)
+            if number == MAX_SOURCES:
                 self._say_full(source)
                 return MAX_SOURCES - 1
             self.sources.append(source)
-            self._numbers[source] = len(self.sources) - 1
+            self._numbers[source] = number
             self._write_names()
-            number = len(self.sources) - 1
         self.changed()
         return number
 
@@ -213,10 +212,10 @@ class Recorder:
         edge(code)
 
     def _join(self) -> Callable[[int], None]:
-        """The calling thread's first edge."""
         with self._lock:
-            if not self._free_slots and self._memory.shared:
-                self._take_back()
+            if not self._free_slots and self._memory.shared:  # rings that the agent has read to their end
+                self._free_slots.extend(self._memory.free_entries())
+                self.threads = [thread for thread in self.threads if thread.slot not in self._free_slots]
             slot = self._free_slots.popleft() if self._free_slots else -1
             thread = self._add_ring(threading.current_thread().name, slot=slot)
             thread.engine = self._in_backward() and thread.name.startswith("Dummy")
@@ -233,28 +232,19 @@ class Recorder:
             self._memory.end_entry(thread.slot)
 
     def _announce(self, thread: ThreadRing) -> None:
-        """Tell whoever shares the memory whose ring this is."""
         if thread.slot >= 0 and self._memory.shared:
             entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
             self._memory.write_entry(thread.slot, entry)
 
-    def _take_back(self) -> None:
-        """Rings of threads that are over, and that the other process has read to their end."""
-        free = self._memory.free_entries()
-        self.threads = [thread for thread in self.threads if thread.slot not in free]
-        self._free_slots.extend(free)
-
     def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
-        progress = None
         if slot >= 0:
-            words = self._memory.ring_words(slot)
+            words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
             if slot:  # the first is new; another thread may have had any other
                 np.frombuffer(words, dtype=np.int64)[:] = 0
-            progress = self._memory.progress(slot)
             if progress is not None:
                 progress[0] = progress[1] = 0
         else:
-            words = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q")
+            words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None
         ident = get_ident()
         ring = Ring(words, clock=self._clock, owner=ident, elsewhere=self._elsewhere, progress=progress)
         thread = ThreadRing(ring, name, ident, slot)
@@ -262,9 +252,8 @@ class Recorder:
         return thread
 
     def _write_names(self) -> None:
-        if self._closed:  # in a forked child the memory is that of its parent
-            return
-        self._memory.write_names({"identity": self.identity, "sources": [list(s) for s in self.sources]})
+        if not self._closed:  # else the memory is that of the parent of a forked child
+            self._memory.write_names({"identity": self.identity, "sources": [list(s) for s in self.sources]})
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -75,10 +75,8 @@ class RingEntry(FastNamedTuple):
 
     Attributes:
         used: whether a thread has it now (1), had it (2) or never did (0).
-        ident: identity of the thread.
         written: edges written when the agent last polled.
-        thread: name of the thread.
-        engine: it is one of autograd's own.
+        engine: the thread is one of autograd's own.
     """
 
     used: int
@@ -98,8 +96,6 @@ class FlightMemory:
         make: memory of so many bytes; where it is not shared.
 
     Attributes:
-        shared: as above.
-        map: the memory itself.
         descriptor: what another process is handed to map it; -1 where that cannot be.
     """
 
@@ -157,13 +153,11 @@ class FlightMemory:
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
         """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
-        offset = PAGE + index * ENTRY_BYTES
-        name = entry.thread.encode()[:_NAME_BYTES]
-        self._view[offset + _NAME_OFFSET : offset + ENTRY_BYTES] = struct.pack(
-            f"<{_NAME_BYTES}sq", name, int(entry.engine)
-        )
-        self._view[offset + WORD : offset + 3 * WORD] = struct.pack("<2q", entry.ident, entry.written)
-        self._view[offset : offset + WORD] = struct.pack("<q", entry.used)
+        at = PAGE + index * ENTRY_BYTES
+        name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
+        self._view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
+        self._view[at + WORD : at + 3 * WORD] = struct.pack("<2q", entry.ident, entry.written)
+        self._view[at : at + WORD] = struct.pack("<q", entry.used)
 
     def end_entry(self, index: int) -> None:
         """The thread that has ring ``index`` is over."""
@@ -173,11 +167,8 @@ class FlightMemory:
 
     def free_entries(self) -> list[int]:
         """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
-        return [
-            index
-            for index in range(1, SIDE_RINGS + 1)
-            if not self._view[PAGE + index * ENTRY_BYTES]  # its lowest byte
-        ]
+        lowest_bytes = self._view[PAGE : PAGE + (SIDE_RINGS + 1) * ENTRY_BYTES : ENTRY_BYTES]
+        return [index for index, used in enumerate(lowest_bytes) if index and not used]
 
     def write_names(self, names: dict[str, Any]) -> None:
         """Store what a reader needs to understand the codes. Too much to hold is left out, oldest kept."""

@@ -236,7 +236,12 @@ STILL_USED: dict[str, tuple[int, int, int, int]] = {
     "(?<!volume )claim(?:s|ed|ing)?": (14, 3, 0, 20),  # a key of findings in files
     "cards?": (2, 1, 0, 1),
     "lean": (1, 0, 0, 1),  # a former value of export_profile
-    "(?<!\\.)(?<!compare )digests?(?! size)": (4, 0, 0, 0),  # a former setting; a component of the self metrics
+    "(?<!\\.)(?<!compare )digests?(?! size)": (
+        4,
+        0,
+        0,
+        0,
+    ),  # a former setting; a component of the self metrics
     "by hand": (2, 0, 0, 1),
     "unobserved": (7, 12, 2, 22),  # a key of summary.json; the former name of Session.instrumentation_gaps
     "notes": (10, 1, 0, 8),  # a key of summary.json and of captures

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from otel_train.agent.service import ExportLoop, PeriodicTask
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters import ExportRoute
+from otel_train.instrumentation.accelerator import DeviceDriver
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.device_copy import TransferProbe
@@ -33,28 +33,20 @@ from tests.support.device import AgentSide
 from tests.support.runs import run_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-    from otel_train.datamodel import DeviceMemory
 
 STEPS = 40
 
 
-class HostDriver:
+class HostDriver(DeviceDriver):
     """Takes the host for its device: an event is reached when it is recorded."""
 
-    device_type = "meta"
-    why_untimed = ""
+    def __init__(self, device_type: str = "meta", why_untimed: str = "") -> None:
+        super().__init__(device_type, why_untimed=why_untimed)
 
     def devices(self) -> tuple[int, ...]:
         return (0,)
-
-    def current(self) -> int:
-        return 0
-
-    def capturing(self) -> bool:
-        return False
 
     def new_event(self, device: int) -> list[int]:
         return [0]
@@ -74,10 +66,6 @@ class HostDriver:
     def stamp(self, device: int) -> list[int]:
         return [time.perf_counter_ns()]
 
-    @contextmanager
-    def reading(self, device: int) -> Iterator[None]:
-        yield
-
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         return lambda: float(tensor)
 
@@ -89,15 +77,6 @@ class HostDriver:
 
     def synchronize(self, device: int) -> None:
         return
-
-    def hardware_ids(self) -> dict[str, str]:
-        return {}
-
-    def memory(self) -> list[DeviceMemory]:
-        return []
-
-    def taken(self) -> dict[str, int]:
-        return {}
 
 
 class InstrumentedTraining:
@@ -237,8 +216,6 @@ def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
 class Failing(HostDriver):
     """Raises when an event is recorded."""
 
-    device_type = "xpu"
-
     def recorder(self, device: int) -> Callable[[list[int]], None]:
         def record(event: list[int]) -> None:
             raise RuntimeError("device lost")
@@ -246,16 +223,12 @@ class Failing(HostDriver):
         return record
 
 
-class Untimed(HostDriver):
-    """Has memory and no events."""
-
-    device_type = "xpu"
-    why_untimed = "it has no clock"
-
-
 @pytest.mark.parametrize(
     ("driver", "why"),
-    [(Failing(), "the driver failed (RuntimeError: device lost)"), (Untimed(), "it has no clock")],
+    [
+        (Failing("xpu"), "the driver failed (RuntimeError: device lost)"),
+        (HostDriver("xpu", "it has no clock"), "it has no clock"),  # memory and no events
+    ],
 )
 def test_why_the_time_of_a_device_is_not_taken_is_said(
     driver: HostDriver, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

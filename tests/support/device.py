@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.datamodel import DeviceMemory, Pace
+from otel_train.instrumentation.accelerator import DeviceDriver
 from otel_train.recording.device_ring import DeviceRingReader
 
 if TYPE_CHECKING:
@@ -45,18 +46,15 @@ class FakeEvent:
         self.at_ns = NEVER_NS
 
 
-class FakeDriver:
+class FakeDriver(DeviceDriver):
     """Devices that run behind the host, as real ones do.
 
     Work and events are queued on the current stream of a device; an event is reached when everything that
     was queued before it on that stream is done.
     """
 
-    device_type = "meta"
-    why_untimed = ""
-    """Torch moves tensors there on any machine, so that transfers can be real."""
-
     def __init__(self, clock: FakeClock) -> None:
+        super().__init__("meta")  # torch moves tensors there on any machine, so that transfers can be real
         self.used: list[int] = []
         self.captures = False
         self.stream = 0
@@ -83,9 +81,6 @@ class FakeDriver:
 
     def devices(self) -> list[int]:
         return self.used
-
-    def current(self) -> int:
-        return 0
 
     def capturing(self) -> bool:
         return self.captures

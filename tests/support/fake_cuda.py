@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.instrumentation.accelerator import NativeDriver
+from otel_train.instrumentation.accelerator import DeviceDriver, NativeDriver
 from otel_train.recording.ring_buffer import EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from otel_train.datamodel import DeviceMemory
 
 CONTEXT = 7
 _FUNCTIONS = (
@@ -46,7 +44,7 @@ def compiled(folder: Path, *, hip: bool = False) -> Path:
     return library
 
 
-class FakeCuda:
+class FakeCuda(DeviceDriver):
     """One device, which works through a queue.
 
     Args:
@@ -54,10 +52,8 @@ class FakeCuda:
         native: events can be read without Python.
     """
 
-    device_type = "meta"
-    why_untimed = ""
-
     def __init__(self, library: Path | str, *, native: bool = True) -> None:
+        super().__init__("meta")
         self.library = ctypes.CDLL(str(library))
         self.holding = ctypes.PyDLL(str(library))
         """The same, called with the interpreter lock held."""
@@ -78,14 +74,8 @@ class FakeCuda:
         self.now_ns += ns
         self.library.set_now(self.now_ns)
 
-    def current(self) -> int:
-        return 0
-
     def devices(self) -> tuple[int, ...]:
         return (0,)
-
-    def capturing(self) -> bool:
-        return False
 
     def new_event(self, device: int) -> ctypes.c_int64:
         self.made.append(ctypes.c_int64(0))
@@ -125,12 +115,3 @@ class FakeCuda:
 
     def synchronize(self, device: int) -> None:
         return
-
-    def hardware_ids(self) -> dict[str, str]:
-        return {}
-
-    def memory(self) -> list[DeviceMemory]:
-        return []
-
-    def taken(self) -> dict[str, int]:
-        return {}

@@ -6,6 +6,8 @@ import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from otel_train.profiler.torch_profiler import Profiler
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from otel_train.profiler.requests import Options
 
 
-class FakeProfiler:
+class FakeProfiler(Profiler):
     """Goes wherever a ``Profiler`` goes.
 
     Attributes:
@@ -55,9 +57,9 @@ class FakeProfiler:
         begun = [name[1:] for name in self.log if name.startswith("+")]
         return {"traceEvents": [{"name": name} for name in ("x" * self.size, *begun)]}
 
-    def range(self, name: str) -> FakeRange:
+    def range(self, name: str) -> Callable[[], object]:
         self._do("+" + name)
-        return FakeRange(self, name)
+        return lambda: self.log.append("-" + name)
 
     def save(self, trace: Any, path: Path) -> None:
         self._do("save")
@@ -67,15 +69,6 @@ class FakeProfiler:
         self.log.append(what)
         if what in self.broken:
             raise RuntimeError(f"{what} is broken")
-
-
-class FakeRange:
-    def __init__(self, profiler: FakeProfiler, name: str) -> None:
-        self._profiler = profiler
-        self._name = name
-
-    def close(self) -> None:
-        self._profiler.log.append("-" + self._name)
 
 
 def training(loop: Any, number: Any, epoch: Any) -> Any:

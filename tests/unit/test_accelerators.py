@@ -13,7 +13,7 @@ from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import AcceleratorReader
 from otel_train.datamodel import Anchor, DeviceMemory
-from otel_train.instrumentation.accelerator import HipDriver, TorchDriver, _loaded_library
+from otel_train.instrumentation.accelerator import DeviceDriver, HipDriver, _loaded_library
 from otel_train.instrumentation.accelerator_discovery import (
     APPLE_UNTIMED,
     find_driver,
@@ -102,7 +102,7 @@ def test_a_stage_on_intels_device_has_its_time() -> None:
     clock = FakeClock(1000 * MS)
     intel = Intel(clock, 400)
     recorder = Recorder(FlightMemory(1 << 10, Anchor(0, 0)), clock=clock)
-    timer = DeviceTimer(recorder, TorchDriver("xpu", lambda: intel), mode="events", clock=clock)
+    timer = DeviceTimer(recorder, DeviceDriver("xpu", lambda: intel), mode="events", clock=clock)
     agent, source = AgentSide(timer, recorder), recorder.source(SourceKind.FORWARD, "model")
     timer.look()
     timer.edge(code(Op.BEGIN, source))
@@ -120,7 +120,7 @@ def test_a_stage_on_intels_device_has_its_time() -> None:
 
 def test_intels_memory_is_read_and_a_device_with_next_to_nothing_on_it_is_not_computed_on() -> None:
     """Its allocator counts no failures: that is absent, and not zero."""
-    driver = TorchDriver("xpu", lambda: Intel(FakeClock(0), 10, 4000))
+    driver = DeviceDriver("xpu", lambda: Intel(FakeClock(0), 10, 4000))
 
     assert driver.devices() == (1,)
     assert driver.memory() == [
@@ -138,7 +138,7 @@ def test_a_torch_without_metrics_of_intels_memory_leaves_the_device_timed() -> N
             del intel.xpu.memory_stats_as_nested_dict, intel.xpu.mem_get_info
         else:
             intel.xpu.memory_stats_as_nested_dict = _refuse
-        driver = TorchDriver("xpu", lambda intel=intel: intel)  # type: ignore[misc]  # its default is the point
+        driver = DeviceDriver("xpu", lambda intel=intel: intel)  # type: ignore[misc]  # its default is the point
 
         assert driver.devices() == (1,)
         assert driver.memory() == []
@@ -155,7 +155,7 @@ def test_a_program_that_computes_on_its_processor_has_no_devices(kind: str) -> N
     intel.started = False
 
     for found in (intel, apple(0), None, SimpleNamespace(), torch):
-        driver = TorchDriver(kind, lambda found=found: found)  # type: ignore[misc]  # its default is the point
+        driver = DeviceDriver(kind, lambda found=found: found)  # type: ignore[misc]  # its default is the point
 
         assert driver.devices() == ()
         assert driver.memory() == []
@@ -165,7 +165,7 @@ def test_a_program_that_computes_on_its_processor_has_no_devices(kind: str) -> N
 
 def test_apples_memory_is_read_and_its_time_is_not() -> None:
     """``torch.mps`` waits for the device before it tells the time between two events: that would change the run."""
-    driver = TorchDriver("mps", lambda: apple(300), why_untimed=APPLE_UNTIMED)
+    driver = DeviceDriver("mps", lambda: apple(300), why_untimed=APPLE_UNTIMED)
     clock = FakeClock(0)
     recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
     timer = DeviceTimer(recorder, driver, mode="events", clock=clock)

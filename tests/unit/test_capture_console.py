@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Capture
-from otel_train.profiler.console import Console
+from otel_train.profiler.setup import Console
 
 if TYPE_CHECKING:
     import pytest

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.agent.capture_requests import KEY_FILE, RequestFolder, leave
-from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
-from otel_train.profiler.endpoint import CaptureEndpoint
+from otel_train.config.settings import ProfilerEvery, Tuning
+from otel_train.profiler.controller import CaptureController, LoopState
+from otel_train.profiler.endpoint import SLOW_STEPS, CaptureEndpoint, Schedule, SlowSteps
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
-from otel_train.profiler.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.recording.events import Instrumented, Op, SourceKind, StepRule, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
@@ -62,7 +62,7 @@ class Run:
         self.step_ns = STEP_NS
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.controller = CaptureController(
-            self.profiler, clock=self.clock, limits=CaptureLimits(60, 60),
+            self.profiler, clock=self.clock, tuning=Tuning(profiler_max_s=60, profiler_cooldown_s=60),
             training=training(self.loop, self.number, lambda _: self.epoch), done=self.captures.append,
             place=CaptureStore(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
@@ -87,6 +87,10 @@ class Run:
             self.ring.edge(code(Op.BEGIN, 1))
             self.ring.edge(code(Op.END, 1))
             self.clock.tick(ms=5)
+
+    def schedule(self, every: ProfilerEvery, **bounds: int) -> None:
+        planned = Schedule(every, PLAN._replace(trigger="schedule"), self.clock, **bounds)
+        self.endpoint.triggers.append(planned)
 
     def finish(self) -> Capture:
         """Let the loop go on until one more capture has been reported."""
@@ -150,10 +154,11 @@ def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
 
 def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
     """A run whose steps are slow for an hour needs one capture, not sixty."""
-    run.controller.ask(PLAN)
+    slow = PLAN._replace(trigger="slow_step")
+    run.controller.ask(slow)
     run.finish()
 
-    assert "too recent" in run.controller.ask(PLAN, patient=False)
+    assert "too recent" in run.controller.ask(slow)
     assert run.controller.ask(PLAN) == ""
 
 
@@ -328,7 +333,7 @@ def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) ->
 
 def test_a_schedule_by_steps_meets_its_multiples(run: Run) -> None:
     """Every rank captures the same steps."""
-    run.endpoint.schedule = Schedule(Every(50, 0, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+    run.schedule(ProfilerEvery(steps=50))
 
     assert run.finish().steps == (50, 51)
     assert run.finish().steps == (100, 101)
@@ -336,7 +341,7 @@ def test_a_schedule_by_steps_meets_its_multiples(run: Run) -> None:
 
 def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     """What is slow in an epoch is often its beginning."""
-    run.endpoint.schedule = Schedule(Every(0, 2, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+    run.schedule(ProfilerEvery(epochs=2))
     run.finish()
     run.epoch = 2
     run.endpoint.turn()
@@ -347,13 +352,9 @@ def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     assert [record["epoch"] for record in run.records()] == [1, 3]
 
 
-def chosen(*epochs: int, skip_first: int = 0) -> Every:
-    return Every(0, 0, 0, skip_first, 0, frozenset(epochs))
-
-
 def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
     """Whoever asks for epochs 1 and 3 gets those two, from 1 as a person counts."""
-    run.endpoint.schedule = Schedule(chosen(1, 3), PLAN._replace(trigger="schedule"), run.clock)
+    run.schedule(ProfilerEvery(epoch=(1, 3)))
     run.finish()
     for run.epoch in (2, 3, 4):
         for _ in range(5):
@@ -368,7 +369,7 @@ def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
 
 def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the user waits for a file that is never written."""
-    run.endpoint.schedule = Schedule(chosen(1, skip_first=1000), PLAN._replace(trigger="schedule"), run.clock)
+    run.schedule(ProfilerEvery(epoch=(1,)), skip_first=1000)
     run.endpoint.turn()
     run.epoch = 2
     run.endpoint.turn()
@@ -382,7 +383,7 @@ def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.
 
 def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
     """As many as wanted, no more."""
-    run.endpoint.schedule = Schedule(Every(0, 0, 0.01, 0, 1), PLAN._replace(trigger="schedule"), run.clock)
+    run.schedule(ProfilerEvery(minutes=0.01), most=1)
     run.finish()
     run.clock.tick(s=60)
     for _ in range(5):
@@ -392,42 +393,38 @@ def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
     assert len(run.captures) == 1
 
 
-def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
-    """One slow step may be anything."""
+def slow_steps(seen: list[tuple[int, int]]) -> list[CaptureRequest]:
+    """What is asked for in a loop that is looked at in these steps, after so many slow ones."""
     wanted: list[CaptureRequest] = []
-    slow = SlowSteps(PLAN)
+    counts = iter(seen)
+    slow = SlowSteps(PLAN, lambda: next(counts)[1])
 
     def ask(plan: CaptureRequest) -> str:
         wanted.append(plan)
         return ""
 
-    for step, so_far in ((100, 0), (110, 1), (120, SLOW_STEPS - 1)):
-        slow.look(step, so_far, ask)
-    assert not wanted
-    slow.look(130, SLOW_STEPS, ask)
-    assert wanted[0].reason == "3 of the last 30 steps were slow"
-    slow.look(131, SLOW_STEPS, ask)
-    assert len(wanted) == 1
+    for step, _ in seen:
+        thread = ProfiledThread(0, SOURCES, print)
+        slow.look(LoopState(None, thread, step, STEP_NS, 1, 0), ask)
+    return wanted
+
+
+def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
+    """One slow step may be anything."""
+    seen = [(100, 0), (110, 1), (120, SLOW_STEPS - 1)]
+    assert not slow_steps(seen)
+    (wanted,) = slow_steps([*seen, (130, SLOW_STEPS), (131, SLOW_STEPS)])
+    assert wanted.reason == "3 of the last 30 steps were slow"
 
 
 def test_slow_steps_far_apart_ask_for_nothing() -> None:
     """Three in an hour are weather."""
-    wanted: list[CaptureRequest] = []
-    slow = SlowSteps(PLAN)
-    for number in range(20):
-        slow.look(number * 1000, number, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]
-
-    assert not wanted
+    assert not slow_steps([(number * 1000, number) for number in range(20)])
 
 
 def test_slow_steps_of_a_fast_loop_are_seen_between_two_looks() -> None:
     """Two seconds are a thousand steps, and a fifth of them slow."""
-    wanted: list[CaptureRequest] = []
-    slow = SlowSteps(PLAN)
-    for number in range(3):
-        slow.look(number * 1000, number * 200, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]
-
-    assert wanted
+    assert slow_steps([(number * 1000, number * 200) for number in range(3)])
 
 
 def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
@@ -647,11 +644,10 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
     assert [record["epoch"] for record in run.records()] == [1, 2]
 
 
-def test_where_nothing_can_be_captured_the_reason_is_said(run: Run) -> None:
+def test_where_nothing_can_be_captured_the_reason_is_said() -> None:
     """``profiler="off"``, or a disk that takes nothing."""
-    none = EpochCaptures(None, None, loop=run.loop, accounted=accounted)
+    none = NoEpochCaptures("otel_train is disabled")
     none.end()
     none.finish(1)
 
-    assert none.begin(1, {}).startswith("captures are off")
-    assert NoEpochCaptures().begin(1, {}) == "otel_train is disabled"
+    assert none.begin(1, {}) == "otel_train is disabled"

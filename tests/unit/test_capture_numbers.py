@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from otel_train.agent.remote import rule_of
-from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
+from otel_train.config.settings import Tuning
+from otel_train.profiler.controller import CaptureController, LoopState
 from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
@@ -51,7 +52,7 @@ class Replay:
         self._run = run_state(stall_after_s=1e6)
         self._run.learn(tape.sources)
         self.controller = CaptureController(
-            self.profiler, clock=self.clock, limits=CaptureLimits(60, 60),
+            self.profiler, clock=self.clock, tuning=Tuning(profiler_max_s=60, profiler_cooldown_s=60),
             training=training(self._loop, self._number, self._run.epochs.at), done=self.captures.append,
             place=CaptureStore(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip

@@ -12,8 +12,8 @@ import pytest
 import otel_train
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.compile_events import running
-from otel_train.instrumentation.jax_functions import Jax, TimedFunction, _trace_state, kind_of
 from otel_train.instrumentation.stages import StageRecorder, active_session
+from otel_train.jax import Jax, TimedFunction, _trace_state
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
@@ -209,9 +209,12 @@ def test_a_method_keeps_its_object(jax: FakeJax, writer: Writer) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("loss", SourceKind.STAGE), ("optimizer", SourceKind.OPTIMIZER)])
-def test_what_updates_the_parameters_is_an_update(name: str, kind: SourceKind) -> None:
+def test_what_updates_the_parameters_is_an_update(
+    name: str, kind: SourceKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loop whose step is in two functions has steps as well."""
-    assert kind_of(name) is kind
+    monkeypatch.setattr(otel_train.jax, "_jax", object)
+    assert otel_train.jax.stage(abs, name)._key == (kind, name)
 
 
 @pytest.mark.parametrize("place", ["_src", "public", "none"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from otel_train.profiler.oom_snapshot import MOST, OomSnapshots
+from otel_train.profiler.setup import MOST_SNAPSHOTS, OomSnapshots
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_loop_that_runs_out_of_memory_for_ever_does_not_fill_the_disk(tmp_path
     for ooms[0] in range(1, 20):
         snapshots.look()
 
-    assert len(list(tmp_path.iterdir())) == MOST
+    assert len(list(tmp_path.iterdir())) == MOST_SNAPSHOTS
 
 
 def test_a_torch_without_snapshots_leaves_none(tmp_path: Path) -> None:
