@@ -27,10 +27,10 @@ log = logging.getLogger("otel_train")
 class Guard:
     """Keeps a fault in one part of the telemetry from reaching the training loop.
 
-    The first fault is logged with its traceback, later ones are only counted. After ``limit`` faults
-    the part is switched off for the rest of the run: ``closed`` is true, and whoever drives the part
-    asks before driving. Faults of the user's loop are never put inside a guard, so never hidden; what
-    the user has us call may be.
+    The first fault is logged, with its traceback unless the system refused something: a full disk is no error of the
+    code. Later ones are only counted. After ``limit`` faults the part is switched off for the rest of the run: ``closed``
+    is true, and whoever drives the part asks before driving. Faults of the user's loop are never put inside a guard, so
+    never hidden; what the user has us call may be.
 
     One guard belongs to one thread; ``faults`` may be read from any.
 
@@ -67,7 +67,9 @@ class Guard:
         self.faults += 1
         if self.strict:
             return False
-        if self.faults == 1:
+        if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # its text says everything
+            log.warning("%s failed: %s; training goes on without it", self.part, fault)
+        elif self.faults == 1:
             log.warning("%s failed; training goes on without it", self.part, exc_info=fault)
         if self.faults == self.limit:
             log.error("%s failed %d times and is now off", self.part, self.faults)

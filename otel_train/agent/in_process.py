@@ -101,7 +101,8 @@ class AgentClient:
         self._reports = Reports(self.recording, self.caches, config, self.info.world_size)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Response | None] = {}
-        self._answered = threading.Condition(free_in_forks(threading.Lock()))
+        # A handler of SIGTERM ends the session, and may interrupt a question of the same thread.
+        self._answered = threading.Condition(free_in_forks(threading.RLock()))
         self._opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
@@ -439,11 +440,8 @@ class AgentClient:
         if not self._reporting.acquire(timeout=self._config.exit_timeout_s):
             return
         try:
-            report = self._reports.make(fresh=fresh)
             with suppress(OSError):
-                self._link.send(report)
-                self.recording.values.reported()
-                self.recording.timers.reported()
+                self._reports.send(self._link.send, fresh=fresh)
         finally:
             self._reporting.release()
 

@@ -8,7 +8,8 @@ import select
 import socket
 import struct
 import threading
-from contextlib import suppress
+from _thread import get_ident
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
@@ -232,27 +233,47 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._sending = free_in_forks(threading.Lock())
-        seconds = int(_SEND_TIMEOUT_S)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
+        self._sender = 0
+        self._rest = memoryview(b"")
+        self.limit_sends(_SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
         """Of the socket; -1 once it is closed."""
         return self._socket.fileno()
 
+    def limit_sends(self, seconds: float) -> None:
+        """From now on the other end may take nothing for so long before ``send`` gives up."""
+        self._patience_s = seconds
+        with suppress(OSError):  # it is closed
+            self._limit(socket.SO_SNDTIMEO, seconds)
+
     def send(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
         """Send one message, with descriptors.
 
+        Where the other end takes only a part of it in time, the rest goes ahead of the next message: no end ever reads half
+        of one.
+
         Raises:
-            OSError: the other end is gone, or takes nothing for seconds.
+            OSError: the other end is gone, or takes nothing for seconds; or this thread is sending already, and a handler of
+                a signal has called this.
         """
         text = pickle.dumps(message, protocol=5)
         head = _LENGTH.pack(len(text))
-        with self._sending:
+        with self._alone():
+            self._write(self._rest)
             if descriptors:
                 socket.send_fds(self._socket, [head], list(descriptors))
-                self._socket.sendall(text)
-            else:  # one call: each lets go of the interpreter, and waits for it again
-                self._socket.sendall(head + text)
+                self._write(memoryview(text))
+                return
+            whole = memoryview(
+                head + text
+            )  # one call: each lets go of the interpreter, and waits for it again
+            try:
+                self._write(whole)
+            except BlockingIOError:
+                if len(self._rest) == len(whole):
+                    self._rest = memoryview(b"")
+                    raise
 
     def receive(self) -> Any:
         """The next message; waits for it.
@@ -262,16 +283,23 @@ class Link:
         """
         return self._read(self._exactly(_LENGTH.size))
 
-    def receive_first(self, descriptors: int) -> tuple[Any, list[int]]:
-        """The next message, with up to so many descriptors.
+    def receive_first(self, descriptors: int, timeout_s: float) -> tuple[Any, list[int]]:
+        """The next message, with up to so many descriptors. Pauses in it last no longer than ``timeout_s``.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is gone, or silent.
+            OSError: the same.
         """
+        self._limit(socket.SO_RCVTIMEO, timeout_s)
         head, found, _, _ = socket.recv_fds(self._socket, _LENGTH.size, descriptors)
-        if len(head) < _LENGTH.size:
-            raise EOFError
-        return self._read(head), list(found)
+        try:
+            message = self._read(head)
+        except BaseException:
+            for descriptor in found:
+                os.close(descriptor)
+            raise
+        self._limit(socket.SO_RCVTIMEO, 0)
+        return message, list(found)
 
     def wait(self, timeout_s: float, *others: int) -> list[int]:
         """Wait for a message, or for one of these descriptors; which of them are ready."""
@@ -292,8 +320,30 @@ class Link:
         with suppress(OSError):
             os.close(self._socket.detach())
 
+    def _limit(self, which: int, seconds: float) -> None:
+        whole = int(seconds)
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, which, struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._sender == get_ident() or not self._sending.acquire(timeout=self._patience_s):
+            raise BlockingIOError("another message is being sent")
+        self._sender = get_ident()
+        try:
+            yield
+        finally:
+            self._sender = 0
+            self._sending.release()
+
+    def _write(self, data: memoryview) -> None:
+        self._rest = data
+        while len(self._rest):
+            self._rest = self._rest[self._socket.send(self._rest) :]
+
     def _read(self, head: bytes) -> Any:
-        (length,) = _LENGTH.unpack(head)
+        (length,) = _LENGTH.unpack(head) if len(head) == _LENGTH.size else (_MOST_BYTES + 1,)
         if length > _MOST_BYTES:
             raise EOFError
         return pickle.loads(self._exactly(length))  # noqa: S301 - see the class

@@ -30,7 +30,7 @@ _WRITING_S = 15.0
 """Longest that it takes to leave in the spool what could not be delivered, on a disk that answers."""
 
 _FIRST_S = 10.0
-"""How long an agent waits for the rank that has started it."""
+"""How long an agent waits for the rank that has started it, and for the first message of one that has connected."""
 
 _served: ContextVar[Link | None] = ContextVar("_served", default=None)
 
@@ -126,9 +126,9 @@ class NodeAgent:
 
     def _serve(self, link: Link) -> None:
         _served.set(link)  # for this thread, and for those that it starts
-        service = None
+        service, descriptors = None, list[int]()
         try:
-            hello, descriptors = link.receive_first(2)
+            hello, descriptors = link.receive_first(2, _FIRST_S)
             process = descriptors[1] if len(descriptors) > 1 else -1
             service = opened(link, hello, descriptors[0], process, deliver_s=DELIVERY_S, shared=self._shared)
             if service is not None:
@@ -138,13 +138,15 @@ class NodeAgent:
                     service.terminate()
                 service.serve()
         except (EOFError, OSError):
-            pass  # the rank is gone before it has said anything
+            pass  # the rank is gone, or silent, before it has said anything
         finally:
             with self._lock:
                 if service in self._services:
                     self._services.remove(service)
                 self.links.remove(link)
             link.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
             with suppress(OSError):
                 self._wake_write.send(b"x")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import struct
 import time
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,11 +23,16 @@ _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
 
+_PIDFD_INFO = struct.Struct("=Q52xi")  # linux/pidfd.h, struct pidfd_info: mask, ..., exit_code
+_PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
+_PIDFD_INFO_EXIT = 1 << 3
+
 
 def how_it_ended(pid: int, process: int) -> tuple[str, str]:
     """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
 
-    The kernel keeps it until the parent has waited for the process.
+    The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
+    of it.
 
     Args:
         pid: of the process.
@@ -33,10 +40,13 @@ def how_it_ended(pid: int, process: int) -> tuple[str, str]:
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
+        over = process >= 0 and _is_over(process)
         status = _status(pid)
+        if status is None and over:
+            status = _status_of_reaped(process)
         if status is not None:
             return _said(status)
-        if process >= 0 and _is_over(process):
+        if over:
             return "killed", ""
         time.sleep(_POLL_S)
     # It lives, and has let go of the connection: it has become another program.
@@ -56,6 +66,16 @@ def _status(pid: int) -> int | None:
     if not fields or fields[0] not in (b"Z", b"X", b"x"):
         return None
     return int(fields[_EXIT_CODE_FIELD - 1])
+
+
+def _status_of_reaped(process: int) -> int | None:
+    """Status as of ``waitpid``, of a process whose parent has waited for it; None where the kernel does not tell."""
+    try:
+        fields = _PIDFD_INFO.unpack(ioctl(process, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0)))
+    except OSError:
+        return None
+    known, status = fields
+    return int(status) if known & _PIDFD_INFO_EXIT else None
 
 
 def _said(status: int) -> tuple[str, str]:

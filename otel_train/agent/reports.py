@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
@@ -29,13 +30,16 @@ IDLE_INTERVALS = 60
 """A rank that gets no request for a report makes one after so many intervals: something may be new that nothing announces, such
 as a fault of a hook. Each time a thread of Python wakes, the training thread waits for the interpreter."""
 
+MOST_UNSENT = 64
+"""Reports that wait for an agent which takes nothing: one that is stopped, say."""
+
 _STATE_EVERY_S = 2.0
 _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
 
 
 class Reports:
-    """Makes reports, one at a time. Never raises.
+    """Makes reports, one at a time. ``make`` never raises.
 
     Attributes:
         trackers: what is logged to, once there is any.
@@ -71,12 +75,33 @@ class Reports:
         self._last_instrumented: tuple[Any, ...] = ()
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
+        self._unsent: deque[Report] = deque()
         self._changes = self._state_changes = -1
         self._reported_follows = False
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
         self._hardware: dict[str, str] = {}
         self._datasets: dict[str, tuple[int, int]] = {}
+
+    def send(self, send: Callable[[Report], None], *, fresh: bool = False) -> None:
+        """Make a report, and send it behind those that could not be sent before.
+
+        Args:
+            send: sends one; raises OSError where it cannot.
+            fresh: see ``make``.
+
+        Raises:
+            OSError: some could not be sent; they wait.
+        """
+        values, timers = self._recording.values, self._recording.timers
+        if len(self._unsent) == MOST_UNSENT:
+            values.dropped += len(self._unsent.popleft().logged_values)
+        self._unsent.append(self.make(fresh=fresh))
+        while self._unsent:
+            send(self._unsent[0])
+            self._unsent.popleft()
+        values.reported()
+        timers.reported()
 
     def make(self, *, fresh: bool = False) -> Report:
         """What is new.

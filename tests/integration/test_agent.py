@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -483,6 +486,120 @@ def test_weights_are_those_of_the_bare_loop(
     assert line(instrumented) == line(bare)
 
 
+def held_agent(tmp_path: Path) -> psutil.Process:
+    """The agent of the only program, which is stopped: it takes nothing, and is not gone."""
+    [agent] = agents(tmp_path)
+    agent.suspend()
+    (tmp_path / "held").touch()
+    return agent
+
+
+HELD = """
+    from otel_train.agent import messages
+    messages._SEND_TIMEOUT_S = 1.0
+    session = start()
+    session.run_directory
+    say("opened")
+    while not os.path.exists("held"):
+        time.sleep(0.01)
+    names = [f"name {number:04} {'x' * 150}" for number in range(4000)]
+"""
+
+
+def test_what_is_logged_while_the_agent_is_stopped_is_counted_once_it_goes_on(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Its socket is full, so that a message is taken in part: the next one begins behind its end all the same."""
+    process = begin(
+        HELD
+        + """
+    for _ in range(2):
+        session.log({"tokens": 1, **dict.fromkeys(names, 1.0)})
+        threading.Thread(target=session.summary, daemon=True).start()
+        time.sleep(2.5)
+    say("logged")
+    sys.stdin.readline()
+    session.log({"tokens": 1})
+    say(session.summary()["state"])
+    """
+    )
+    line(process)
+    agent = held_agent(tmp_path)
+    try:
+        assert line(process) == "logged"
+    finally:
+        agent.resume()
+    assert process.stdin is not None
+    print(file=process.stdin, flush=True)
+    assert line(process) == "running"
+    _, errors = process.communicate(timeout=60)
+
+    assert "The agent has ended" not in errors
+    summary(tmp_path, "finished")
+    [folder] = (tmp_path / "runs").glob("*/rank0")
+    last = json.loads((folder / "metrics.otlp.jsonl").read_text().splitlines()[-1])
+    metrics = last["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    [tokens] = [metric for metric in metrics if metric["name"] == "train.tokens"]
+    assert [point["asDouble"] for point in tokens["sum"]["dataPoints"]] == [3]
+
+
+def test_sigterm_ends_a_program_that_waits_for_its_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The handler ends the session on the thread that is in the middle of a message to an agent which takes nothing."""
+    process = begin(
+        HELD
+        + """
+    session.log(dict.fromkeys(names, 1.0))
+    say("asks")
+    session.summary()
+    """
+    )
+    line(process)
+    agent = held_agent(tmp_path)
+    try:
+        assert line(process) == "asks"
+        time.sleep(1.0)
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    finally:
+        agent.resume()
+    summary(tmp_path, "terminated")
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 15),
+    reason="an older kernel forgets how a process ended once its parent has waited for it",
+)
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os._exit(3)", ("failed", "exit code 3")),
+        ("os._exit(0)", ("finished", "")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ("killed", "SIGKILL")),
+        ("os.abort()", ("killed", "SIGABRT")),
+    ],
+)
+def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str, told: tuple[str, str]
+) -> None:
+    """A shell waits for it at once: before the agent has looked."""
+    state, cause = told
+    process = begin(f"start(); train(); otel_train.summary(); say('trained'); sys.stdin.readline(); {end}")
+    line(process)
+    agent = held_agent(tmp_path)
+    try:
+        process.communicate("\n", timeout=60)
+    finally:
+        agent.resume()
+
+    assert summary(tmp_path, state)["steps"] == {"train": 100}
+    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
+    events = [json.loads(row) for row in file.read_text().splitlines()]
+    ends = [row for row in events if row["name"] == "train.run.killed"]
+    assert [row["attributes"]["train.run.end.cause"] for row in ends] == [cause] * bool(cause)
+
+
 # -- several ranks on one node ---------------------------------------------------------------------
 
 
@@ -651,6 +768,39 @@ def test_another_users_socket_is_not_trusted_with_our_memory(
     said, errors = process.communicate(timeout=60)
     assert said.split() == ["0"], errors  # it was sent nothing
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+def test_a_peer_that_says_nothing_does_not_keep_the_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Any process of the user can connect: to be silent, to begin a message, or to send what is none."""
+    process = begin(
+        """
+    from otel_train.agent import process as agent
+    known = agent._address
+    def address(info, environ):
+        found = known(info, environ)
+        say(found.hex())
+        return found
+    agent._address = address
+    """
+        + WAITING,
+        **place(0, 2),
+    )
+    address = bytes.fromhex(line(process))
+    url = line(process)
+    peers = []
+    for said in (b"", struct.pack("<Q", 1 << 20), struct.pack("<Q", 4) + b"none", b"x" * 100):
+        peers.append(socket.socket(socket.AF_UNIX))
+        peers[-1].connect(address)
+        peers[-1].sendall(said)
+    until(lambda: page(url) == {"0": 100.0}, "the rank is on the page")
+    process.communicate("\n", timeout=60)
+
+    assert process.returncode == 0
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}  # and the agent has left
+    for peer in peers:
+        peer.close()
 
 
 def ranks_of(receiver: Any) -> set[str]:

@@ -358,6 +358,7 @@ def test_files_that_cannot_grow_stop_no_training(limit: int, tmp_path: Path) -> 
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "3000"
+    assert "Traceback" not in done.stderr
     assert done.stderr.count("otel") <= 3
 
 
@@ -373,6 +374,7 @@ def test_a_disk_that_is_full_before_the_run_stops_no_training(small_disk: Path, 
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "3000"
+    assert "Traceback" not in done.stderr
 
 
 def test_a_disk_that_fills_up_during_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
@@ -381,6 +383,7 @@ def test_a_disk_that_fills_up_during_the_run_stops_no_training(small_disk: Path,
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "3000"
+    assert "Traceback" not in done.stderr
 
 
 # --- many -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import signal
@@ -46,6 +47,18 @@ def test_the_first_fault_is_logged_with_its_traceback_and_later_ones_are_not(
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "fault 0"
     assert guard.faults == 4
+
+
+def test_what_the_system_refuses_is_said_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk is no error of the code: the text says what there is to do about it."""
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        fail_in(Guard("flight file"), OSError(errno.ENOSPC, "No space left on device"))
+
+    [record] = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage() == (
+        "flight file failed: [Errno 28] No space left on device; training goes on without it"
+    )
 
 
 def test_the_third_fault_switches_the_part_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
