@@ -28,19 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REMOTE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "ceph",
-    "beegfs",
-    "glusterfs",
-    "9p",
-    "afs",
-    "fuse.",
-    "wekafs",
-)
+    "nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "afs", "fuse.", "wekafs",
+)  # fmt: skip
 """File systems on which a page fault may be network I/O, by the beginning of their type."""
 
 
@@ -95,22 +84,13 @@ class Mark(NamedTuple):
 
 
 class _Owners(NamedTuple):
-    """Whose files are opened below a run directory.
-
-    Attributes:
-        home: the run directory.
-        uid: of its owner.
-    """
+    """Whose files are opened below a run directory, ``home``: its owner is user ``uid``."""
 
     home: Path
     uid: int
 
     def check(self, status: os.stat_result) -> None:
-        """Refuse what belongs to another user.
-
-        Raises:
-            OSError: it does.
-        """
+        """Refuse what belongs to another user, by an OSError."""
         mine = os.geteuid()
         if status.st_uid in {mine, 0}:
             return
@@ -143,9 +123,7 @@ def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owner
 def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]]:
     """The folder up to which links are followed, and the names below it.
 
-    Args:
-        path: of a file.
-        root: that folder; where None the last one above the folders of a run directory's own layout.
+    That folder is ``root``; where None the last one above the folders of a run directory's own layout.
     """
     if root is not None:
         below = path.relative_to(root).parts
@@ -196,11 +174,7 @@ def _check_file(status: os.stat_result, owners: _Owners) -> None:
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
-    """A descriptor of a file to read.
-
-    Args:
-        path: of the file.
-        root: where the untrusted part of ``path`` begins; see ``divided``.
+    """A descriptor of a file to read; for ``root`` see ``divided``.
 
     Raises:
         OSError: there is none: it is gone, a link, a pipe, a device, of another user, or may not be read.
@@ -210,11 +184,7 @@ def open_below(path: Path, *, root: Path | None = None) -> int:
 
 
 def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
-    """A file to read from its beginning.
-
-    Raises:
-        OSError: it has more than ``MOST_BYTES``; see ``open_below``.
-    """
+    """A file of at most ``MOST_BYTES`` to read from its beginning; see ``open_below``."""
     descriptor = open_below(path, root=root)
     if os.fstat(descriptor).st_size > MOST_BYTES:
         os.close(descriptor)
@@ -223,11 +193,7 @@ def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
 
 
 def open_given(path: Path) -> BinaryIO:
-    """A file that the user named: links are followed, unless it lies in a folder of a run directory.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
+    """A file that the user named: links are followed, unless it lies in a folder of a run directory."""
     if len(divided(path)[1]) > 1:
         return open_binary(path)
     return os.fdopen(_named(path), "rb")
@@ -242,52 +208,23 @@ def problem_of(path: Path, *, root: Path | None = None) -> str:
     return ""
 
 
-def open_to_append(path: Path) -> int:
-    """A descriptor of a file to append to and to read, made where it is missing.
+def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int:
+    """A descriptor of a file to write and to read, made where it is missing; see ``open_below``.
 
-    Raises:
-        OSError: it cannot be opened; see ``open_below``.
+    With ``new`` it must be missing: a FileExistsError else.
     """
+    flags = _WRITE | os.O_APPEND * append | os.O_EXCL * new
     with _folder_of(path, None) as (at, name, owners):
-        return _checked(_opened(name, _WRITE | os.O_APPEND, at), owners)
-
-
-def open_to_change(path: Path) -> int:
-    """The same of a file whose bytes are changed in place.
-
-    Raises:
-        OSError: it cannot be opened; see ``open_below``.
-    """
-    with _folder_of(path, None) as (at, name, owners):
-        return _checked(_opened(name, _WRITE, at), owners)
+        return _checked(_opened(name, flags, at), owners)
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file to write; nothing lies there yet, not even a link.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """A descriptor of a new file to write; nothing lies there yet, not even a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
-def create_to_append(path: Path) -> int:
-    """A descriptor of a new file to append to and to read.
-
-    Raises:
-        FileExistsError: something lies there.
-        OSError: it cannot be made.
-    """
-    with _folder_of(path, None) as (at, name, owners):
-        return _checked(_opened(name, _WRITE | os.O_APPEND | os.O_EXCL, at), owners)
-
-
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, for our user alone. One that is there stays as it is.
-
-    Raises:
-        OSError: it cannot be made, or something else lies there.
-    """
+    """Make a folder, and those above it, for our user alone. One that is there stays as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
@@ -295,15 +232,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
-    """Refuse to write into a run directory of another user, or through a link in it.
-
-    Args:
-        run: the run directory.
-        rank: the folder of a rank in it, if there is one yet.
-
-    Raises:
-        OSError: it is one.
-    """
+    """Refuse, by an OSError, to write into a run directory of another user, or through a link in place of its folder ``rank``."""
     status = run.stat()
     owners = _Owners(run, status.st_uid)
     owners.check(status)
@@ -358,11 +287,7 @@ def rank_folders(run: Path) -> dict[int, Path]:
 
 
 def read_part(path: Path, start: int, most_bytes: int) -> bytes:
-    """Bytes of a file; from its end where ``start`` is negative.
-
-    Raises:
-        OSError: it cannot be read; see ``open_below``.
-    """
+    """Bytes of a file; from its end where ``start`` is negative."""
     with open_binary(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(0, size + start))
@@ -370,20 +295,12 @@ def read_part(path: Path, start: int, most_bytes: int) -> bytes:
 
 
 def read_bytes(path: Path, most_bytes: int, *, root: Path | None = None) -> bytes:
-    """A file as a whole.
-
-    Raises:
-        OSError: it cannot be read, or has more than ``most_bytes``.
-    """
+    """A file as a whole; an OSError where it has more than ``most_bytes``."""
     return _bounded(open_below(path, root=root), most_bytes)
 
 
 def read_word(path: Path) -> str:
-    """The text of a file with one short line, without its end; "" if there is none.
-
-    Raises:
-        OSError: it cannot be read; not where it is missing.
-    """
+    """The text of a file with one short line, without its end; "" if there is none."""
     try:
         return read_bytes(path, 4096).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -391,11 +308,7 @@ def read_word(path: Path) -> str:
 
 
 def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """A regular file that a user has named, wherever it lies: links are followed.
-
-    Raises:
-        OSError: it cannot be read, is a pipe or a device, or has more than ``most_bytes``.
-    """
+    """A regular file that a user has named, wherever it lies: links are followed."""
     return _bounded(_named(path), most_bytes)
 
 
@@ -446,22 +359,14 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | Non
 
 
 class JsonFileCache:
-    """JSON objects by path, read again only when their file has changed.
-
-    Args:
-        most: how many are kept.
-    """
+    """At most ``most`` JSON objects by path, read again only when their file has changed."""
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
 
     def get(self, path: Path) -> dict[str, Any]:
-        """What the file says.
-
-        Raises:
-            RunDirectoryError: as ``read_json``.
-        """
+        """What the file says; raises as ``read_json``."""
         mark = mark_of(path)
         kept = self._kept.get(path)
         if mark is not None and kept is not None and kept[0] == mark:
@@ -484,13 +389,10 @@ class JsonFileCache:
 
 
 def parse_json(text: bytes | str) -> object:
-    """A JSON value. What is no number that can be computed with is read as absent.
+    """A JSON value; a ValueError for what is no JSON, or nested deeper than ``MOST_DEPTH``.
 
     NaN, Infinity, what overflows a float and integers beyond 64 bits become None: we write null for them, and one wrong
     number must not hide the rest of a document.
-
-    Raises:
-        ValueError: it is no JSON, or nested deeper than ``MOST_DEPTH``.
     """
     try:
         value = _decoder.decode(text if isinstance(text, str) else text.decode())
@@ -533,11 +435,7 @@ _decoder: Final = json.JSONDecoder(
 
 
 def make_ignored(folder: Path) -> None:
-    """Make a missing folder, for this user alone, and let git ignore it. One that is there stays as it is.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a missing folder, for this user alone, and let git ignore it. One that is there stays as it is."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=FOLDER_MODE)
@@ -547,20 +445,12 @@ def make_ignored(folder: Path) -> None:
 
 
 def replace_json(path: Path, value: object) -> None:
-    """Replace a file with a JSON document as a whole.
-
-    Raises:
-        OSError: it cannot be written; the old file is as it was.
-    """
+    """Replace a file with a JSON document as a whole; as ``replace_text``."""
     replace_text(path, dump_json(value, indent=2) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole; only our user may read it.
-
-    Raises:
-        OSError: it cannot be written; the old file is as it was.
-    """
+    """Replace a file as a whole; only our user may read it. After an OSError the old file is as it was."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         fresh.unlink(missing_ok=True)  # of a process with our number that was killed here
@@ -605,15 +495,8 @@ class BoundedLines:
 
     When half of the bound is full the file becomes ``<name>.1``, and the ``.1`` before it is dropped with
     its lines counted. Nothing is created before the first line. A line is whole or not there at all: what
-    a crash or a full disk tore off is cut away.
-
-    Args:
-        path: the file.
-        max_bytes: bound on the file and its predecessor together.
-        on_error: status of every ``OSError``; writing goes on trying with the next line.
-
-    Attributes:
-        dropped_lines: whole lines given up because of the bound.
+    a crash or a full disk tore off is cut away. After an ``OSError``, which ``on_error`` gets, writing goes on trying with
+    the next line.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, on_error: Callable[[OSError], None]) -> None:
@@ -634,7 +517,8 @@ class BoundedLines:
             self._open()
             if self._size_bytes + len(data) > self._max_bytes // 2:
                 self._rotate()
-            self._write(data)
+            append_whole(self._fd, data, self._size_bytes)
+            self._size_bytes += len(data)
         except OSError as error:
             self.close()
             self._on_error(error)
@@ -655,7 +539,7 @@ class BoundedLines:
             return
         self.close()
         make_folder(self.path.parent)
-        self._fd = open_to_append(self.path)
+        self._fd = open_to_write(self.path, append=True)
         self._size_bytes = _without_torn_line(self._fd)
 
     def _was_removed(self) -> bool:
@@ -673,16 +557,17 @@ class BoundedLines:
         self.close()
         self._open()
 
-    def _write(self, data: bytes) -> None:
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._fd, data[written:])
-        except OSError:
-            if written:
-                os.ftruncate(self._fd, self._size_bytes)
-            raise
-        self._size_bytes += len(data)
+
+def append_whole(fd: int, data: bytes, size_bytes: int) -> None:
+    """Write data behind the ``size_bytes`` of a file; after an error, the file has that size again."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError:
+        if written:
+            os.ftruncate(fd, size_bytes)
+        raise
 
 
 def predecessor(path: Path) -> Path:
@@ -690,48 +575,21 @@ def predecessor(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, object]]:
-    """Every object of a file of JSON lines, oldest first, its rotated predecessor included.
-
-    Lines that a crash tore off, and lines that are no JSON objects, are skipped. A file that does not
-    exist has no lines.
-
-    Raises:
-        OSError: the file is there but cannot be read.
-    """
-    for part in (predecessor(path), path):
-        if not os.path.lexists(part):
-            continue
-        with open_binary(part) as file:
-            for line in lines_of(file):
-                value = parse_line(line)
-                if value is not None:
-                    yield value
-
-
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of OTLP metrics; what a crash tore off is skipped.
-
-    Raises:
-        RunDirectoryError: there is none.
-    """
+    """The last whole line of OTLP metrics; what a crash tore off is skipped. A RunDirectoryError where there is none."""
     try:
-        lines = read_part(path, -_METRICS_TAIL_BYTES, _METRICS_TAIL_BYTES).splitlines()
+        lines = read_part(path, -_METRICS_TAIL_BYTES, _METRICS_TAIL_BYTES).splitlines(keepends=True)
     except OSError as error:
-        raise RunDirectoryError(
-            f"{path}: cannot be read: {error.strerror or error}. Has training begun?"
-        ) from error
+        why = error.strerror or error
+        raise RunDirectoryError(f"{path}: cannot be read: {why}. Has training begun?") from error
     for line in reversed(lines):
-        try:
-            value = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "resourceMetrics" in value:
+        value = parse_line(line)
+        if value is not None and "resourceMetrics" in value:
             return value
     raise RunDirectoryError(f"{path}: has no line of metrics yet. Has training begun?")
 
 
-def parse_line(line: bytes) -> dict[str, object] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """The object on one line, or None for a torn or foreign one."""
     if not line.endswith(b"\n"):
         return None
@@ -743,15 +601,12 @@ def parse_line(line: bytes) -> dict[str, object] | None:
 
 
 def _without_torn_line(fd: int) -> int:
-    size = os.fstat(fd).st_size
-    end = size
-    while end > 0:
+    size = end = os.fstat(fd).st_size
+    newline = -1
+    while end > 0 and newline < 0:
         start = max(0, end - _TAIL_BYTES)
         newline = os.pread(fd, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
+        end = start + newline + 1 if newline >= 0 else start
     if end < size:
         os.ftruncate(fd, end)
     return end

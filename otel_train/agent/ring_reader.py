@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from otel_train.exporters.background_queue import DiskQueue
-from otel_train.files import open_to_change
+from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
 from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.device_ring import DeviceRingReader
@@ -234,7 +234,7 @@ class FlightCopy:
             OSError: the disk is full, or gone.
         """
         if self._file < 0:
-            self._file = open_to_change(self._path)
+            self._file = open_to_write(self._path)
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._layout.end_of_rings)
         layout, memory = self._layout, self._memory

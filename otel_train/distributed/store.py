@@ -207,9 +207,9 @@ class RankLease:
             if held is not None:
                 held.reacquire()
                 return held
-            from otel_train.files import open_to_append  # of the agent: a rank that trains has no need of it
+            from otel_train.files import open_to_write  # of the agent: a rank that trains has no need of it
 
-            descriptor = open_to_append(path)
+            descriptor = open_to_write(path, append=True)
             status = os.fstat(descriptor)
             content = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").strip()
             if not _locked(descriptor, content):

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,28 +15,28 @@ from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origi
 from otel_train.config.validation import IgnoredSetting, address_of
 from otel_train.console.summary import Progress, render_run_summary
 from otel_train.console.text import TextLayout
-from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import DiskQueue, QueuedExporter
-from otel_train.exporters.otel_providers import ProviderExporter
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import Connections
-from otel_train.exporters.plugins import PluginExporter, load_plugins
+from otel_train.exporters.plugins import load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
+from otel_train.exporters.spool import NAMES
 from otel_train.files import dump_json
 from otel_train.resource import wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.datamodel import AttributeValue
+    from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
+    from otel_train.exporters.plugins import PluginExporter
     from otel_train.resource import RunInfo
 
 _T = TypeVar("_T")
@@ -135,9 +136,7 @@ class ExportManager:
     @property
     def flight_path(self) -> Path | None:
         """Where the flight file belongs; None for plain memory."""
-        return (
-            self._directory.flight_path if self._config.flight_recorder and self._directory.writable else None
-        )
+        return self._directory.flight_path if self._config.flight_recorder and self.rank_folder else None
 
     @property
     def run_directory(self) -> Path | None:
@@ -146,10 +145,8 @@ class ExportManager:
 
     def down_s(self, started_unix_ns: int) -> float | None:
         """Seconds that the run stood still before this start of it; None if that is not known."""
-        directory = self._directory
-        if not directory.writable:
-            return None
-        return down_s(directory.rank_path, directory.previous_attempt, started_unix_ns)
+        rank = self.rank_folder
+        return down_s(rank, self._directory.previous_attempt, started_unix_ns) if rank else None
 
     @property
     def metrics_url(self) -> str | None:
@@ -170,12 +167,13 @@ class ExportManager:
     ) -> None:
         """Open what the settings ask for. ConfigError where an argument of the program cannot be honoured."""
         every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
-        self._routes, self._profile, self._resource = routes, profile, resource
+        self._routes, self._profile = routes, profile
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(
-                self._environ, wanted=self._config.otlp == "on", on_wrong=self._ignore_variable
-            )
+                self._environ, wanted=self._config.otlp == "on",
+                on_wrong=lambda *wrong: self._ignore(IgnoredSetting(wrong[0], ENVIRONMENT, *wrong[1:])),
+            )  # fmt: skip
         self._plugins = self._or_default(
             "exporters", lambda wish: load_plugins(wish, resource, timeout_s=self._config.exit_timeout_s)
         )
@@ -186,24 +184,22 @@ class ExportManager:
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
-                    settings,
-                    resource,
-                    version=VERSION,
-                    directory=self.rank_folder,
-                    on_error=self._directory.note,
-                    connections=self._shared.connections,
-                )
-                routes.append(self._on_disk(self._otlp, "OTLP export", every))
+                    settings, resource, version=VERSION, directory=self.rank_folder,
+                    on_error=self._directory.note, connections=self._shared.connections,
+                )  # fmt: skip
+                self._add_on_disk(self._otlp, "OTLP export", every)
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
-        routes.append(self._on_disk(recorder, "run directory", every))
+        self._add_on_disk(recorder, "run directory", every)
         # After ours, which close first: theirs close meanwhile, on threads of their own.
-        self._add(self._plugins, every)
+        for plugin in self._plugins:
+            self._add(plugin, plugin.line.guard, every)
 
-    def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> ExportRoute:
+    def _add_on_disk(self, exporter: Exporter, part: str, every_s: float) -> None:
         guard = Guard(part)
-        return ExportRoute(
-            ProfileFilter(QueuedExporter(exporter, self.disk, guard), self._profile), guard, every_s
-        )
+        self._add(QueuedExporter(exporter, self.disk, guard), guard, every_s)
+
+    def _add(self, exporter: Exporter, guard: Guard, every_s: float) -> None:
+        self._routes.append(ExportRoute(ProfileFilter(exporter, self._profile), guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails."""
@@ -218,33 +214,13 @@ class ExportManager:
             self._ignore(*in_force([ignored], default))
             return do(getattr(default, name))
 
-    def _ignore_variable(self, name: str, problem: str, used: str) -> None:
-        self._ignore(IgnoredSetting(name, ENVIRONMENT, problem, used))
-
     def _ignore(self, *ignored: IgnoredSetting) -> None:
         self.ignored += ignored
         warn(ignored)
 
-    def through(self, providers: Mapping[str, Any]) -> None:  # Any: providers of the SDK
-        """Export by way of the program's own providers: ``meters``, ``tracers``, or both. ConfigError where one is none."""
-        if all(provider is None for provider in providers.values()):
-            return
-        exporter = ProviderExporter(self._resource, version=VERSION, **providers)
-        one = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
-        self._plugins.append(one)
-        self._add([one], min(self._config.export_interval_s, PROVIDED_EVERY_S))
-
     def add_elsewhere(self, exporter: Exporter) -> None:
         """Add an exporter that lives in the training process."""
-        every_s = min(self._config.export_interval_s, PROVIDED_EVERY_S)
-        route = ExportRoute(ProfileFilter(exporter, self._profile), Guard("your providers"), every_s)
-        route.exporter.export(ExportBatch())
-        self._routes.append(route)
-
-    def _add(self, plugins: Iterable[PluginExporter], every_s: float) -> None:
-        self._routes += [
-            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in plugins
-        ]
+        self._add(exporter, Guard("your providers"), min(self._config.export_interval_s, PROVIDED_EVERY_S))
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
@@ -260,21 +236,14 @@ class ExportManager:
         """Records not exported, by (signal, reason)."""
         if self._otlp is None:
             return {}
-        known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in LOSSES}
-        return {
-            **known,
-            **{
-                ("spans" if s == "traces" else s, why): number
-                for (s, why), number in self._otlp.drops.items()
-            },
-        }
+        lost = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in LOSSES}
+        lost.update({(NAMES[signal], why): number for (signal, why), number in self._otlp.drops.items()})
+        return lost
 
     def lost(self) -> Mapping[str, int]:
         """Batches that exporters of other packages, or the disk, did not take, by part."""
-        return {
-            **{one.line.guard.part: one.line.dropped for one in self._plugins},
-            "run directory": self.disk.dropped,
-        }
+        plugins = {one.line.guard.part: one.line.dropped for one in self._plugins}
+        return {**plugins, "run directory": self.disk.dropped}
 
     def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
         """Replace ``summary.json``; ``final``: no other follows."""
@@ -339,9 +308,9 @@ class ExportManager:
             return PrometheusExporter(host, port, labels, resource, servers=self._shared.servers)
 
         exporter = self._or_default("prometheus_address", served)
-        if self._directory.writable:
+        if self.rank_folder is not None:
             try:
-                exporter.write_target(self._directory.rank_path)
+                exporter.write_target(self.rank_folder)
             except OSError as error:
                 self._directory.note(error)
         return exporter
@@ -362,18 +331,15 @@ def _or_without(part: str) -> Iterator[None]:
 
 
 def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:
-    from dataclasses import asdict
-
     ignored = origins.ignored if isinstance(origins, Origins) else ()
-    settings = {
-        "settings": {
-            **asdict(config),
-            **{name: "(set)" if getattr(config, name) else "" for name in SECRETS},
-        },
+    secrets = {name: "(set)" if getattr(config, name) else "" for name in SECRETS}
+    return {
+        **asdict(info),
+        "settings": {**asdict(config), **secrets},
         "settings_from": dict(origins),
         "settings_ignored": [each.document() for each in ignored],
+        "version": VERSION,
     }
-    return {**asdict(info), **settings, "version": VERSION}
 
 
 class ProfileFilter:
@@ -388,9 +354,7 @@ class ProfileFilter:
         snapshot = batch.snapshot if self._profile.metrics else None
         spans = batch.spans if self._profile.spans else ()
         if snapshot or spans or batch.events or batch.final:
-            self._exporter.export(
-                ExportBatch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
-            )
+            self._exporter.export(replace(batch, snapshot=snapshot, spans=spans))
 
     def close(self, timeout_s: float) -> None:
         """Close the exporter."""

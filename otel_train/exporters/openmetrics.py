@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog
 from otel_train.catalog import Kind
-from otel_train.files import create, open_binary, open_to_append, parse_json
+from otel_train.files import create, open_binary, open_to_write, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -88,7 +88,7 @@ def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
                     series[point.time_ms] = point.text
             for family, found in families.items():
                 text = "".join(times[ms] for times in found.values() for ms in sorted(times))
-                with os.fdopen(open_to_append(Path(folder, family)), "ab") as file:
+                with os.fdopen(open_to_write(Path(folder, family), append=True), "ab") as file:
                     file.write(text.encode())
             written.points += sum(len(times) for found in families.values() for times in found.values())
         _join(Path(folder), kinds, path)

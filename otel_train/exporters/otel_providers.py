@@ -12,7 +12,7 @@ from otel_train.exporters.otlp_json import SCOPE_NAME, span_attributes
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.sdk.metrics.export import Metric as SdkMetric
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -20,16 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_train.datamodel import (
-        AttributeValue,
-        Exemplar,
-        ExportBatch,
-        HistogramPoint,
-        MetricFamily,
-        Point,
-        Snapshot,
-        Span,
-    )
+    from otel_train import datamodel
+    from otel_train.datamodel import AttributeValue, Snapshot, Span
 
 MS_PER_S = 1e3
 _UNKNOWN = "unknown_service"  # what the SDK calls a program that has not said its name
@@ -65,7 +57,7 @@ class ProviderExporter:
         for reader in readers:
             self._join(reader)
 
-    def export(self, batch: ExportBatch) -> None:
+    def export(self, batch: datamodel.ExportBatch) -> None:
         """Keep the metrics for the next collection, and pass spans on."""
         if batch.snapshot is not None:
             self._snapshot = batch.snapshot
@@ -140,66 +132,56 @@ def sdk_scope(version: str) -> InstrumentationScope:
 
 def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
     """A snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
-    metrics = [_family(family, snapshot) for family in snapshot.families]
-    return metrics_data(metrics, resource, scope)
-
-
-def metrics_data(
-    metrics: Sequence[SdkMetric], resource: Resource, scope: InstrumentationScope
-) -> MetricsData:
-    """Metrics of one resource and one scope, wrapped the way the exporters take them."""
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 
+    metrics = [_family(family, snapshot) for family in snapshot.families]
     scopes = [ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
-    return MetricsData(
-        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
-    )
+    resources = [ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
+    return MetricsData(resource_metrics=resources)
 
 
-def _family(family: MetricFamily, snapshot: Snapshot) -> SdkMetric:
-    from opentelemetry.sdk.metrics.export import (
-        AggregationTemporality,
-        ExponentialHistogram,
-        Gauge,
-        Metric,
-        Sum,
-    )
+def _family(family: datamodel.MetricFamily, snapshot: Snapshot) -> SdkMetric:
+    from opentelemetry.sdk.metrics import export as sdk
 
-    metric = family.metric
-    cumulative = AggregationTemporality.CUMULATIVE
+    metric, cumulative = family.metric, sdk.AggregationTemporality.CUMULATIVE
+    write = _histogram_point if metric.kind is Kind.HISTOGRAM else _number_point
+    points = [
+        write(
+            point,  # type: ignore[arg-type]  # the kind says which
+            attributes=dict(point.attributes),
+            start_time_unix_nano=snapshot.start_unix_ns,
+            time_unix_nano=snapshot.time_unix_ns,
+        )
+        for point in family.points
+    ]
     data: Any  # Any: one of three unrelated classes
     if metric.kind is Kind.HISTOGRAM:
-        points = [_histogram_point(point, snapshot) for point in family.points]  # type: ignore[arg-type]  # the kind says which
-        data = ExponentialHistogram(points, cumulative)
+        data = sdk.ExponentialHistogram(points, cumulative)
+    elif metric.kind is Kind.GAUGE:
+        data = sdk.Gauge(points)
     else:
-        numbers = [_number_point(point, snapshot) for point in family.points]  # type: ignore[arg-type]  # the kind says which
-        monotonic = metric.kind is Kind.COUNTER
-        data = (
-            Gauge(numbers) if metric.kind is Kind.GAUGE else Sum(numbers, cumulative, is_monotonic=monotonic)
-        )
-    return Metric(name=metric.name, description=metric.meaning, unit=metric.unit, data=data)
+        data = sdk.Sum(points, cumulative, is_monotonic=metric.kind is Kind.COUNTER)
+    return sdk.Metric(name=metric.name, description=metric.meaning, unit=metric.unit, data=data)
 
 
-def _number_point(point: Point, snapshot: Snapshot) -> Any:  # Any: made by the SDK, taken by the SDK
+def _number_point(point: datamodel.Point, **common: Any) -> Any:  # Any: made by the SDK, taken by the SDK
     from opentelemetry.sdk.metrics.export import NumberDataPoint
 
-    return NumberDataPoint(
-        attributes=dict(point.attributes),
-        start_time_unix_nano=snapshot.start_unix_ns,
-        time_unix_nano=snapshot.time_unix_ns,
-        value=float(point.value),
-    )
+    return NumberDataPoint(**common, value=float(point.value))
 
 
-def _histogram_point(point: HistogramPoint, snapshot: Snapshot) -> Any:  # Any: as above
+def _histogram_point(point: datamodel.HistogramPoint, **common: Any) -> Any:  # Any: as above
+    from opentelemetry.sdk.metrics import Exemplar
     from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint
 
     # The encoder leaves a field unset for None, which is how OTLP says "no observation yet".
     empty = math.isnan(point.min)
+    exemplars = [
+        Exemplar({}, float(each.value), each.time_unix_ns, each.span_id, each.trace_id)
+        for each in point.exemplars
+    ]
     return ExponentialHistogramDataPoint(
-        attributes=dict(point.attributes),
-        start_time_unix_nano=snapshot.start_unix_ns,
-        time_unix_nano=snapshot.time_unix_ns,
+        **common,
         count=point.count,
         sum=float(point.sum),
         scale=point.scale,
@@ -209,19 +191,7 @@ def _histogram_point(point: HistogramPoint, snapshot: Snapshot) -> Any:  # Any: 
         flags=0,
         min=None if empty else float(point.min),  # type: ignore[arg-type]  # see above
         max=None if empty else float(point.max),  # type: ignore[arg-type]  # see above
-        exemplars=[_exemplar(exemplar) for exemplar in point.exemplars],
-    )
-
-
-def _exemplar(exemplar: Exemplar) -> Any:  # Any: as above
-    from opentelemetry.sdk.metrics import Exemplar as SdkExemplar
-
-    return SdkExemplar(
-        filtered_attributes={},
-        value=float(exemplar.value),
-        time_unix_nano=exemplar.time_unix_ns,
-        span_id=exemplar.span_id,
-        trace_id=exemplar.trace_id,
+        exemplars=exemplars,
     )
 
 
@@ -230,16 +200,16 @@ def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Link, Status, StatusCode
 
+    events = [Event(each.name, dict(each.attributes), timestamp=each.time_unix_ns) for each in span.events]
+    links = [Link(_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links]
     return ReadableSpan(
         name=span.name,
-        context=span_context(span.trace_id, span.span_id),
-        parent=span_context(span.trace_id, span.parent_id) if span.parent_id else None,
+        context=_context(span.trace_id, span.span_id),
+        parent=_context(span.trace_id, span.parent_id) if span.parent_id else None,
         resource=resource,
         attributes=dict(span_attributes(span)),
-        events=[
-            Event(event.name, dict(event.attributes), timestamp=event.time_unix_ns) for event in span.events
-        ],
-        links=[Link(span_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links],
+        events=events,
+        links=links,
         status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
         start_time=span.start_unix_ns,
         end_time=span.end_unix_ns,
@@ -247,13 +217,7 @@ def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope
     )
 
 
-def span_context(trace_id: int, span_id: int) -> Any:  # Any: the API's class subclasses an untyped tuple
-    """A local, sampled span context."""
+def _context(trace_id: int, span_id: int) -> Any:  # Any: the API's class subclasses an untyped tuple
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    return SpanContext(
-        trace_id=trace_id,
-        span_id=span_id,
-        is_remote=False,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED),
-    )
+    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))

@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import ipaddress
+import math
 import os
 import re
 import selectors
@@ -14,20 +15,25 @@ import socketserver
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_train.catalog import Kind
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import ConfigError
 from otel_train.files import dump_json, replace_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
-    from otel_train.exporters.prometheus_page import RankPage
+    from prometheus_client import Metric as PrometheusFamily
+
+    from otel_train.datamodel import AttributeValue, ExportBatch, HistogramPoint, MetricFamily, Snapshot
 
     Take = Callable[[bytes, str], tuple[int, object]]
 
@@ -99,8 +105,6 @@ class PrometheusExporter:
         *,
         servers: MetricsServers | None = None,
     ) -> None:
-        from otel_train.exporters.prometheus_page import RankPage
-
         self._snapshot: Snapshot | None = None
         self._written: Path | None = None
         self._host = host
@@ -212,8 +216,6 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int) -> None:
         from prometheus_client import CollectorRegistry
-
-        from otel_train.exporters.prometheus_page import PageCollector
 
         self.ranks: list[RankPage] = []
         self.posts: list[dict[str, Take]] = []
@@ -437,3 +439,93 @@ def _takes_gzip(accept_encoding: str) -> bool:
         if name.strip() in {"gzip", "*"}:
             return weight.replace(" ", "") not in {"q=0", "q=0.0"}
     return False
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+_UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
+"""Units that the OpenTelemetry translation puts into a name, which OpenMetrics then wants declared."""
+
+_TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
+
+
+class RankPage:
+    """What one rank puts on a page. ``latest`` gives the newest snapshot, or None before the first; it is called once per page."""
+
+    def __init__(
+        self,
+        latest: Callable[[], Snapshot | None],
+        constant_labels: Mapping[str, str],
+        resource: Mapping[str, AttributeValue],
+    ) -> None:
+        self.latest = latest
+        self._labels = dict(constant_labels)
+        self._target = {label_name(key): str(value) for key, value in resource.items()}
+
+    def add_target(self, page: PrometheusFamily) -> None:
+        """Add ``target_info``, which carries the resource attributes."""
+        page.add_sample("target_info", {**self._target, **self._labels}, 1.0)
+
+    def add(self, page: PrometheusFamily, family: MetricFamily) -> None:
+        """Add the points of one metric."""
+        metric = family.metric
+        name = page.name + ("_total" if metric.kind is Kind.COUNTER else "")
+        for point in family.points:
+            labels = {**self._labels, **{label_name(key): value for key, value in point.attributes}}
+            if metric.kind is Kind.HISTOGRAM:
+                _add_histogram(page, metric.bounds, point, labels)  # type: ignore[arg-type]  # the kind says which
+            else:
+                page.add_sample(name, labels, point.value)  # type: ignore[union-attr]  # the kind says which
+
+
+class PageCollector:
+    """What ``prometheus_client`` asks for the families of one page."""
+
+    def __init__(self, ranks: Sequence[RankPage]) -> None:
+        self._ranks = ranks
+
+    def collect(self) -> Iterator[PrometheusFamily]:
+        """Every family once, with the points of all ranks, the targets first."""
+        from prometheus_client import Metric
+
+        target = Metric("target", "Who publishes this page.", "info")
+        found: dict[str, list[tuple[RankPage, MetricFamily]]] = {}
+        for rank in list(self._ranks):
+            rank.add_target(target)
+            snapshot = rank.latest()
+            for family in snapshot.families if snapshot is not None else ():
+                if family.points:
+                    found.setdefault(family.metric.prometheus, []).append((rank, family))
+        yield target
+        for parts in found.values():
+            metric = parts[0][1].metric
+            name = metric.prometheus.removesuffix("_total")
+            unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
+            page = Metric(name, metric.meaning, _TYPES.get(metric.kind, "gauge"), unit)
+            for rank, family in parts:
+                rank.add(page, family)
+            yield page
+
+
+def label_name(attribute: str) -> str:
+    """An attribute's name after the OpenTelemetry to Prometheus translation."""
+    name = "".join(char if char.isascii() and char.isalnum() else "_" for char in attribute)
+    return f"key_{name}" if name[:1].isdigit() else name
+
+
+def _add_histogram(
+    page: PrometheusFamily, bounds: tuple[float, ...], point: HistogramPoint, labels: dict[str, str]
+) -> None:
+    from prometheus_client.samples import Exemplar
+    from prometheus_client.utils import floatToGoString
+
+    newest = {}  # exemplar of each bucket; OpenMetrics allows one
+    for each in sorted(point.exemplars, key=lambda exemplar: exemplar.time_unix_ns):
+        ids = {"trace_id": f"{each.trace_id:032x}", "span_id": f"{each.span_id:016x}"}
+        newest[bisect_left(bounds, each.value)] = Exemplar(ids, each.value, each.time_unix_ns / NS_PER_S)
+    edges = (*bounds, math.inf)
+    for bucket, count in enumerate(accumulate(point.explicit_counts)):
+        edge = floatToGoString(edges[bucket])  # type: ignore[no-untyped-call]  # theirs
+        page.add_sample(f"{page.name}_bucket", {**labels, "le": edge}, count, exemplar=newest.get(bucket))
+    page.add_sample(f"{page.name}_count", labels, point.count)
+    page.add_sample(f"{page.name}_sum", labels, point.sum)

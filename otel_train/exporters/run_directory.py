@@ -26,7 +26,6 @@ from otel_train.files import (
     mark_of,
     rank_folders,
     read_json,
-    read_jsonl,
     read_word,
     replace_json,
     replace_text,
@@ -36,17 +35,7 @@ from otel_train.recording.flight_recorder import read_flight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.datamodel import AttributeValue, Event, ExportBatch
-
-__all__ = [
-    "RunDirectory",
-    "RunDirectoryExporter",
-    "earlier_trainings",
-    "find_run",
-    "rank_directories",
-    "read_jsonl",
-    "state_of",
-]
+    from otel_train.datamodel import AttributeValue, ExportBatch
 
 _log = logging.getLogger("otel_train")
 
@@ -93,7 +82,6 @@ class RunDirectory:
         self.faults = 0
         self._lease: RankLease | None = None
         self._owner = 0
-        self._logged = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._files = {
@@ -213,11 +201,6 @@ class RunDirectory:
         """Where ``flight.bin`` of this attempt belongs."""
         return self.rank_path / "flight.bin"
 
-    @property
-    def dropped_lines(self) -> int:
-        """Lines given up because a file reached its bound."""
-        return sum(file.dropped_lines for file in self._files.values())
-
     def append(self, name: str, line: str) -> bool:
         """Add a line to ``events.jsonl``, ``metrics.otlp.jsonl`` or ``spans.otlp.jsonl``."""
         if not self.writable or os.getpid() != self._pid:
@@ -252,13 +235,11 @@ class RunDirectory:
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
         self.faults += 1
-        if not self._logged:
-            self._logged = True
+        if self.faults == 1:
             _log.warning(
                 "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected",
-                self.rank_path,
-                error.strerror or error,
-            )
+                self.rank_path, error.strerror or error,
+            )  # fmt: skip
 
     def _previous_attempt(self) -> int:
         try:
@@ -297,7 +278,11 @@ class RunDirectoryExporter:
         if not directory.writable:
             return
         for event in batch.events:
-            directory.append("events.jsonl", _event_line(event, directory))
+            value = {
+                "time_unix_ns": event.time_unix_ns, "name": event.name,
+                "attempt": directory.attempt, "rank": directory.rank, "attributes": dict(event.attributes),
+            }  # fmt: skip
+            directory.append("events.jsonl", dump_json(value))
         if batch.snapshot is not None:
             line = metrics_line(batch.snapshot, self._resource, self._version)
             directory.append("metrics.otlp.jsonl", line)
@@ -309,18 +294,6 @@ class RunDirectoryExporter:
         """Let go of the files."""
         del timeout_s
         self._directory.close()
-
-
-def _event_line(event: Event, directory: RunDirectory) -> str:
-    return dump_json(
-        {
-            "time_unix_ns": event.time_unix_ns,
-            "name": event.name,
-            "attempt": directory.attempt,
-            "rank": directory.rank,
-            "attributes": dict(event.attributes),
-        }
-    )
 
 
 def folder_name(run_id: str) -> str:
@@ -338,7 +311,12 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     A RunDirectoryError says what to do where there is none.
     """
     if run is None:
-        return _newest(root)
+        runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
+        if runs:
+            return max(runs, key=_last_change_ns)
+        raise RunDirectoryError(
+            f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+        )
     for path in (Path(run), root / folder_name(str(run))):
         if mark_of(path / "run.json") is not None or rank_directories(path):
             return path
@@ -352,12 +330,8 @@ def find_run(run: str | Path | None, root: Path) -> Path:
 
 def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
     """The folders of a run's earlier trainings, or of those that ``rank`` took part in, the first one first: run directories."""
-    numbers = sorted(
-        int(name[len(TRAINING) :])
-        for name in folders_in(run)
-        if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)
-    )
-    found = [run / f"{TRAINING}{number}" for number in numbers]
+    names = [name for name in folders_in(run) if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)]
+    found = [run / name for name in sorted(names, key=lambda name: int(name[len(TRAINING) :]))]
     return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
 
 
@@ -372,15 +346,6 @@ def state_of(rank_dir: Path) -> str:
 def rank_directories(run: Path) -> list[Path]:
     """The folders of a run's ranks, by rank."""
     return list(rank_folders(run).values())
-
-
-def _newest(root: Path) -> Path:
-    runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
-    if not runs:
-        raise RunDirectoryError(
-            f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
-        )
-    return max(runs, key=_last_change_ns)
 
 
 def _last_change_ns(run: Path) -> int:

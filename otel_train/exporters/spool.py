@@ -18,16 +18,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import records_in
-from otel_train.exporters.otlp_response import ExportResult
 from otel_train.files import (
     BoundedLines,
-    create_to_append,
+    append_whole,
     dump_json,
     lines_of,
     make_folder,
     open_below,
     open_binary,
-    open_to_change,
+    open_to_write,
     parse_json,
     predecessor,
     replace_text,
@@ -114,7 +113,6 @@ class SpoolQueue:
         signal: str,
         *,
         max_bytes: int = DEFAULT_MAX_BYTES // 2,
-        memory_bytes: int = MEMORY_BYTES,
         on_loss: Callable[[int, str], None] = lambda _records, _reason: None,
         on_error: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
@@ -123,7 +121,6 @@ class SpoolQueue:
         self._name = NAMES[signal]
         self._pattern = re.compile(rf"{self._name}-([0-9]{{10}}){re.escape(_SUFFIX)}")
         self._max_bytes = max_bytes
-        self._memory_bytes = memory_bytes
         self._on_loss = on_loss
         self._on_error = on_error
         self._guard = free_in_forks(threading.Lock())
@@ -142,7 +139,7 @@ class SpoolQueue:
             while self._memory and not self._memory_sent and self._written(self._memory[0]):
                 self._memory.popleft()
             first = int(self._memory_sent)
-            while len(self._memory) > first + 1 and sum(map(len, self._memory)) > self._memory_bytes:
+            while len(self._memory) > first + 1 and sum(map(len, self._memory)) > MEMORY_BYTES:
                 lost = self._memory[first]
                 del self._memory[first]
                 self._on_loss(records_in(lost), "queue_full")
@@ -170,13 +167,7 @@ class SpoolQueue:
             size = 0
         try:
             self._trim(len(data))
-            written = 0
-            try:
-                while written < len(data):
-                    written += os.write(self._fd, data[written:])
-            except OSError:
-                os.ftruncate(self._fd, size)
-                raise
+            append_whole(self._fd, data, size)
         finally:
             if self._fd >= 0:
                 _unlock(self._fd)
@@ -205,7 +196,7 @@ class SpoolQueue:
         while True:
             number += 1
             with suppress(FileExistsError):
-                self._fd = create_to_append(self._segment(number))
+                self._fd = open_to_write(self._segment(number), append=True, new=True)
                 # Until it is locked it is an empty segment, which whoever sends may remove.
                 if _locked(self._fd) and os.fstat(self._fd).st_nlink:
                     return
@@ -252,9 +243,7 @@ class SpoolQueue:
             fd, self._state_fd = self._state_fd, -1
             self._memory_sent = False
             if fd >= 0:
-                _held.discard(fd)
-                _unlock(fd)
-                os.close(fd)
+                _release(fd)
 
     def head(self) -> SpooledRequest | None:
         """The oldest request; None when there is none. Inside ``sending`` only."""
@@ -304,9 +293,9 @@ class SpoolQueue:
         """Move a request that will never be accepted to ``spool/rejected/``, with the reason."""
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
-            entry = dump_json({"reason": reason, "line": head.line.decode("utf-8", "replace")})
             # Where there is not enough space, the oldest of them go, or this one: that is counted once more.
-            lost = lines.dropped_lines if lines.append(entry) else records_in(head.line)
+            written = lines.append(_rejected_line(reason, head.line))
+            lost = lines.dropped_lines if written else records_in(head.line)
             lines.close()
             if lost:
                 self._on_loss(lost, "queue_full")
@@ -348,14 +337,12 @@ class SpoolQueue:
             fd = self._open_state()
             _held.add(fd)
             if not _locked(fd):
-                _held.discard(fd)
-                os.close(fd)
+                _release(fd)
                 raise BlockingIOError
             with suppress(FileNotFoundError):
                 if self._state_path.stat().st_ino == os.fstat(fd).st_ino:
                     return fd
-            _held.discard(fd)  # removed by the process that held it before
-            os.close(fd)
+            _release(fd)  # removed by the process that held it before
 
     @property
     def _state_path(self) -> Path:
@@ -363,7 +350,7 @@ class SpoolQueue:
         return self.folder / f"{self._name}.offset"
 
     def _open_state(self) -> int:
-        fd = open_to_change(self._state_path)
+        fd = open_to_write(self._state_path)
         try:
             if os.fstat(fd).st_size < _STATE_BYTES:
                 os.pwrite(fd, _state(0, 0), 0)
@@ -474,14 +461,16 @@ def _unlock(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-_MOST_LINE_BYTES: Final = 32 << 20
-"""Longer than the file may be."""
+def _release(fd: int) -> None:
+    _held.discard(fd)
+    _unlock(fd)
+    os.close(fd)
 
 
 class RejectedRequest(NamedTuple):
     """A line as it lies in the file, and its request; None where the line cannot be read."""
 
-    stored: bytes
+    stored: str
     request: bytes | None
 
 
@@ -495,7 +484,9 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
     found = []
     for part in parts_of(path):
         with open_binary(part) as file:
-            found += [_read(line.rstrip(b"\n")) for line in lines_of(file, _MOST_LINE_BYTES) if line.strip()]
+            found += [
+                _read(line.rstrip(b"\n")) for line in lines_of(file, 2 * _REJECTED_BYTES) if line.strip()
+            ]
     return found
 
 
@@ -507,38 +498,36 @@ def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> li
     """
     waiting = rejected_in(path)
     answers: list[ExportResponse] = []
-    left: list[bytes] = []
+    left: list[str] = []
     try:
         while waiting:
             entry = waiting[0]
-            answer = send(entry.request) if entry.request is not None else None
-            if answer is None and entry.request is not None:
+            if entry.request is None:
+                left.append(entry.stored)
+            elif (answer := send(entry.request)) is None:
                 break
-            if answer is not None:
+            else:
                 answers.append(answer)
-            if answer is None or answer.result is not ExportResult.ACCEPTED:
-                left.append(entry.stored if answer is None else _stored(answer.reason, entry.request or b""))
+                if not answer.accepted:
+                    left.append(_rejected_line(answer.reason, entry.request))
             waiting.pop(0)
     finally:  # Ctrl-C in the middle must not send twice what has arrived
         _keep(path, [*left, *(entry.stored for entry in waiting)])
     return answers
 
 
-def _keep(path: Path, stored: list[bytes]) -> None:
+def _keep(path: Path, stored: list[str]) -> None:
     if stored:
-        replace_text(path, "".join(f"{line.decode('utf-8', 'replace')}\n" for line in stored))
-    older, newer = predecessor(path), path
-    older.unlink(missing_ok=True)
+        replace_text(path, "".join(f"{line}\n" for line in stored))
+    predecessor(path).unlink(missing_ok=True)
     if not stored:
-        newer.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         with suppress(OSError):  # the other signal may have something there
             path.parent.rmdir()
 
 
-def _stored(reason: str, request: bytes) -> bytes:
-    return dump_json({"reason": reason, "line": request.decode("utf-8", "replace")}).encode(
-        "utf-8", "replace"
-    )
+def _rejected_line(reason: str, request: bytes) -> str:
+    return dump_json({"reason": reason, "line": request.decode("utf-8", "replace")})
 
 
 def _read(line: bytes) -> RejectedRequest:
@@ -547,4 +536,5 @@ def _read(line: bytes) -> RejectedRequest:
     except ValueError:
         value = None
     request = value.get("line") if isinstance(value, dict) else None
-    return RejectedRequest(line, request.encode("utf-8", "replace") if isinstance(request, str) else None)
+    known = request.encode("utf-8", "replace") if isinstance(request, str) else None
+    return RejectedRequest(line.decode("utf-8", "replace"), known)

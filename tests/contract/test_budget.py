@@ -9,7 +9,7 @@ from benchmarks.scale.ranks import SimulatedRanks
 from benchmarks.scale.results import Sizes, sizes_of
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
-from otel_train.exporters.prometheus_page import PageCollector, RankPage
+from otel_train.exporters.prometheus import PageCollector, RankPage
 from otel_train.session import Session
 from tests.support.receiver import http_receiver
 

@@ -12,7 +12,7 @@ from otel_train.config import Config
 from otel_train.datamodel import Anchor, HistogramPoint
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
-from otel_train.exporters.prometheus_page import PageCollector, RankPage
+from otel_train.exporters.prometheus import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.resource import RunInfo, instance_id
 from tests.support.promql import asked

@@ -26,7 +26,7 @@ from otel_train.files import (
     make_folder,
     open_binary,
     open_given,
-    open_to_append,
+    open_to_write,
     parse_json,
     problem_of,
     rank_folders,
@@ -128,7 +128,7 @@ def test_a_folder_below_a_run_directory_that_is_a_link_is_not_entered(run: Path,
     with pytest.raises(RunDirectoryError, match="a link"):
         read_json(run / "rank1" / "summary.json")
     with pytest.raises(OSError, match="a link"):
-        os.close(open_to_append(run / "rank1" / "events.jsonl"))
+        os.close(open_to_write(run / "rank1" / "events.jsonl", append=True))
     assert list(rank_folders(run)) == [0]
     assert list(outside.iterdir()) == [outside / "summary.json"]
 
@@ -248,7 +248,7 @@ def test_what_we_make_is_its_owners_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_folder(tmp_path / "a" / "b")
-        os.close(open_to_append(tmp_path / "a" / "lines"))
+        os.close(open_to_write(tmp_path / "a" / "lines", append=True))
     finally:
         os.umask(before)
 

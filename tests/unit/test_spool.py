@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from otel_train.exporters import spool
 from otel_train.exporters.spool import SpoolQueue
-from otel_train.files import BoundedLines, predecessor, read_jsonl
+from otel_train.files import BoundedLines, predecessor
+from tests.support.json_lines import read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -327,16 +328,14 @@ def test_a_line_larger_than_the_spool_is_dropped_and_counted(tmp_path: Path) -> 
     assert losses == [(1, "queue_full")]
 
 
-def test_what_the_disk_does_not_take_waits_in_memory_bounded(tmp_path: Path, errors: list[OSError]) -> None:
+def test_what_the_disk_does_not_take_waits_in_memory_bounded(
+    tmp_path: Path, errors: list[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file where the folder should be, as good as a full or read-only disk."""
     (tmp_path / "spool").write_text("in the way")
     losses: list[int] = []
-    waiting = queue(
-        tmp_path,
-        memory_bytes=3 * len(request(1)),
-        on_error=errors.append,
-        on_loss=lambda n, _: losses.append(n),
-    )
+    monkeypatch.setattr("otel_train.exporters.spool.MEMORY_BYTES", 3 * len(request(1)))
+    waiting = queue(tmp_path, on_error=errors.append, on_loss=lambda n, _: losses.append(n))
     for number in range(5):
         waiting.append(request(number))
 
@@ -408,7 +407,7 @@ def test_what_does_not_fit_among_the_rejected_is_counted(
             head = waiting.head()
             assert head is not None
             waiting.reject(head, "refuses a request (400)")
-    kept = len(list(read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl")))
+    kept = len(read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl"))
 
     assert 0 < kept < 8
     assert {reason for _, reason in lost} == {"queue_full"}
