@@ -22,7 +22,6 @@ class NativeDriver(NamedTuple):
     Attributes:
         words: addresses of the driver's functions that make a context current, exchange the mode of captures, query an event,
             tell the time between two, and record one; then the context, an event for stamps and the stream that it is for.
-        handle: gives the driver's own handle of an event.
     """
 
     words: tuple[int, ...]
@@ -58,7 +57,6 @@ class DeviceDriver:
 
     Args:
         device_type: what torch calls devices of this kind, and its module for them, such as ``cuda``.
-        find_torch: gives torch once the program has imported it.
         why_untimed: why there are no events to time with; "" where there are. Then only memory and copies are measured.
     """
 
@@ -280,7 +278,6 @@ class CudaDriver(DeviceDriver):
         exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, a look at an event
             breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
             unhandled operations").
-        find_torch: gives torch once the program has imported it.
         library: the driver itself; None where events are read in Python.
         instance: name of the part of a device (MIG) that is this process's device 0; "" where none is set.
     """
@@ -372,7 +369,6 @@ class HipDriver(CudaDriver):
     """AMD's devices. Torch calls them ``cuda`` and has the same functions for them.
 
     Args:
-        find_torch: gives torch once the program has imported it.
         find_library: path of a library that torch has loaded, by the beginning of its name; "" for none.
     """
 

@@ -36,11 +36,7 @@ APPLE_UNTIMED = (
 
 
 def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
-    """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing.
-
-    Args:
-        environ: the process environment.
-    """
+    """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
     return cuda_driver(environ) or hip_driver(environ) or torch_driver()
 
 

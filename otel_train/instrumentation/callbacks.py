@@ -56,11 +56,7 @@ class _Open(FastNamedTuple):
 
 
 class StageCallbacks:
-    """Callbacks by stage and thread. A thread without callbacks has no overhead.
-
-    Args:
-        recorder: its events begin and end stages.
-    """
+    """Callbacks by stage and thread. A thread without callbacks has no overhead."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -124,12 +120,7 @@ class StageCallbacks:
 
 
 class _ThreadCallbacks:
-    """Intercepts the events of one thread and calls its callbacks.
-
-    Args:
-        ring: ring buffer of the thread.
-        sources: sources of the events, by number; may grow.
-    """
+    """Intercepts the events of one thread and calls its callbacks."""
 
     def __init__(self, ring: Ring, sources: Sequence[Instrumented]) -> None:
         self.ring = ring

@@ -30,11 +30,6 @@ class CompilerProbe:
 
     TorchDynamo calls back on the thread that waits for the compilation: since torch 2.8 at the outermost compilation only,
     with a description of it; before, at every frame and without arguments.
-
-    Args:
-        clock: monotonic nanoseconds.
-        find: returns TorchDynamo's callback registry once the program has imported it.
-        changed: called after a compilation.
     """
 
     def __init__(
@@ -188,11 +183,6 @@ class JaxCompilerProbe:
     """Registers a listener with JAX once the program has loaded it; imports nothing itself.
 
     JAX reports each phase of a compilation at its end, on the thread that waits for it; phases may nest.
-
-    Args:
-        clock: monotonic nanoseconds.
-        find: returns JAX's monitoring module once the program has imported it.
-        changed: called after a compilation.
     """
 
     def __init__(

@@ -77,9 +77,6 @@ class StepSampling:
     Attributes:
         one_in: one step in so many is timed. A fixed stride could meet the same half of a cycle each time, so it is a
             random one of so many in a row.
-        sampled: whether the present one is.
-        number: of the present one.
-        timed: how many have been timed.
     """
 
     __slots__ = (
@@ -162,7 +159,6 @@ class _Lane(NamedTuple):
         free: the training thread takes from it, the service thread gives back.
         make: makes one more, or gives None when there are enough.
         record: records one on the device's current stream.
-        device: its number.
     """
 
     free: list[Any]
@@ -190,10 +186,7 @@ class DeviceTimer:
     A fault of the driver never reaches training: it switches the timer off, and ``look`` raises it.
 
     Args:
-        recorder: takes the edges.
-        driver: the accelerator; None where there is none.
         mode: ``events``, ``sync`` (wait for the device at every edge: exact and slow) or ``off``.
-        clock: monotonic nanoseconds.
     """
 
     def __init__(self, recorder: Recorder, driver: DeviceDriver | None, *, mode: str, clock: Clock) -> None:

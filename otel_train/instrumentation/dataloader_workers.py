@@ -45,9 +45,6 @@ class BuildTimeReader:
     """Reads the build times written by the workers of one iterator. Not thread-safe.
 
     Every batch is returned exactly once, or counted as missed exactly once.
-
-    Args:
-        rows: memory that the workers write.
     """
 
     def __init__(self, rows: SharedRows) -> None:
@@ -94,8 +91,6 @@ class WorkerExit(FastNamedTuple):
     """A worker that ended without being stopped.
 
     Attributes:
-        worker: its number.
-        pid: its process id.
         cause: signal name, or ``exit_<status>``.
     """
 

@@ -64,9 +64,6 @@ def dataset_bytes(datasets: Iterable[Any]) -> int:
     looked at. What is mapped from a file, or lies on a device, is not counted. No code of the objects is run and
     every look is one step of the interpreter, so they may change meanwhile: then the estimate is that of a moment
     in between.
-
-    Args:
-        datasets: where to begin.
     """
     found: dict[int, tuple[int, _Place]] = {}
     held: list[Any] = []  # an identity is one only as long as its object lives

@@ -32,11 +32,6 @@ class TransferProbe:
     return the original for the class, and for every tensor that is not on the host, so that comparisons by subclasses and the
     compiler see the original (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled code, calls through the
     class, threads that do not train.
-
-    Args:
-        recorder: takes the events.
-        driver: the accelerator; None without one.
-        find_torch: returns torch once the program has imported it.
     """
 
     def __init__(

@@ -34,14 +34,7 @@ _Entry = tuple[int, int, int, list[Any]]
 
 
 class PythonReader:
-    """Reads events of a driver in the order in which they were recorded, when it is asked to.
-
-    Args:
-        driver: reads the events.
-        device: of which the first of them are.
-        words: memory of a ``DeviceRing``.
-        clock: monotonic nanoseconds.
-    """
+    """Reads events of a driver in the order in which they were recorded, when it is asked to."""
 
     def __init__(self, driver: DeviceDriver, device: int, words: memoryview, clock: Clock) -> None:
         self._driver = driver
@@ -123,7 +116,6 @@ class NativeReader:
 
     Args:
         driver: functions of the driver, and how to find what they take.
-        words: memory of a ``DeviceRing``.
 
     Raises:
         RuntimeError: no thread can be started.

@@ -48,7 +48,6 @@ class ValueQueue:
         dropped: entries dropped because the queue was full.
 
     Args:
-        clock: monotonic nanoseconds.
         pending: keeps numbers and events for the agent until they have been reported; tensors wait here alone.
         changed: called after something has been added.
     """

@@ -37,23 +37,10 @@ class InstrumentationManager:
     """The recording side of a session.
 
     Args:
-        config: settings.
-        info: identity of this rank.
-        anchor: one instant on both clocks.
-        environ: the process environment.
         job: rank and world size of the process group, once there is one.
 
     Attributes:
-        recorder: ring buffers and sources.
-        devices: device time.
-        transfers: copies between host and device.
         scaled: outcomes of updates under a gradient scaler, known to the device only.
-        values: logged values and events.
-        probes: loaders and models.
-        stages: manual stages.
-        timers: operations timed by token.
-        memory: shared memory of the ring buffers.
-        hooks: callbacks around stages.
         last_batch: the batch that the calling thread fetched last.
     """
 

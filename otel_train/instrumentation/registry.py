@@ -55,10 +55,8 @@ class Probes:
     """Registry of every recorded loader and model.
 
     Args:
-        recorder: takes the events.
         compiled: called after ``torch.compile`` or ``Module.compile``, and when a pass begins; None: ``attach_again``.
         passes: called when a pass begins, at most every ``PARTS_EVERY_S``.
-        monotonic_s: seconds of a monotonic clock.
     """
 
     def __init__(
@@ -344,11 +342,6 @@ class FoundModels:
 
     It looks at the start, when a loader or an optimizer is new, and briefly when a known loader starts again. A submodule of
     a recorded model is not recorded.
-
-    Args:
-        finder: finds models.
-        probes: records them.
-        monotonic_s: seconds of a monotonic clock.
     """
 
     def __init__(
@@ -425,16 +418,7 @@ def _parts(model: torch.nn.Module) -> set[int]:
 
 
 class TorchProbes:
-    """Instruments backward, optimizers and the compiler.
-
-    Attributes:
-        compiler: records compilations.
-
-    Args:
-        recorder: takes the events.
-        scaled: takes updates under a gradient scaler.
-        clock: monotonic nanoseconds.
-    """
+    """Instruments backward, optimizers and the compiler."""
 
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
         self._backward = BackwardProbe(recorder)

@@ -31,12 +31,6 @@ class RootFinder:
     A root is a module with parameters that is called while no other such module runs on its thread. Losses, metrics and
     transforms have no parameters. Not roots: recomputation in a backward, replicas of ``DataParallel``, and calls from a
     module's constructor.
-
-    Args:
-        tell: called with every new root module.
-
-    Attributes:
-        notify: as given; may be replaced.
     """
 
     def __init__(self, tell: Callable[[torch.nn.Module], None] = lambda _: None) -> None:

@@ -27,7 +27,6 @@ class StageRecorder:
     """Event codes of a session's manual stages.
 
     Args:
-        recorder: takes the events.
         look: called before the first call of a timed function, which may load a compiler.
     """
 
@@ -99,8 +98,6 @@ class ActiveSession:
     """The session that the public functions use, if any.
 
     Attributes:
-        stages: records stages and marks.
-        timers: time operations.
         disabled: the program has disabled telemetry; None before it has started a session.
         wanted: called when a session is needed and none is open; None if none starts automatically.
     """
@@ -358,11 +355,7 @@ class Epoch:
 
 
 class Epochs(Generic[T]):
-    """Iterates over items, one epoch per item.
-
-    Args:
-        items: the items.
-    """
+    """Iterates over items, one epoch per item."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = items

@@ -37,8 +37,6 @@ class Token:
     """One run of an operation, from ``begin`` to ``end``.
 
     Args:
-        name: of the operation.
-        source: its number.
         begun_ns: when it began; 0 once it has ended.
         timers: what records its end; None where no session was open.
     """
@@ -56,8 +54,6 @@ class Timers:
     """Times operations between two calls, without locks: what ended lies in a queue until it is taken.
 
     Args:
-        recorder: numbers the operations.
-        clock: monotonic nanoseconds.
         pending: keeps operations for the agent until they have been reported.
 
     Attributes:

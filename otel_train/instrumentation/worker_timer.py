@@ -41,7 +41,6 @@ class SharedRows:
     """Memory that the workers of one iterator write and their parent reads.
 
     Args:
-        workers: number of rows.
         file: an open file of that size; None to create one. It is closed by ``seal``.
 
     Raises:
@@ -126,11 +125,6 @@ def time_fetches(
 
     A fetch that raises builds no batch. A nested fetch (a dataset that reads a loader of its own) and a fetch on another
     thread are part of the worker's own.
-
-    Args:
-        row: words to write.
-        fetchers: torch's module of fetchers.
-        clock: nanoseconds.
     """
     built, busy, owner, slots = 0, False, get_ident(), len(row) - 1
 

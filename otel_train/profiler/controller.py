@@ -33,7 +33,6 @@ class LoopState(NamedTuple):
 
     Attributes:
         rule: how its steps end; None if unknown.
-        thread: the training thread.
         step: number of the running step, as of the last look.
         median_ns: median step duration; 0 if unknown.
         epoch: pass over the training data, from 1.
@@ -90,11 +89,6 @@ class CaptureController:
     """Takes requests, arms the step scheduler, and passes recordings to a writer. Runs on the service thread.
 
     Args:
-        profiler: creates the profiler.
-        training: access to the training loop.
-        done: takes finished captures.
-        place: where files go.
-        clock: monotonic nanoseconds.
         tuning: longest recording, and least time between two automatic captures of one cause.
 
     Attributes:

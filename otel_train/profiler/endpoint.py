@@ -54,8 +54,6 @@ class Schedule:
 
     Args:
         every: when: intervals in steps (equal on every rank), passes over the training data, and minutes; chosen passes.
-        plan: the request.
-        clock: monotonic nanoseconds.
         skip_first: no capture before this step.
         most: captures in all; 0 for any number.
     """
@@ -123,12 +121,7 @@ class Schedule:
 
 
 class SlowSteps:
-    """Requests a capture when steps have become slow.
-
-    Args:
-        plan: the request.
-        slow_steps: returns the number of slow steps so far.
-    """
+    """Requests a capture when steps have become slow."""
 
     def __init__(self, plan: CaptureRequest, slow_steps: Callable[[], int]) -> None:
         self._plan = plan
@@ -154,11 +147,7 @@ class CaptureEndpoint:
     """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts.
 
     Args:
-        controller: takes the requests.
         plan: defaults for requests.
-        rank: rank of this process.
-        requests: where requests are left.
-        loop: returns the current state of the loop.
 
     Attributes:
         triggers: what makes requests by itself.

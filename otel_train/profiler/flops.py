@@ -65,9 +65,7 @@ class FlopCount:
     """Counts the FLOP of one step once the step rule is known. Runs on the service thread.
 
     Args:
-        training: access to the training loop.
         event: takes an event: its name, its attributes, an instant in the step.
-        max_s: longest step that is counted.
         shared: ranks share a model replica, as the settings say.
 
     Attributes:

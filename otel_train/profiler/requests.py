@@ -19,7 +19,6 @@ class Options(NamedTuple):
 
     Attributes:
         activities: some of ``ACTIVITIES``; those unavailable on this machine are left out and noted in the metadata.
-        record_shapes: input shapes.
         with_stack: call stacks; 20 to 30 % slower.
         profile_memory: every allocation.
         with_flops: floating point operations of known operators.
@@ -41,7 +40,6 @@ class CaptureRequest(NamedTuple):
         warmup: steps before them in which the profiler runs and its output is discarded.
         wait: steps to skip before that.
         at_step: number of the first recorded step; ``NEXT`` for as soon as possible.
-        options: what to record of each operation.
         reason: why, for readers of the metadata.
         pinned: it is never removed by retention.
         at_once: the training thread requests it between two steps, and the next step is the first.
@@ -78,11 +76,9 @@ class Recorded(NamedTuple):
     """Recording of the training thread.
 
     Attributes:
-        plan: the request.
         trace: argument of ``Profiler.save``; None without a trace.
         steps: complete steps recorded.
         begun_ns: begin of recording, on the monotonic clock; 0 if it never began.
-        ended_ns: end of recording.
         problem: why it differs from the request; "" if it does not.
         missing: what this machine could not record, a sentence each.
         within_ns: an instant in its first step; 0 if that step did no work.
@@ -110,7 +106,6 @@ class ParsedRequest(NamedTuple):
     """A parsed capture request.
 
     Attributes:
-        plan: the capture.
         ranks: ranks to capture; None for the rank that received the request.
     """
 

@@ -48,9 +48,6 @@ class EpochCaptures:
     A queued request begins up to one turn of the service thread later, when a short epoch may have ended.
 
     Args:
-        controller: makes captures.
-        endpoint: parses requests.
-        loop: returns the current state of the loop.
         accounted: a context in which all events are accounted and the service thread is paused.
     """
 
@@ -113,11 +110,7 @@ class EpochCaptures:
 
 
 class NoEpochCaptures:
-    """In the place of ``EpochCaptures`` where nothing is captured.
-
-    Args:
-        reason: why not.
-    """
+    """In the place of ``EpochCaptures`` where nothing is captured."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -135,14 +128,6 @@ class NoEpochCaptures:
 
 class Capturing:
     """Captures of one process.
-
-    Args:
-        config: settings of captures.
-        info: identity of this rank.
-        training: access to the training loop.
-        rank_folder: folder of this rank.
-        ooms: returns the number of out-of-memory errors.
-        requests: where requests are left.
 
     Raises:
         ConfigError: an activity is unknown.
@@ -328,12 +313,6 @@ class OomSnapshots:
 
     The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
     ``torch.cuda.memory._record_memory_history``.
-
-    Args:
-        ooms: returns the number of out-of-memory errors on all devices.
-        folder: where to write.
-        rank: rank of this process.
-        snapshot: takes a snapshot.
     """
 
     def __init__(

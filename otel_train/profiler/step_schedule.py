@@ -28,10 +28,6 @@ class StepBoundary:
     Accounting decides later, and finally, what a step was. Here, from the events so far, a step ends at the first batch
     request after an update; the creation of a loader's iterator is one. Without requests it ends after the update that was
     the last, one round earlier, before the first optimizer came again, so the first round is not captured.
-
-    Args:
-        rule: see ``StepRule``.
-        sources: by number; may grow.
     """
 
     def __init__(self, rule: StepRule, sources: Sequence[Instrumented]) -> None:
@@ -124,8 +120,6 @@ class ProfiledThread(NamedTuple):
     """The thread to record.
 
     Attributes:
-        ident: its identifier.
-        sources: sources of the events, by number; may grow.
         divert: installs a function between the thread and its ring buffer; None removes it.
     """
 
@@ -141,8 +135,6 @@ class StepScheduler:
     fault of the profiler ends the capture with a problem and does not reach the program.
 
     Args:
-        profiler: creates the profiler.
-        clock: monotonic nanoseconds.
         max_s: longest recording, in seconds; it ends at the first event after that.
 
     Attributes:

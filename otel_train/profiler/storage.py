@@ -116,8 +116,6 @@ class CaptureStore(NamedTuple):
     """Where captures go.
 
     Attributes:
-        folder: captures of all ranks of the run.
-        rank: rank of this process.
         max_bytes: largest file that is kept.
         kept: captures of this rank that are kept; the oldest is removed first.
         tensorboard: folder for TensorBoard's profiler plugin; "" for none.
@@ -138,8 +136,6 @@ class CaptureOutcome(NamedTuple):
     """Result of writing a capture.
 
     Attributes:
-        file: path of the trace; "" without a trace.
-        bytes: its size.
         problem: what went wrong; "" if nothing.
         missing: what is not in the trace, and why.
     """
@@ -154,10 +150,8 @@ class CaptureJob(NamedTuple):
     """A capture to write. Plain data: it goes to another process.
 
     Attributes:
-        place: where to write.
         name: of the file, without rank and suffix. A number is added if it exists.
         record: the metadata, without the result of writing.
-        first_step: number of its first step.
         made_s: when the metadata was made, on the monotonic clock of the system.
         wants_device: whether device events must be in the trace, or a note says that they are missing.
         output: folder of an uncompressed copy of this capture, which is overwritten; "" for none.
@@ -199,9 +193,7 @@ class CaptureWriter:
     process can be started, the thread writes.
 
     Args:
-        job: what to write.
         trace: what the profiler recorded; None without a recording.
-        profiler: writes the trace.
     """
 
     def __init__(self, job: CaptureJob, trace: Any, profiler: Profiler) -> None:

@@ -26,7 +26,6 @@ class Record(FastNamedTuple):
         host_ns: when the host recorded the edge.
         code: of the edge. With op ``MARK`` it is the first of a step that is not timed: the last of the one before, and
             nothing else.
-        step: its number.
         since_ns: the first device had not got there before; on the host's clock.
         reached_ns: it had by then.
         elapsed_ns: by device, from the edge before to this one, on the device's clock; 0 for a device that the edge before
@@ -43,11 +42,7 @@ class Record(FastNamedTuple):
 
 
 class DeviceRing:
-    """Writes records. See ``_edges.c`` for the same in C.
-
-    Args:
-        words: int64[``DEVICE_RING_WORDS``].
-    """
+    """Writes records. See ``_edges.c`` for the same in C."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -67,9 +62,6 @@ class DeviceRing:
 
 class DeviceRingReader:
     """Reads records without making their writer wait.
-
-    Args:
-        words: int64[``DEVICE_RING_WORDS``].
 
     Attributes:
         missed: records that were overwritten before they could be read.

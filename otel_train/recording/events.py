@@ -160,7 +160,6 @@ class Instrumented(FastNamedTuple):
     """A source of edges.
 
     Attributes:
-        kind: what it is.
         name: loader, model, optimizer or stage name, as metrics show it.
         phase: the phase the user declared, or "" to find out.
     """

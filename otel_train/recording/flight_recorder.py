@@ -169,8 +169,6 @@ class Flight(NamedTuple):
         turn_unix_ns: when the agent last polled.
         identity: any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
             (whole numbers from 0).
-        sources: by their numbers in the codes.
-        threads: one entry per ring that was used.
     """
 
     pid: int

@@ -28,10 +28,7 @@ class PendingEntry(FastNamedTuple):
     """One entry.
 
     Attributes:
-        kind: what it is; the caller's.
         numbers: three integers; the caller's.
-        value: a number; the caller's.
-        text: as above.
     """
 
     kind: int

@@ -60,8 +60,6 @@ class Recorder:
     that thread's ring; elsewhere it looks the ring up.
 
     Args:
-        memory: where the rings live.
-        clock: monotonic nanoseconds.
         in_backward: whether the calling thread is running a node of autograd's graph right now.
 
     Attributes:

@@ -92,7 +92,6 @@ class FlightMemory:
     Args:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
-        shared: an agent reads it.
         make: memory of so many bytes; where it is not shared.
 
     Attributes:
