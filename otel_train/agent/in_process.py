@@ -101,8 +101,9 @@ class AgentClient:
         self._reports = Reports(self.recording, self.caches, config, self.info.world_size)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Response | None] = {}
-        # A handler of SIGTERM ends the session, and may interrupt a question of the same thread.
-        self._answered = threading.Condition(free_in_forks(threading.RLock()))
+        self._answered = threading.Condition(
+            free_in_forks(threading.RLock())
+        )  # SIGTERM may come in a question
         self._opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False

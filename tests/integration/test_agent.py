@@ -572,7 +572,7 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(
     reason="an older kernel forgets how a process ended once its parent has waited for it",
 )
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "expected"),
     [
         ("os._exit(3)", ("failed", "exit code 3")),
         ("os._exit(0)", ("finished", "")),
@@ -581,10 +581,10 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(
     ],
 )
 def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str, told: tuple[str, str]
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str, expected: tuple[str, str]
 ) -> None:
     """A shell waits for it at once: before the agent has looked."""
-    state, cause = told
+    state, cause = expected
     process = begin(f"start(); train(); otel_train.summary(); say('trained'); sys.stdin.readline(); {end}")
     line(process)
     agent = held_agent(tmp_path)
@@ -770,7 +770,7 @@ def test_another_users_socket_is_not_trusted_with_our_memory(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
-def test_a_peer_that_says_nothing_does_not_keep_the_agent(
+def test_a_client_that_says_nothing_does_not_keep_the_agent(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     """Any process of the user can connect: to be silent, to begin a message, or to send what is none."""
@@ -789,17 +789,17 @@ def test_a_peer_that_says_nothing_does_not_keep_the_agent(
     )
     address = bytes.fromhex(line(process))
     url = line(process)
-    peers = []
+    clients = []
     for said in (b"", struct.pack("<Q", 1 << 20), struct.pack("<Q", 4) + b"none", b"x" * 100):
-        peers.append(socket.socket(socket.AF_UNIX))
-        peers[-1].connect(address)
-        peers[-1].sendall(said)
+        clients.append(socket.socket(socket.AF_UNIX))
+        clients[-1].connect(address)
+        clients[-1].sendall(said)
     until(lambda: page(url) == {"0": 100.0}, "the rank is on the page")
     process.communicate("\n", timeout=60)
 
     assert process.returncode == 0
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}  # and the agent has left
-    for peer in peers:
+    for peer in clients:
         peer.close()
 
 
