@@ -20,7 +20,7 @@ help:  ## list the targets
 setup: $(STAMP)  ## build .venv; does nothing when it is up to date
 
 # uv makes the environment in seconds. Without it, pip fetches it into a folder of this checkout.
-$(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c
+$(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c otel_train/_device_events.c
 	@uv=uv; \
 	if ! uv --version >/dev/null 2>&1; then \
 	  uv=.uv/bin/uv; \

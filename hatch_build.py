@@ -13,10 +13,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CARRIED = (".env", "docker-compose.yml", "deploy", "grafana")
-SOURCE = "otel_train/_edges.c"
+SOURCES = ("otel_train/_edges.c", "otel_train/_device_events.c")
 BUILT = "otel_train/_edges.abi3.so"
 OLDEST = (3, 11)
-"""Version of the stable ABI that the source uses: Python 3.10 writes edges in Python."""
+"""Version of the stable ABI that the sources use: Python 3.10 writes edges in Python."""
 
 
 class BuildHook(BuildHookInterface):  # type: ignore[misc,type-arg]  # hatchling is here only while building
@@ -42,11 +42,23 @@ class BuildHook(BuildHookInterface):  # type: ignore[misc,type-arg]  # hatchling
             return False
         compiler = shlex.split(os.environ.get("CC") or "cc")
         include = f"-I{sysconfig.get_path('include')}"
-        command = [*compiler, "-O2", "-shared", "-fPIC", include, SOURCE, "-o", BUILT, "-pthread", "-lrt"]
+        command = [
+            *compiler,
+            "-O2",
+            "-fno-plt",
+            "-shared",
+            "-fPIC",
+            include,
+            *SOURCES,
+            "-o",
+            BUILT,
+            "-pthread",
+            "-lrt",
+        ]
         try:
             subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)  # noqa: S603
         except (OSError, subprocess.CalledProcessError) as error:
             why = getattr(error, "stderr", "") or error
-            self.app.display_warning(f"{SOURCE} was not compiled, edges are written in Python: {why}")
+            self.app.display_warning(f"{SOURCES[0]} was not compiled, edges are written in Python: {why}")
             return False
         return True

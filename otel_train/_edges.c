@@ -1,5 +1,5 @@
-/* Edges and hooks of the training thread, the handler of SIGTERM, and a thread that reads device events. All but that
-   thread run with the interpreter lock held. Where this was not built, otel_train does the same in Python.
+/* Edges and hooks of the training thread, and the handler of SIGTERM. All but that handler run with the interpreter lock held.
+   Where this was not built, otel_train does the same in Python.
    One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
    `elsewhere`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version. */
 
@@ -8,14 +8,21 @@
 #endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#if Py_LIMITED_API < 0x030C0000 /* each version has these since 3.9, and promises them since 3.12 */
+#define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
+#define PY_VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
+PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
+PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
+#endif
 
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
@@ -37,18 +44,22 @@ typedef struct {
     PyObject *clock;      /* NULL: the system's monotonic clock */
 } Writer;
 
+static int64_t system_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* An integer of Python's, which is not needed any more; -1 with an exception set where there is none. */
+static int64_t taken(PyObject *number) {
+    int64_t value = number == NULL ? -1 : PyLong_AsLongLong(number);
+    Py_XDECREF(number);
+    return value;
+}
+
 /* Now; -1 with an exception set where the clock is the program's and raises. */
 static int64_t now_ns(const Writer *self) {
-    if (self->clock == NULL) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    }
-    PyObject *now = PyObject_CallNoArgs(self->clock);
-    if (now == NULL) return -1;
-    int64_t ns = PyLong_AsLongLong(now);
-    Py_DECREF(now);
-    return ns;
+    return self->clock == NULL ? system_ns() : taken(PyObject_CallNoArgs(self->clock));
 }
 
 /* Memory of at least so many words that another process or a signal handler may look at. */
@@ -165,12 +176,6 @@ static void writer_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* A hook may meet a Writer of this module as it was before it was imported again. */
-static PyObject *writer_call(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *code;
-    return PyArg_ParseTuple(args, "O:Writer", &code) ? writer_edge(object, code) : NULL;
-}
-
 static PyMethodDef writer_methods[] = {
     {"edge", writer_edge, METH_O, "Write one edge: a code, and now."},
     {"read", writer_read, METH_NOARGS, "Words written in all, and nanoseconds that the timed edges took."},
@@ -182,7 +187,6 @@ static PyMethodDef writer_methods[] = {
 static PyType_Slot writer_slots[] = {
     {Py_tp_doc, "Writer(words, clock, owner, elsewhere, progress=None): clock None is the system's."},
     {Py_tp_new, writer_new},
-    {Py_tp_call, writer_call},
     {Py_tp_traverse, writer_traverse},
     {Py_tp_clear, writer_clear},
     {Py_tp_dealloc, writer_dealloc},
@@ -194,172 +198,209 @@ static PyType_Spec writer_spec = {
     .name = "otel_train._edges.Writer", .basicsize = sizeof(Writer),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = writer_slots};
 
-/* Hooks: what stands in torch's functions. Each is a builtin function whose self is a tuple of what it needs, `edge` first: a
-   Writer, or any callable that takes a code. The same in Python is in otel_train/instrumentation. Torch's work between two hooks
-   empties the caches, so each function of the interpreter that a hook calls costs much more than its instructions. */
-#define FIELD(place) PyTuple_GetItem(state, (place))
-enum { NEXT, ASK, SIZE, RAISED, TRAINING, SHAPE, DUNDER_NEXT };
-static PyObject *names[DUNDER_NEXT + 1]; /* interned */
+/* Hooks: what stands in torch's functions. The same in Python is in otel_train/instrumentation. Torch's work between two hooks
+   empties the caches, so each function of the interpreter that a hook calls costs much more than its instructions: a hook gets its
+   arguments as they lie on the stack, and has what it needs as fields. */
+typedef struct Hook {
+    PyObject_HEAD
+    PyObject *(*call)(struct Hook *, PyObject *const *, size_t, PyObject *); /* a vectorcall: what kind of hook it is */
+    PyObject *state;      /* a tuple, which owns all below: `edge` first, a callable that takes a code */
+    Writer *writer;       /* whose method `edge` is; else NULL */
+    PyObject *field[6];   /* of the tuple */
+    const int64_t *words; /* codes, packed in a bytes object; the last of the tuple */
+    PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of */
+    int64_t ask;          /* of a batch: the word that begins an ask */
+} Hook;
 
-static int intern_names(void) {
-    static const char *const texts[] = {"_otel_train_next", "_otel_train_ask", "size", "raised", "training", "shape", "__next__"};
-    for (int place = NEXT; place <= DUNDER_NEXT; place++)
-        if (names[place] == NULL && (names[place] = PyUnicode_InternFromString(texts[place])) == NULL) return -1;
-    return 0;
-}
-
-static PyTypeObject *writer_type;
+#define COUNT(given) ((Py_ssize_t)((given) & ~PY_VECTORCALL_ARGUMENTS_OFFSET))
+enum { NEXT, SIZE, TRAINING, SHAPE, NAMES };
+static PyObject *names[NAMES]; /* interned */
+static PyTypeObject *hook_type;
 
 /* Now, where the next edge is timed: with it all that a hook does on this side of the program's own call. Else 0. */
-static int64_t hook_begins(PyObject *edge) {
-    Writer *self = Py_TYPE(edge) == writer_type ? (Writer *)edge : NULL;
-    return self && self->clock == NULL && IS_SAMPLE(self) ? now_ns(self) : 0;
+static int64_t hook_begins(const Hook *self) {
+    return self->writer && self->writer->clock == NULL && IS_SAMPLE(self->writer) ? now_ns(self->writer) : 0;
 }
 
-static int put(PyObject *edge, int64_t word, int64_t begun) {
-    if (Py_TYPE(edge) == writer_type) return write_edge((Writer *)edge, word, begun);
-    PyObject *done = PyObject_CallFunction(edge, "L", (long long)word);
+static int put(const Hook *self, int64_t word, int64_t begun) {
+    if (self->writer != NULL) return write_edge(self->writer, word, begun);
+    PyObject *done = PyObject_CallFunction(self->field[0], "L", (long long)word);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-#define PUT(edge, code, begun) put((edge), PyLong_AsLongLong(code), begun) /* callers pass integers only */
-#define WORDS(place) ((const int64_t *)PyBytes_AsString(FIELD(place))) /* codes, packed */
-
 /* Write words[0], or words[1] where there is no result: its exception stays, whatever becomes of the edge. */
-static PyObject *finish(PyObject *edge, const int64_t *words, PyObject *result) {
+static PyObject *finish(const Hook *self, PyObject *result) {
     PyObject *type, *value, *traceback;
     if (result != NULL) {
-        if (put(edge, words[0], 0) < 0) Py_CLEAR(result);
+        if (put(self, self->words[0], 0) < 0) Py_CLEAR(result);
         return result;
     }
     PyErr_Fetch(&type, &value, &traceback);
-    put(edge, words[1], 0);
+    put(self, self->words[1], 0);
     PyErr_Restore(type, value, traceback);
     return NULL;
 }
 
-/* edge, call, (end, fail, begin), when, otherwise: `call` where its keyword `when` is True, else `otherwise`, untimed. */
-static PyObject *timed(PyObject *state, PyObject *args, PyObject *kwargs) {
-    PyObject *edge = FIELD(0);
-    int64_t begun = hook_begins(edge);
-    const int64_t *words = WORDS(2);
-    if (kwargs == NULL || PyDict_GetItemWithError(kwargs, FIELD(3)) != Py_True)
-        return PyErr_Occurred() ? NULL : PyObject_Call(FIELD(4), args, kwargs);
-    if (put(edge, words[2], begun) < 0) return NULL;
-    return finish(edge, words, PyObject_Call(FIELD(1), args, kwargs));
+/* edge, call, when, otherwise, (end, fail, begin): `call` where its keyword `when` is True, else `otherwise`, untimed. */
+static PyObject *timed(Hook *self, PyObject *const *args, size_t given, PyObject *keywords) {
+    int64_t begun = hook_begins(self);
+    Py_ssize_t place = 0, named = keywords == NULL ? 0 : PyTuple_Size(keywords);
+    while (place < named && PyTuple_GetItem(keywords, place) != self->field[2]) place++; /* both are interned */
+    if (place == named || args[COUNT(given) + place] != Py_True) return PyObject_Vectorcall(self->field[3], args, given, keywords);
+    if (put(self, self->words[2], begun) < 0) return NULL;
+    return finish(self, PyObject_Vectorcall(self->field[1], args, given, keywords));
 }
 
-static PyObject *with_first(PyObject *item, PyObject *others) {
-    Py_ssize_t count = PyTuple_Size(others);
-    PyObject *all = PyTuple_New(count + 1);
-    if (all == NULL) return NULL;
-    PyTuple_SetItem(all, 0, Py_NewRef(item));
-    for (Py_ssize_t place = 0; place < count; place++) PyTuple_SetItem(all, place + 1, Py_NewRef(PyTuple_GetItem(others, place)));
-    return all;
+/* call(*args, **kwargs), with `first` before them unless it is NULL. */
+static PyObject *call_with(PyObject *call, PyObject *first, PyObject *args, PyObject *kwargs) {
+    PyObject *few[6] = {NULL, first}, *head, *all, *result;
+    Py_ssize_t own = first != NULL, count = PyTuple_Size(args);
+    if (count <= 4 && PyDict_Size(kwargs) == 0) {
+        for (Py_ssize_t place = 0; place < count; place++) few[1 + own + place] = PyTuple_GetItem(args, place);
+        return PyObject_Vectorcall(call, few + 1, (size_t)(own + count) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    head = PyTuple_Pack(own, first);
+    all = head == NULL ? NULL : PySequence_Concat(head, args);
+    result = all == NULL ? NULL : PyObject_Call(call, all, kwargs);
+    Py_XDECREF(head), Py_XDECREF(all);
+    return result;
 }
 
-/* edge, call, bare, (end, fail, and begins by flags), open_in, is_grad_enabled, task: forward(model, args, kwargs). `call` takes the
+/* edge, call, bare, open_in, is_grad_enabled, task, (end, fail, and begins by flags): forward(model, args, kwargs). `call` takes the
    model first unless it is `bare`. A part's has `task`, which gives -1 outside of a backward: inside one, and inside an open
    forward, it only calls. */
-static PyObject *forward(PyObject *state, PyObject *const *given, Py_ssize_t count) {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
-    PyObject *edge = FIELD(0), *model = given[0], *task_of = FIELD(6), *result = NULL;
-    const int64_t *words = WORDS(3);
-    volatile unsigned long *open_in = (unsigned long *)PyByteArray_AsString(FIELD(4)), here = THIS_THREAD;
-    int64_t begun = hook_begins(edge);
-    PyObject *args = FIELD(2) == Py_True ? Py_NewRef(given[1]) : with_first(model, given[1]);
-    if (args == NULL) return NULL;
+static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
+    if (COUNT(count) != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
+    PyObject *model = given[0], *task_of = self->field[5], *result = NULL;
+    volatile unsigned long *open_in = (unsigned long *)PyByteArray_AsString(self->field[3]), here = THIS_THREAD;
+    int64_t begun = hook_begins(self);
     int inside = *open_in == here, records = task_of == Py_None || !inside;
-    if (records && task_of != Py_None) {
-        PyObject *task = PyObject_CallNoArgs(task_of);
-        records = task == NULL ? -1 : PyLong_AsLongLong(task) == -1;
-        Py_XDECREF(task);
-    }
+    if (records && task_of != Py_None) records = taken(PyObject_CallNoArgs(task_of)) != -1 ? 0 : PyErr_Occurred() ? -1 : 1;
     if (records > 0) {
         PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
-        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(FIELD(5));
+        PyObject *grad = training == NULL ? NULL : PyObject_CallNoArgs(self->field[4]);
         int trains = grad == NULL ? -1 : training == Py_True ? 1 : PyObject_IsTrue(training);
         Py_XDECREF(training), Py_XDECREF(grad); /* the latter is a bool, and lives on */
-        if (trains < 0 || put(edge, words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
+        if (trains < 0 || put(self, self->words[2 + 2 * trains + (grad == Py_True)], begun) < 0) records = -1;
         else if (!inside) *open_in = here;
     }
-    if (records >= 0) result = PyObject_Call(FIELD(1), args, given[2]);
-    Py_DECREF(args);
+    if (records >= 0) result = call_with(self->field[1], self->field[2] == Py_True ? NULL : model, given[1], given[2]);
     if (records > 0 && !inside) *open_in = 0; /* not another thread's, which may be over */
-    return records > 0 ? finish(edge, words, result) : result;
+    return records > 0 ? finish(self, result) : result;
 }
 
 /* edge, words by the identity of an optimizer, (begin, end, fail) packed, join: before(optimizer, args, kwargs). `join` gives the words
    of a new optimizer; it is None in the hook after the step. */
-static PyObject *update(PyObject *state, PyObject *const *given, Py_ssize_t count) {
-    PyObject *edge = FIELD(0), *join = FIELD(2), *key = PyLong_FromVoidPtr(count > 0 ? given[0] : NULL);
-    int64_t begun = hook_begins(edge);
-    PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(FIELD(1), key));
-    Py_XDECREF(key);
-    if (words == NULL && !PyErr_Occurred() && join != Py_None && count > 0) words = PyObject_CallFunctionObjArgs(join, given[0], NULL);
-    int bad = words == NULL ? PyErr_Occurred() != NULL : put(edge, ((int64_t *)PyBytes_AsString(words))[join == Py_None], begun) < 0;
-    Py_XDECREF(words);
-    return bad ? NULL : Py_NewRef(Py_None);
+static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
+    int64_t begun = hook_begins(self);
+    if (COUNT(count) == 0) return PyErr_Format(PyExc_TypeError, "update: expected an optimizer");
+    if (self->latest == NULL || PyWeakref_GetObject(self->latest) != given[0]) {
+        PyObject *join = self->field[2], *key = PyLong_FromVoidPtr(given[0]), *before = self->latest;
+        PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->field[1], key));
+        Py_XDECREF(key);
+        if (words == NULL && !PyErr_Occurred() && join != Py_None) words = PyObject_CallFunctionObjArgs(join, given[0], NULL);
+        self->latest = words == NULL ? NULL : PyWeakref_NewRef(given[0], NULL);
+        if (self->latest != NULL) self->words = (const int64_t *)PyBytes_AsString(words);
+        Py_XDECREF(before), Py_XDECREF(words); /* the dict has them as long as the optimizer lives */
+        if (self->latest == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    return put(self, self->words[self->field[2] == Py_None], begun) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Its self is a key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
-static PyObject *leading(PyObject *key, PyObject *batch) {
-    PyObject *array = PyObject_GetItem(batch, key);
+/* None, key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
+static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
+    PyObject *array = COUNT(count) == 1 ? PyObject_GetItem(given[0], self->field[1]) : NULL;
     PyObject *shape = array == NULL ? NULL : PyObject_GetAttr(array, names[SHAPE]);
-    PyObject *first = shape == NULL ? NULL : PySequence_GetItem(shape, 0);
-    long long length = first == NULL ? -1 : PyLong_AsLongLong(first);
-    Py_XDECREF(array), Py_XDECREF(shape), Py_XDECREF(first);
+    int64_t length = shape == NULL ? -1 : taken(PySequence_GetItem(shape, 0));
+    Py_XDECREF(array), Py_XDECREF(shape);
     if (FAILED(length) && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
     return PyLong_FromLongLong(length + 1);
 }
 
-/* A loader's `__next__`. The iterator's `__dict__` has its state, (edge, `__next__` of its type, probe, the word that ends an
-   ask), and the word that begins one. */
-static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
-    PyObject *about = PyObject_GenericGetDict(iterator, NULL), *batch = NULL, *word = NULL, *type, *value, *traceback;
-    PyObject *state = about == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(about, names[NEXT]));
-    PyObject *ask = state == NULL ? NULL : PyDict_GetItemWithError(about, names[ASK]);
-    int64_t begun = ask == NULL ? 0 : hook_begins(FIELD(0));
-    if (ask == NULL && !PyErr_Occurred()) /* the session is over, and the program kept this method */
-        batch = PyObject_CallMethodObjArgs(iterator, names[DUNDER_NEXT], NULL);
-    if (ask != NULL && PUT(FIELD(0), ask, begun) == 0) {
-        if ((batch = PyObject_CallFunctionObjArgs(FIELD(1), iterator, NULL)) != NULL) {
-            begun = hook_begins(FIELD(0));
-            word = PyObject_CallMethodObjArgs(FIELD(2), names[SIZE], batch, NULL);
-            int64_t samples = word == NULL ? -1 : PyLong_AsLongLong(word);
-            if (FAILED(samples) || put(FIELD(0), PyLong_AsLongLong(FIELD(3)) | samples << PAYLOAD_SHIFT, begun) < 0) Py_CLEAR(batch);
-        } else {
-            PyErr_Fetch(&type, &value, &traceback);
-            PyErr_NormalizeException(&type, &value, &traceback);
-            word = PyObject_CallMethodObjArgs(FIELD(2), names[RAISED], iterator, value, NULL);
-            if (word != NULL) PUT(FIELD(0), word, 0);
-            PyErr_Restore(type, value, traceback);
-        }
-        Py_XDECREF(word);
+/* edge, `__next__` of the iterator's type, probe, its attributes, (the word that ends an ask): batch(iterator). */
+static PyObject *batch(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
+    int64_t begun = hook_begins(self);
+    if (COUNT(count) != 1) return PyErr_Format(PyExc_TypeError, "batch: expected an iterator");
+    if (put(self, self->ask, begun) < 0) return NULL;
+    PyObject *made = PyObject_Vectorcall(self->field[1], given, 1, NULL), *type, *value, *traceback;
+    if (made != NULL) {
+        begun = hook_begins(self);
+        PyObject *read = Py_XNewRef(PyDict_GetItemWithError(self->field[3], names[SIZE]));
+        int64_t samples = read == NULL ? -1 : taken(PyObject_Vectorcall(read, &made, 1, NULL));
+        Py_XDECREF(read);
+        if (FAILED(samples) || put(self, self->words[0] | samples << PAYLOAD_SHIFT, begun) < 0) Py_CLEAR(made);
+        return made;
     }
-    Py_XDECREF(state), Py_XDECREF(about);
-    return batch;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    int64_t word = taken(PyObject_CallMethod(self->field[2], "raised", "OO", given[0], value));
+    if (!FAILED(word)) put(self, word, 0);
+    PyErr_Restore(type, value, traceback);
+    return NULL;
 }
 
-/* hook(name, state): a function; for "__next__" a method of the type that is its state. */
+/* A loader's `__next__`. The iterator's `__dict__` has its hook. */
+static PyObject *next_batch(PyObject *iterator, PyObject *Py_UNUSED(none)) {
+    PyObject *about = PyObject_GenericGetDict(iterator, NULL), *result = NULL;
+    PyObject *hook = about == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(about, names[NEXT]));
+    Py_XDECREF(about);
+    if (hook != NULL) result = batch((Hook *)hook, &iterator, 1, NULL);
+    else if (!PyErr_Occurred()) /* the session is over, and the program kept this method */
+        result = PyObject_CallMethod(iterator, "__next__", NULL);
+    Py_XDECREF(hook);
+    return result;
+}
+
+static int hook_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Hook *)object)->state); /* a weak reference without a callback has nothing to visit */
+    return 0;
+}
+
+static void hook_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(((Hook *)object)->state);
+    Py_XDECREF(((Hook *)object)->latest);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* Nothing is cleared: a hook may be called from another object of its cycle, and those have what ends it. */
+static PyMemberDef hook_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, call), READONLY, NULL},
+                                     {"ask", T_LONGLONG, offsetof(Hook, ask), 0, NULL}, {0}};
+static PyType_Slot hook_slots[] = {
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, hook_members}, {Py_tp_traverse, hook_traverse}, {Py_tp_dealloc, hook_dealloc}, {0, NULL}};
+static PyType_Spec hook_spec = {
+    .name = "otel_train._edges.Hook", .basicsize = sizeof(Hook), .slots = hook_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+
+/* hook(name, state): a function. hook("__next__", type): a method of the type. */
 static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
-    static PyMethodDef kinds[] = {
-        {"timed", (PyCFunction)(void (*)(void))timed, METH_VARARGS | METH_KEYWORDS, NULL},
-        {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL, NULL},
-        {"update", (PyCFunction)(void (*)(void))update, METH_FASTCALL, NULL},
-        {"leading", leading, METH_O, NULL},
-        {"__next__", next_batch, METH_NOARGS, NULL},
-        {NULL, NULL, 0, NULL},
-    };
-    PyMethodDef *kind = kinds;
+    static PyMethodDef method = {"__next__", next_batch, METH_NOARGS, NULL};
+    static const struct { const char *name; PyObject *(*call)(Hook *, PyObject *const *, size_t, PyObject *); } kinds[] = {
+        {"timed", timed}, {"forward", forward}, {"update", update}, {"leading", leading}, {"batch", batch}, {NULL, NULL}};
     const char *name;
     PyObject *state;
+    int kind = 0;
     if (!PyArg_ParseTuple(args, "sO:hook", &name, &state)) return NULL;
-    while (kind->ml_name != NULL && strcmp(kind->ml_name, name) != 0) kind++;
-    if (kind->ml_name == NULL) return PyErr_Format(PyExc_ValueError, "no hook is called %s", name);
-    return PyType_Check(state) ? PyDescr_NewMethod((PyTypeObject *)state, kind) : PyCFunction_NewEx(kind, state, NULL);
+    if (PyType_Check(state)) return PyDescr_NewMethod((PyTypeObject *)state, &method);
+    while (kinds[kind].name != NULL && strcmp(kinds[kind].name, name) != 0) kind++;
+    if (kinds[kind].name == NULL || !PyTuple_Check(state)) return PyErr_Format(PyExc_ValueError, "no hook is called %s", name);
+    Hook *self = (Hook *)((allocfunc)PyType_GetSlot(hook_type, Py_tp_alloc))(hook_type, 0);
+    if (self == NULL) return NULL;
+    self->call = kinds[kind].call;
+    self->state = Py_NewRef(state);
+    for (Py_ssize_t place = 0; place < PyTuple_Size(state); place++) {
+        PyObject *item = PyTuple_GetItem(state, place);
+        if (place < 6) self->field[place] = item;
+        if (PyBytes_Check(item)) self->words = (const int64_t *)PyBytes_AsString(item);
+    }
+    if (PyCFunction_CheckExact(self->field[0]) && PyCFunction_GetFunction(self->field[0]) == writer_edge)
+        self->writer = (Writer *)PyCFunction_GetSelf(self->field[0]);
+    return (PyObject *)self;
 }
 
 /* SIGTERM of a program that had no handler of it. Python runs handlers between bytecodes: a main thread that hangs in C would
@@ -439,139 +480,8 @@ static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-/* The reader of device events: a thread that never takes the interpreter lock, so it goes on while training hangs with it.
-
-   `push_events` queues what the training thread has recorded. The thread asks the driver, by pointers to its functions, whether
-   the device got there, in order, and writes what it finds where the agent reads it. It owns no memory: the layout and
-   its owner are in recording/device_ring.py and instrumentation/event_reader.py. */
-
-#define MOST_DEVICES 16     /* device_ring.MOST_DEVICES */
-#define QUEUED 4096         /* event_reader.QUEUED */
-#define QUEUED_NS 10000000  /* what was recorded so long ago has been queued */
-#define NOT_READY 600       /* CUDA_ERROR_NOT_READY, hipErrorNotReady */
-
-typedef struct {
-    int64_t devices, host_ns, code, step, since_ns, reached_ns, elapsed_ns[MOST_DEVICES];
-} Record; /* device_ring.Record; of a stamp `devices` is 0 */
-
-typedef struct { int64_t written, until_ns, unused[6]; Record records[]; } DeviceRing;
-
-typedef struct { int64_t devices, host_ns, code, step; void *events[MOST_DEVICES]; } Entry;
-
-typedef struct {
-    int64_t pushed, read;            /* entries; each number has one writer */
-    int64_t fault, stopping, ended;  /* fault: an error that the driver answered */
-    int64_t wanted, passes;          /* passes that were asked for, and that were made since */
-    int64_t missed_ns;               /* the device had not got to the oldest entry by then */
-    int64_t records, wakes, pass_ms; /* that the ring holds; descriptor that ends a sleep; how long that is */
-    DeviceRing *ring;
-    int (*enter)(void *), (*exchange)(int *), (*query)(void *), (*elapsed)(float *, void *, void *), (*record)(void *, void *);
-    void *context, *stamp, *stream; /* of `enter`, and of `record`; no stamp: NULL */
-    Entry last;                      /* the newest that was read; the next is counted from its events */
-    Entry queue[QUEUED];
-} Events; /* event_reader._STATE_WORDS */
-
-static int64_t monotonic_ns(void) { return now_ns(&(Writer){.clock = NULL}); }
-
-static int failed(Events *self, int code) {
-    if (code != 0 && code != NOT_READY) __atomic_store_n(&self->fault, code, __ATOMIC_RELEASE);
-    return code;
-}
-
-static int count_elapsed(Events *self, void *begin, void *end, int64_t *ns) {
-    float ms = 0;
-    int code = failed(self, self->elapsed(&ms, begin, end));
-    *ns = (int64_t)((double)ms * 1e6 + (ms < 0 ? -0.5 : 0.5));
-    return code;
-}
-
-/* The number of records moves last: what lies before it is whole. */
-static void write_record(Events *self, Record *record) {
-    DeviceRing *ring = self->ring;
-    record->reached_ns = monotonic_ns();
-    ring->records[ring->written % self->records] = *record;
-    __atomic_store_n(&ring->written, ring->written + 1, __ATOMIC_RELEASE);
-}
-
-/* A stamp: an event on a stream where nothing else is. The device gets to it at once, which tells where its clock stands. */
-static void read_stamp(Events *self) {
-    Record record = {.since_ns = monotonic_ns()};
-    if (self->stamp == NULL || failed(self, self->record(self->stamp, self->stream)) != 0) return;
-    int code = NOT_READY;
-    for (int tries = 0; tries < 20 && code == NOT_READY; tries++) code = failed(self, self->query(self->stamp));
-    if (code == 0 && count_elapsed(self, self->last.events[0], self->stamp, record.elapsed_ns) == 0) write_record(self, &record);
-}
-
-/* Whether the device got to an entry, which is written then. */
-static int read_entry(Events *self, const Entry *entry) {
-    Record record = {.devices = entry->devices, .host_ns = entry->host_ns, .code = entry->code, .step = entry->step};
-    int64_t asked_ns = monotonic_ns();
-    for (int n = 0; n < entry->devices; n++)
-        if (failed(self, self->query(entry->events[n])) != 0) {
-            self->missed_ns = asked_ns;
-            return 0;
-        }
-    for (int n = 0; n < entry->devices && n < self->last.devices; n++) /* of one that came into use since, time begins at 0 */
-        if (count_elapsed(self, self->last.events[n], entry->events[n], &record.elapsed_ns[n]) != 0) return 0;
-    record.since_ns = self->missed_ns > entry->host_ns ? self->missed_ns : entry->host_ns;
-    self->missed_ns = 0;
-    self->last = *entry;
-    write_record(self, &record);
-    return 1;
-}
-
-static void read_events(Events *self) {
-    int64_t until_ns = monotonic_ns() - QUEUED_NS, pushed = __atomic_load_n(&self->pushed, __ATOMIC_ACQUIRE);
-    if (self->read != pushed && self->last.devices) read_stamp(self);
-    while (self->read != pushed && !self->fault && read_entry(self, &self->queue[self->read % QUEUED]))
-        __atomic_store_n(&self->read, self->read + 1, __ATOMIC_RELEASE);
-    if (self->read != pushed) until_ns = self->queue[self->read % QUEUED].host_ns;
-    __atomic_store_n(&self->ring->until_ns, until_ns, __ATOMIC_RELEASE);
-}
-
-static void *events_thread(void *argument) {
-    Events *self = argument;
-    struct pollfd wakes = {.fd = (int)self->wakes, .events = POLLIN};
-    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED: in any other, a look at an event breaks a capture of another thread */
-    if (failed(self, self->exchange(&mode)) == 0) failed(self, self->enter(self->context));
-    while (!__atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE)) {
-        int64_t wanted = __atomic_load_n(&self->wanted, __ATOMIC_ACQUIRE), count;
-        if (!self->fault) read_events(self);
-        __atomic_store_n(&self->passes, wanted, __ATOMIC_RELEASE);
-        if (poll(&wakes, 1, (int)self->pass_ms) > 0 && read(wakes.fd, &count, sizeof count) < 0) failed(self, errno);
-    }
-    __atomic_store_n(&self->ended, 1, __ATOMIC_RELEASE);
-    return NULL;
-}
-
-/* push_events(address, host_ns, code, step, handles): whether there is space for what was recorded. */
-static PyObject *push_events(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long address;
-    long long host_ns, code, step;
-    PyObject *handles;
-    if (!PyArg_ParseTuple(args, "KLLLO!:push_events", &address, &host_ns, &code, &step, &PyTuple_Type, &handles)) return NULL;
-    Events *self = (Events *)(uintptr_t)address;
-    Entry entry = {.devices = PyTuple_Size(handles), .host_ns = host_ns, .code = code, .step = step};
-    if (entry.devices > MOST_DEVICES || self->pushed - __atomic_load_n(&self->read, __ATOMIC_ACQUIRE) >= QUEUED) Py_RETURN_FALSE;
-    for (int n = 0; n < entry.devices; n++) entry.events[n] = PyLong_AsVoidPtr(PyTuple_GetItem(handles, n));
-    if (PyErr_Occurred()) return NULL;
-    self->queue[self->pushed % QUEUED] = entry;
-    __atomic_store_n(&self->pushed, self->pushed + 1, __ATOMIC_RELEASE);
-    Py_RETURN_TRUE;
-}
-
-/* start_events(address): the thread. Its state must stay where it is until `ended`. */
-static PyObject *start_events(PyObject *Py_UNUSED(module), PyObject *address) {
-    Events *self = (Events *)PyLong_AsVoidPtr(address);
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all); /* signals interrupt the thread of the program that waits for them */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&thread, NULL, events_thread, self);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failure || pthread_detach(thread)) return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
-    Py_RETURN_NONE;
-}
+/* See _device_events.c. */
+extern PyObject *start_events(PyObject *, PyObject *), *push_events(PyObject *, PyObject *);
 
 static PyMethodDef module_methods[] = {
     {"start_events", start_events, METH_O, "start_events(address): read device events, in a thread."},
@@ -584,10 +494,14 @@ static PyMethodDef module_methods[] = {
 };
 
 static int execute(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &writer_spec, NULL);
-    if (type == NULL) return -1;
-    writer_type = (PyTypeObject *)type; /* never freed: hooks may outlive the module */
-    return PyModule_AddObjectRef(module, "Writer", type) < 0 ? -1 : intern_names();
+    static const char *const texts[NAMES] = {"_otel_train_next", "size", "training", "shape"};
+    for (int place = 0; place < NAMES; place++)
+        if (names[place] == NULL && (names[place] = PyUnicode_InternFromString(texts[place])) == NULL) return -1;
+    PyObject *writer = PyType_FromModuleAndSpec(module, &writer_spec, NULL);
+    hook_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &hook_spec, NULL); /* never freed: it may outlive the module */
+    int failed = writer == NULL || hook_type == NULL ? -1 : PyModule_AddObjectRef(module, "Writer", writer);
+    Py_XDECREF(writer);
+    return failed;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0, NULL}};

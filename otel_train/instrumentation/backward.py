@@ -47,7 +47,7 @@ class BackwardProbe:
                 return made
             begin, end, fail = begin_end_fail(backward)
             words = ring_buffer.packed(end, fail, begin)
-            state = (ring_buffer.for_hooks(recorder.edge), original, words, "accumulate_grad", made)
+            state = (recorder.edge, original, "accumulate_grad", made, words)
             return functools.partial(ring_buffer.EXTENSION.hook("timed", state))  # which has a __dict__
 
         self.remove = replace(torch.autograd, _ENTRY, timed)

@@ -161,7 +161,7 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
     if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
         key = path[0]
         if ring_buffer.EXTENSION is not None:
-            leading: Size = ring_buffer.EXTENSION.hook("leading", key)
+            leading: Size = ring_buffer.EXTENSION.hook("leading", (None, key))
             return leading
 
         def read_first(batch: Any) -> int:
@@ -190,7 +190,7 @@ _FRESH = "_otel_train_fresh"
 """The iterator is being made: its first pass has a number already."""
 OWNER = "_otel_train_thread"
 NEXT = "_otel_train_next"
-"""What ``__next__`` in C needs: edge, ``__next__`` of the class that the iterator was made of, probe, ``got``."""
+"""What ``__next__`` in C calls."""
 OTHER = "_OTHER"
 
 _MAP_STYLE = 0
@@ -333,6 +333,11 @@ class LoaderProbe:
         self.changed()
         return self.fail | Ending.ERROR << PAYLOAD_SHIFT
 
+    def batch_hook(self, ask_inner: Callable[[Any], Any]) -> Any:
+        """What ``__next__`` in C calls for an iterator whose class has ``ask_inner`` as ``__next__``."""
+        state = (self.edge, ask_inner, self, vars(self), ring_buffer.packed(self.got))
+        return ring_buffer.EXTENSION.hook("batch", state)
+
     def weigh_next(self) -> None:
         """Weigh the next batch: asked for now and then, because it costs microseconds."""
         if not self.weights.hopeless:
@@ -443,8 +448,9 @@ class DataLoaderPatch:
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
-        written = ring_buffer.for_hooks(probe.edge)
-        iterator.__dict__[NEXT] = written, type(iterator).__next__, probe, probe.got
+        if ring_buffer.EXTENSION is not None:
+            hook = iterator.__dict__[NEXT] = probe.batch_hook(type(iterator).__next__)
+            hook.ask = iterator.__dict__[ASK]
         iterator.__class__ = self._timed(type(iterator))
         # Its attributes now share no layout with others of its class: in a dict made anew they are found a third of a
         # microsecond sooner, in all that torch does for a batch.
@@ -511,22 +517,25 @@ def _timed_subclass(cls: Any) -> type:
     ask_inner, reset_inner = cls.__next__, cls._reset
 
     def __next__(self: Any) -> Any:  # noqa: N807  # as above
-        probe = self.__dict__.get(PROBE)
+        attributes = self.__dict__
+        probe = attributes.get(PROBE)
         if probe is None:  # the session is over, and the program kept this method
             return ask_inner(self)
         edge = probe.edge
-        edge(self.__dict__[ASK])
+        edge(attributes[ASK])
         try:
             batch = ask_inner(self)
         except BaseException as error:
             edge(probe.raised(self, error))
             raise
-        edge(probe.payload(batch))
+        edge(probe.got | probe.size(batch) << PAYLOAD_SHIFT)
         return batch
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         probe = self.__dict__[PROBE]
         ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or probe.next_pass()
+        if NEXT in self.__dict__:
+            self.__dict__[NEXT].ask = ask
         probe.edge(ask | START_BITS)
         probe.begins(self)
         try:

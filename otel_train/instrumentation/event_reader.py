@@ -101,7 +101,7 @@ class PythonReader:
                 return
 
 
-# Words of the state that the thread in C and we have in common: ``Events`` in ``_edges.c``.
+# Words of the state that the thread in C and we have in common: ``Events`` in ``_device_events.c``.
 _READ, _FAULT, _STOPPING, _ENDED, _WANTED, _PASSES = 1, 2, 3, 4, 5, 6
 _SETTINGS: Final = 8
 _ENTRY_WORDS = 4 + MOST_DEVICES

@@ -146,14 +146,6 @@ class ScalerPatch:
         self.remove = replace(torch.amp.GradScaler, "step", timed)
 
 
-class _HookInC(tuple[Any, Any, Any]):
-    """The hook ``update`` of ``_edges``, and what it needs. An object: of a function in C the compiler would warn its user."""
-
-    __slots__ = ()
-    if ring_buffer.EXTENSION is not None:
-        __call__ = ring_buffer.EXTENSION.hook("update", tuple)
-
-
 class OptimizerProbe:
     """Times ``step`` of every ``torch.optim.Optimizer`` and ``GradScaler`` until ``remove``.
 
@@ -195,8 +187,8 @@ class OptimizerProbe:
     def _hooks(self) -> tuple[Any, Any]:
         edge, known, join = self._recorder.edge, self._words, self._join
         if self._in_c:
-            writer = ring_buffer.for_hooks(edge)
-            return _HookInC((writer, known, join)), _HookInC((writer, known, None))
+            hook = ring_buffer.EXTENSION.hook
+            return hook("update", (edge, known, join)), hook("update", (edge, known, None))
 
         def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             words = known.get(id(optimizer)) or join(optimizer)

@@ -1,7 +1,7 @@
 """What a device did, as the training process tells its agent: records in memory that both have.
 
 The memory is int64 words: a head (records written in all, the instant until which it is complete, six unused), then
-``RECORDS`` records of ``RECORD_WORDS``. One writer: ``DeviceRing``, or the reader of device events in ``_edges.c``.
+``RECORDS`` records of ``RECORD_WORDS``. One writer: ``DeviceRing``, or the reader of device events in ``_device_events.c``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record(FastNamedTuple):
 
 
 class DeviceRing:
-    """Writes records. See ``_edges.c`` for the same in C."""
+    """Writes records. See ``_device_events.c`` for the same in C."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words

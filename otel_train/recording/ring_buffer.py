@@ -222,14 +222,6 @@ class Ring(RingReader):
         lend(0, seen)
 
 
-def for_hooks(
-    edge: Callable[[int], None],
-) -> Any:  # Any: the Writer of ``EXTENSION`` that the function belongs to, or the function
-    """What a hook in C writes to, given what a hook in Python calls."""
-    writer = getattr(edge, "__self__", None)
-    return writer if type(writer) is getattr(EXTENSION, "Writer", None) else edge
-
-
 def packed(*codes: int) -> bytes:
     """Codes for a hook in C."""
     return struct.pack(f"{len(codes)}q", *codes)
@@ -271,8 +263,7 @@ def _writer(
         begun = None if position % stride else clock()
         words[slot] = code
         words[slot + 1] = clock()
-        position += 2
-        shown[0] = position
+        shown[0] = position = position + 2
         if begun is not None:
             lasted = clock() - begun
             if lasted < PREEMPTED_NS:

@@ -161,7 +161,7 @@ def test_a_hook_goes_on_when_the_module_in_c_is_imported_again(monkeypatch: pyte
     ring, _ = ring_of(8, [])
     made = ring_buffer.EXTENSION.hook(
         "timed",
-        (ring_buffer.for_hooks(ring.edge), lambda **_: "called", ring_buffer.packed(2, 3, 1), "when", None),
+        (ring.edge, lambda **_: "called", "when", None, ring_buffer.packed(2, 3, 1)),
     )
     assert made(when=True) == "called"
 
