@@ -101,9 +101,7 @@ class AgentClient:
         self._reports = Reports(self.recording, self.caches, config, self.info.world_size)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Response | None] = {}
-        self._answered = threading.Condition(
-            free_in_forks(threading.RLock())
-        )  # SIGTERM may come in a question
+        self._answered = threading.Condition(free_in_forks(threading.RLock()))
         self._opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
@@ -720,7 +718,7 @@ class AgentClient:
         """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
         if os.getpid() != self.info.pid:
             return None
-        with self._answered:
+        with self._answered:  # re-entrant: SIGTERM may end the session in the middle of a question
             self._number += 1
             number = self._number
             self._answers[number] = None
