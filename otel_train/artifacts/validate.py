@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
-from otel_train.artifacts.finding_evidence import TRAIN, Summary, numbers_of
+from otel_train.artifacts.finding_evidence import CLOSE, TRAIN, Summary, numbers_of
 from otel_train.artifacts.writer import (
     ABOUT,
     BY_STAGE,
@@ -24,6 +24,7 @@ from otel_train.artifacts.writer import (
     STAGE_TIMES,
     SUMMARY,
     TRACE,
+    WORDS,
     home_of,
 )
 from otel_train.config.deprecated import present
@@ -42,15 +43,11 @@ if TYPE_CHECKING:
     Document = Mapping[str, Any]
 
 
-CLOSE = 1e-6
-"""Sums of the same nanoseconds, added in another order, differ by less than this share."""
-
 _SCHEMAS = {CONFIG: "config", METRICS: "metrics", STAGE_TIMES: "stage_times", BY_STAGE: "by_stage"}
 _MOST_PARSED_BYTES = 256 << 20
 """A larger trace is looked at by its beginning and its end: parsed, it would take ten times its size in memory."""
 
 _EDGE_BYTES = 4096
-_WORDS = ("phase", "loader", "model", "stage")
 
 
 class Fault(NamedTuple):
@@ -189,7 +186,7 @@ def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Faul
 
 
 def _key(row: Document) -> tuple[str, ...]:
-    return tuple(str(row[word]) for word in _WORDS)
+    return tuple(str(row[word]) for word in WORDS)
 
 
 def _steps(summary: Document, times: Document) -> Iterator[Fault]:

@@ -45,7 +45,7 @@ VERSION = 1
 MOST_STEPS = 10_000
 """Rows per step: two megabytes of JSON."""
 
-_WORDS = ("phase", "loader", "model", "stage")
+WORDS = ("phase", "loader", "model", "stage")
 _NUMBERS = (
     "count", "failed", "inclusive_seconds", "self_seconds", "min", "avg", "p50", "p95", "p99", "max",
     "device_count", "device_seconds", "device_p50", "device_p99",
@@ -143,7 +143,7 @@ def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
     else:
         rows, source = (timeline.totals() if timeline is not None else []), "flight.bin"
     return source, [
-        {key: str(row.get(key) or "") for key in _WORDS} | {key: number(row.get(key)) for key in _NUMBERS}
+        {key: str(row.get(key) or "") for key in WORDS} | {key: number(row.get(key)) for key in _NUMBERS}
         for row in map(_with_mean, rows)
     ]
 
@@ -219,7 +219,7 @@ def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]])
         "schema": schema("stage_times"),
         **identity(left),
         "totals_from": source,
-        "totals": [{key: row[key] for key in (*_WORDS, *kept)} for row in rows],
+        "totals": [{key: row[key] for key in (*WORDS, *kept)} for row in rows],
         "per_step": per_step,
         "per_epoch": per_epoch,
         "epochs_of": timeline.loader if timeline is not None else "",

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
@@ -20,6 +20,9 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import MOST_JSON_BYTES
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
 from tests.support.made_trace import training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/reference/artifacts.schema.json").read_text(encoding="utf-8")
@@ -240,52 +243,28 @@ def test_a_second_writing_replaces_the_first(run: Path) -> None:
     assert main(["validate", str(written.folder)]) == 0
 
 
-def _no_rank(run: Path) -> None:
+def _without_flight(run: Path) -> Path:
     (run / "rank0" / "flight.bin").unlink()
-    (run / "rank0").rmdir()
+    return run / "rank0"
 
 
-def _linked_rank(run: Path) -> None:
-    (run / "rank0").rename(run / "elsewhere")
-    (run / "rank0").symlink_to(run / "elsewhere")
-
-
-def _torn_flight(run: Path) -> None:
-    (run / "rank0" / "flight.bin").write_bytes(b"OTELTRN1")
-
-
-def _foreign_flight(run: Path) -> None:
-    (run / "rank0" / "flight.bin").write_bytes(b"PK" * 200_000)
-
-
-def _pipe_for_flight(run: Path) -> None:
-    (run / "rank0" / "flight.bin").unlink()
-    os.mkfifo(run / "rank0" / "flight.bin")
-
-
-def _only_a_huge_summary(run: Path) -> None:
-    (run / "rank0" / "flight.bin").unlink()
-    with (run / "rank0" / "summary.json").open("wb") as file:
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
         file.truncate(MOST_JSON_BYTES + 1)
 
 
-def _only_a_foreign_summary(run: Path) -> None:
-    (run / "rank0" / "flight.bin").unlink()
-    say_summary(run, schema="another.tool/7")
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "no rank": lambda run: _without_flight(run).rmdir(),
+    "linked rank": lambda run: (run / "rank0").symlink_to((run / "rank0").rename(run / "elsewhere")),
+    "torn flight file": lambda run: (run / "rank0" / "flight.bin").write_bytes(b"OTELTRN1"),
+    "foreign flight file": lambda run: (run / "rank0" / "flight.bin").write_bytes(b"PK" * 200_000),
+    "pipe for a flight file": lambda run: os.mkfifo(_without_flight(run) / "flight.bin"),
+    "only a huge summary": lambda run: _huge(_without_flight(run) / "summary.json"),
+    "only a foreign summary": lambda run: say_summary(_without_flight(run).parent, schema="another.tool/7"),
+}
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _no_rank,
-        _linked_rank,
-        _torn_flight,
-        _foreign_flight,
-        _pipe_for_flight,
-        _only_a_huge_summary,
-        _only_a_foreign_summary,
-    ],
-)
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_a_run_that_nothing_can_be_made_of_is_refused_and_left_as_it_is(
     run: Path, spoil: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
