@@ -38,12 +38,7 @@ ANNOTATIONS: Final = (
 )  # fmt: skip
 """(name, colour, text, PromQL) of what is marked on the graphs of one run."""
 
-SHOWN: Final = {
-    "train_run_id": "run",
-    "train_phase": "phase",
-    "train_loader": "loader",
-    "train_rank": "rank",
-}
+SHOWN: Final = {"train_run_id": "run", "train_phase": "phase", "train_loader": "loader", "train_rank": "rank"}
 """Labels of series, and the variable that picks by each."""
 
 _VARIABLE: Final = re.compile(r"\$\{?([a-z_]\w*)")

@@ -58,10 +58,7 @@ def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
         ports = Ports.of(settings) if local is None else local.ports
     except OtelTrainError:
         return {}
-    places = {
-        PROMETHEUS: f"http://{HOST}:{ports.prometheus}",
-        TRACES: f"http://{HOST}:{ports.jaeger}",
-    }
+    places = {PROMETHEUS: f"http://{HOST}:{ports.prometheus}", TRACES: f"http://{HOST}:{ports.jaeger}"}
     if local is None:
         places[GRAFANA] = f"http://{HOST}:{settings['GRAFANA_PORT']}"
     return places

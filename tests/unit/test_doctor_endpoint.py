@@ -256,16 +256,7 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = tmp_path_factory.mktemp("keys")
     tls.make(state, endpoint_port=4318)
     folder = tls.folder(state)
-    made = [
-        "req",
-        "-new",
-        "-key",
-        str(folder / tls.KEY),
-        "-subj",
-        "/CN=127.0.0.1",
-        "-out",
-        str(folder / "r"),
-    ]
+    made = ["req", "-new", "-key", str(folder / tls.KEY), "-subj", "/CN=127.0.0.1", "-out", str(folder / "r")]
     subprocess.run(["openssl", *made], check=True, capture_output=True)
     signed = ["x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / tls.KEY), "-days", "-1"]
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")

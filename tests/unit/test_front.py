@@ -218,11 +218,7 @@ def test_updates_without_a_backward_are_said() -> None:
 def test_backwards_without_an_update_are_said() -> None:
     """An optimizer that is not torch's steps unseen: steps are counted by something else, and it is said."""
     seen = things(
-        updates=0,
-        sources=DATA,
-        loader_threads=[],
-        stages=("forward", "backward"),
-        source=StepSource.BACKWARD,
+        updates=0, sources=DATA, loader_threads=[], stages=("forward", "backward"), source=StepSource.BACKWARD
     )
     assert seen == [("stage", "optimizer")]
 
@@ -253,11 +249,7 @@ def test_what_a_whole_step_hides_is_not_missing() -> None:
 def test_functions_of_jax_without_an_update_are_said() -> None:
     """Nothing counts steps then: no rate, no finding."""
     seen = things(
-        updates=0,
-        sources=DATA,
-        loader_threads=[],
-        stages=("loss", WAIT),
-        source=StepSource.UNDECIDED,
+        updates=0, sources=DATA, loader_threads=[], stages=("loss", WAIT), source=StepSource.UNDECIDED
     )
     assert seen == [("stage", "make_step")]
 

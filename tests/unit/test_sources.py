@@ -273,10 +273,7 @@ def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
     ("text", "said"),
     [
         ("run_dri: x", "run_dri: not a setting of otel_train. Did you mean run_dir?"),
-        (
-            "max_label_values: 70",
-            "max_label_values=70: expected 1 to 64. Leave it out for the default, 16",
-        ),
+        ("max_label_values: 70", "max_label_values=70: expected 1 to 64. Leave it out for the default, 16"),
         ("flight_recorder: maybe", "flight_recorder='maybe': expected true or false"),
         ("otlp: {a: 1}", "otlp={'a': 1}: expected one value, no table"),
         ("- run_id", "list: expected names of settings with a value each"),
