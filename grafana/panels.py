@@ -223,14 +223,8 @@ def _bars(panel: Panel) -> timeseries.Panel:
 
 
 def _heatmap(_: Panel) -> heatmap.Panel:
-    color = _heatmap_color()
+    color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
     return heatmap.Panel().calculate(False).color(color)
-
-
-def _heatmap_color() -> Any:
-    from grafana_foundation_sdk.builders.heatmap import HeatmapColorOptions
-
-    return HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
 
 
 def _states(_: Panel) -> statetimeline.Panel:

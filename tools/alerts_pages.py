@@ -20,6 +20,38 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 REFERENCE = ROOT / "docs" / "reference" / "alerts.md"
 MARK = "<!-- Generated from deploy/prometheus/rules by `python tools/alerts_pages.py --write`. -->\n\n"
 ALERT_FILES = ("alerts", "alerts-collector")
+INDEX_HEAD = """\
+# Runbooks
+
+One page for each alert: what it means, what is usually behind it, what to run, when to ignore it.
+`critical` needs action now, `warning` can wait for working hours, `none` is for machines.
+
+| alert | severity | means |
+| --- | --- | --- |
+"""
+REFERENCE_HEAD = """\
+# Rules and alerts
+
+What the files in `deploy/prometheus/rules` hold. [How to load and change them](../howto/alerts.md).
+
+Held (`for`): how long the condition must be true first. Kept (`keep_firing_for`): how long the alert fires after
+it was last true.
+
+A rule reads of every rank only what every rank sends in each [export profile](export-profiles.md), and the rest of rank 0.
+
+The files have each condition on a run twice: multiplied by `run:train_info:last1h`, which adds the labels of
+`train.run.info` (name, team, owner, job, cluster, namespace), and as it is for a run that has published none.
+
+## Alerts
+"""
+RECORDING_HEAD = """
+## Recording rules
+
+A name reads `level:metric:operation`; the level names the labels that are left.
+Rules over histograms are shown in the native form; the classic form records the same names.
+
+| record | expression |
+| --- | --- |"""
 
 
 def groups(*names: str) -> list[dict[str, Any]]:
@@ -50,66 +82,24 @@ def _index() -> str:
         f"| [{name}]({name}.md) | {rule['labels']['severity']} | {rule['annotations']['description']} |"
         for name, rule in rules(*ALERT_FILES).items()
     ]
-    return "\n".join(
-        [
-            "# Runbooks",
-            "",
-            "One page for each alert: what it means, what is usually behind it, what to run, when to ignore it.",
-            "`critical` needs action now, `warning` can wait for working hours, `none` is for machines.",
-            "",
-            "| alert | severity | means |",
-            "| --- | --- | --- |",
-            *rows,
-            "",
-        ]
-    )
+    return INDEX_HEAD + "\n".join([*rows, ""])
 
 
 def _reference() -> str:
-    lines = [
-        "# Rules and alerts",
-        "",
-        "What the files in `deploy/prometheus/rules` hold. [How to load and change them](../howto/alerts.md).",
-        "",
-        "Held (`for`): how long the condition must be true first. Kept (`keep_firing_for`): how long the alert fires after",
-        "it was last true.",
-        "",
-        "A rule reads of every rank only what every rank sends in each [export profile](export-profiles.md), and the rest of rank 0.",
-        "",
-        "The files have each condition on a run twice: multiplied by `run:train_info:last1h`, which adds the labels of",
-        "`train.run.info` (name, team, owner, job, cluster, namespace), and as it is for a run that has published none.",
-        "",
-        "## Alerts",
-    ]
+    lines = []
     for group in groups(*ALERT_FILES):
         lines += ["", f"### {group['name'].rpartition('.')[2].capitalize()}"]
         for rule in group["rules"]:
             held = f"{rule['labels']['severity']}, held {rule['for']}"
             held += f", kept {rule['keep_firing_for']}" if "keep_firing_for" in rule else ""
-            name = rule["alert"]
-            said = rule["annotations"]["description"]
-            lines += [
-                "",
-                f"**[{name}](../runbooks/{name}.md)** ({held}). {said}",
-                "",
-                "```promql",
-                condition(rule),
-                "```",
-            ]
-    lines += [
-        "",
-        "## Recording rules",
-        "",
-        "A name reads `level:metric:operation`; the level names the labels that are left.",
-        "Rules over histograms are shown in the native form; the classic form records the same names.",
-        "",
-        "| record | expression |",
-        "| --- | --- |",
-    ]
+            name, said = rule["alert"], rule["annotations"]["description"]
+            lines += ["", f"**[{name}](../runbooks/{name}.md)** ({held}). {said}"]
+            lines += ["", "```promql", condition(rule), "```"]
+    lines.append(RECORDING_HEAD)
     for name, rule in rules("histograms-native", "recording").items():
         escaped = on_one_line(rule["expr"]).replace("|", "\\|")
         lines.append(f"| `{name}` | `{escaped}` |")
-    return "\n".join([*lines, ""])
+    return REFERENCE_HEAD + "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

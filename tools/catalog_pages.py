@@ -68,11 +68,12 @@ def render_metrics() -> str:
 
 def render_spans() -> str:
     """The reference page of spans, events and their attributes, as Markdown."""
-    rows = ((f"`{one.name}`", one.type, one.meaning) for one in catalog.ATTRIBUTES)
+    rows = [["Attribute", "Type", "Meaning"]]
+    rows += [[f"`{one.name}`", one.type, one.meaning] for one in catalog.ATTRIBUTES]
     parts = [
         *(_SPANS_INTRO, *_span_table(span for span in catalog.SPANS if span.published)),
         *("\n## Events\n", *_span_table(event for event in catalog.EVENTS if event.published)),
-        *("\n## Attributes\n", *_table(("Attribute", "Type", "Meaning"), rows)),
+        *("\n## Attributes\n", *_table(rows)),
         _RESERVED_INTRO,
         *_span_table(one for one in (*catalog.SPANS, *catalog.EVENTS) if not one.published),
     ]
@@ -80,54 +81,36 @@ def render_spans() -> str:
 
 
 def _metric_table(metrics: Iterable[Metric]) -> list[str]:
-    rows = (
-        (
-            f"`{metric.name}`",
-            f"`{metric.prometheus}`",
-            metric.kind.value,
-            f"`{metric.unit}`",
-            _codes(label.name for label in metric.labels),
-            metric.emit.value,
-            metric.meaning,
-        )
-        for metric in metrics
-    )
-    return _table(("Name", "In Prometheus", "Kind", "Unit", "Attributes", "Ranks", "Meaning"), rows)
+    rows = [["Name", "In Prometheus", "Kind", "Unit", "Attributes", "Ranks", "Meaning"]]
+    for one in metrics:
+        labels = _codes(label.name for label in one.labels)
+        names = [f"`{one.name}`", f"`{one.prometheus}`"]
+        rows.append([*names, one.kind.value, f"`{one.unit}`", labels, one.emit.value, one.meaning])
+    return _table(rows)
 
 
 def _label_table(labels: Iterable[Label]) -> list[str]:
-    rows = (
-        (
-            f"`{label.name}`",
-            f"`{label.prometheus}`",
-            str(label.bound),
-            _codes(label.values) + (" and your own" if label.open and label.values else ""),
-            label.meaning,
-        )
-        for label in labels
-    )
-    return _table(("Attribute", "In Prometheus", "Bound", "Values", "Meaning"), rows)
+    rows = [["Attribute", "In Prometheus", "Bound", "Values", "Meaning"]]
+    for one in labels:
+        values = _codes(one.values) + (" and your own" if one.open and one.values else "")
+        rows.append([f"`{one.name}`", f"`{one.prometheus}`", str(one.bound), values, one.meaning])
+    return _table(rows)
 
 
 def _span_table(spans: Iterable[SpanType]) -> list[str]:
-    rows = (
-        (
-            f"`{span.name}`",
-            f"`{span.parent}`" if span.parent else "",
-            _codes(one.name for one in span.attributes),
-            span.meaning,
-        )
-        for span in spans
-    )
-    return _table(("Name", "Parent", "Attributes", "Meaning"), rows)
+    rows = [["Name", "Parent", "Attributes", "Meaning"]]
+    for one in spans:
+        attributes = _codes(attribute.name for attribute in one.attributes)
+        rows.append([f"`{one.name}`", f"`{one.parent}`" if one.parent else "", attributes, one.meaning])
+    return _table(rows)
 
 
 def _codes(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 

@@ -55,13 +55,11 @@ FOUND: Final = Row(
             "Traces", "table", "s",
             "Captures of the time that is shown: file in the run directory, what leads in it, what asked (an alert by its name), how long ago.",
             "a finding other than no_finding keeps coming back",
-            [
-                Query(
-                    "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger, train_profiler_alert)"
-                    f" (last_over_time({run('train_profiler_capture_time_seconds')}[$__range])))",
-                    "ago", instant=True,
-                )
-            ],
+            [Query(
+                "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger, train_profiler_alert)"
+                f" (last_over_time({run('train_profiler_capture_time_seconds')}[$__range])))",
+                "ago", instant=True,
+            )],
             24, 7, empty="none was made",
         ),
     ),
@@ -91,13 +89,11 @@ COST: Final = Row(
             "Time to capture and write", "lines", "s",
             "95th percentile over an hour, by trigger.",
             "writing takes longer than the steps that were captured",
-            [
-                Query(
-                    f"histogram_quantile(0.95, sum by (train_profiler_trigger, le) (rate({run(_TOOK + '_bucket')}[1h])))"
-                    f" or histogram_quantile(0.95, sum by (train_profiler_trigger) (rate({run(_TOOK)}[1h])))",
-                    "{{train_profiler_trigger}}",
-                )
-            ],
+            [Query(
+                f"histogram_quantile(0.95, sum by (train_profiler_trigger, le) (rate({run(_TOOK + '_bucket')}[1h])))"
+                f" or histogram_quantile(0.95, sum by (train_profiler_trigger) (rate({run(_TOOK)}[1h])))",
+                "{{train_profiler_trigger}}",
+            )],
             12,
         ),
         Panel(

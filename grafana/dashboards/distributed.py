@@ -62,9 +62,7 @@ STRAGGLERS: Final = Row(
             "Excess of the slowest rank", "lines", "percentunit",
             "How much more work of its own the slowest rank has than the median rank.",
             "it stays over 20 %",
-            [
-                Query(run("run:train_straggler_excess:ratio5m"), "all ranks export"),
-            ],
+            [Query(run("run:train_straggler_excess:ratio5m"), "all ranks export")],
             limits=((0.2, RED),), runbook="TrainStraggler",
         ),
         Panel(
@@ -145,13 +143,11 @@ HANGS: Final = Row(
             "Mute ranks", "table", "s",
             "Ranks that were heard of within the hour, and not for two minutes, and how long ago their last progress was.",
             "there is a row while the run goes on",
-            [
-                Query(
-                    f"max by (train_rank, host_name) (time() - last_over_time({run(_HEARTBEAT)}[1h]))"
-                    f" unless on (train_rank) (time() - timestamp({run(_HEARTBEAT)}) < 120)",
-                    "silent for", instant=True,
-                )
-            ],
+            [Query(
+                f"max by (train_rank, host_name) (time() - last_over_time({run(_HEARTBEAT)}[1h]))"
+                f" unless on (train_rank) (time() - timestamp({run(_HEARTBEAT)}) < 120)",
+                "silent for", instant=True,
+            )],
             8, 7, runbook="TrainRanksMissing", needs="ranks", empty="all are heard of",
         ),
         Panel(

@@ -94,12 +94,7 @@ ALIVE: Final = Row(
             "Which alerts", "table", "short",
             "Their names lead to the runbooks in docs/runbooks.",
             "there is a row with severity critical",
-            [
-                Query(
-                    'max by (alertname, severity) (ALERTS{train_run_id="$run",alertstate="firing"})',
-                    "firing", instant=True,
-                )
-            ],
+            [Query('max by (alertname, severity) (ALERTS{train_run_id="$run",alertstate="firing"})', "firing", instant=True)],
             9, 5, needs="alerts", empty="none fires", leads=NOWHERE,
         ),
         Panel(

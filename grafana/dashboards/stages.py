@@ -78,13 +78,11 @@ LOADER: Final = Row(
             "Time a worker takes for a batch", "lines", "s",
             "Measured in the workers: the 95th percentile of fetching and collating one batch.",
             "divided by the number of workers it is longer than a step: add workers",
-            [
-                Query(
-                    f"histogram_quantile(0.95, sum by (train_loader, le) (rate({run(_BUILD + '_bucket', _HERE)}[5m])))"
-                    f" or histogram_quantile(0.95, sum by (train_loader) (rate({run(_BUILD, _HERE)}[5m])))",
-                    "{{train_loader}}",
-                )
-            ],
+            [Query(
+                f"histogram_quantile(0.95, sum by (train_loader, le) (rate({run(_BUILD + '_bucket', _HERE)}[5m])))"
+                f" or histogram_quantile(0.95, sum by (train_loader) (rate({run(_BUILD, _HERE)}[5m])))",
+                "{{train_loader}}",
+            )],
         ),
         Panel(
             "Samples per second", "lines", "short",
@@ -177,13 +175,11 @@ STEPS: Final = Row(
             "Evaluation", "stat", "s",
             "Mean time of one evaluation pass.",
             "it takes a large part of the time between two passes",
-            [
-                Query(
-                    f"sum by (train_loader) ({run('train_eval_duration_seconds_sum')}) / sum by (train_loader) ({run('train_eval_duration_seconds_count')})"
-                    f" or histogram_avg(sum by (train_loader) ({run('train_eval_duration_seconds')}))",
-                    "{{train_loader}}",
-                )
-            ],
+            [Query(
+                f"sum by (train_loader) ({run('train_eval_duration_seconds_sum')}) / sum by (train_loader) ({run('train_eval_duration_seconds_count')})"
+                f" or histogram_avg(sum by (train_loader) ({run('train_eval_duration_seconds')}))",
+                "{{train_loader}}",
+            )],
             3, first=BLUE,
         ),
         Panel(
