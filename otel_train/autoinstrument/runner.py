@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from otel_train.agent.messages import FOLDER
 from otel_train.config.settings import settings_in
@@ -128,29 +128,20 @@ program as well, so passing it on would send it twice."""
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-class Ended(NamedTuple):
-    """Exit of a program."""
-
-    pid: int
-    code: int
-    """-n if killed by signal n, as in ``subprocess``."""
-
-    @property
-    def signal_name(self) -> str:
-        """Name of the signal that killed it; "" if none did."""
-        if self.code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.code).name
-        except ValueError:  # real-time signals have no names
-            return f"signal {-self.code}"
+def how_it_ended(code: int) -> str:
+    """Returns the exit code of a program, or the name of the signal that killed it."""
+    try:
+        return str(code) if code >= 0 else signal.Signals(-code).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {-code}"
 
 
 def start_and_wait(
     command: Sequence[str], environ: Mapping[str, str], before_reaping: Callable[[], None] = lambda: None
-) -> Ended:
+) -> int:
     """Runs a command with the terminal, standard streams, files, process group and signals of this process.
 
+    Returns its exit code; -n if signal n killed it, as in ``subprocess``.
     Signals from other processes are forwarded; those of the terminal reach the command directly. ``before_reaping`` is
     called after its exit, while the kernel still has its status.
     """
@@ -169,7 +160,7 @@ def start_and_wait(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with contextlib.suppress(KeyboardInterrupt):
         before_reaping()
-    return Ended(child.pid, child.wait())
+    return child.wait()
 
 
 def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
@@ -195,15 +186,15 @@ def _in_the_child(mask: set[int]) -> Callable[[], None]:
     return prepare
 
 
-def end_like(ended: Ended) -> int:
+def end_like(code: int) -> int:
     """Ends this process with the signal that killed the program; otherwise returns its exit code."""
-    if ended.code >= 0:
-        return ended.code
+    if code >= 0:
+        return code
     sys.stdout.flush()
     sys.stderr.flush()
     core = resource.RLIMIT_CORE
     resource.setrlimit(core, (0, resource.getrlimit(core)[1]))  # no second core file
-    number = -ended.code
+    number = -code
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

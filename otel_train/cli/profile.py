@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
+from otel_train.autoinstrument.runner import how_it_ended
 from otel_train.cli import arguments
 from otel_train.cli.export import say
 from otel_train.cli.run import launched
@@ -188,18 +189,18 @@ def run_program(args: argparse.Namespace) -> int:
     demo = ["demo", "--epochs", "1", "--steps-per-epoch", str(args.steps + DEMO_STEPS_BESIDE)]
     program = args.program or ["-m", "otel_train", *demo]
     if program[0] == "-m":
-        ended = launched(program[2:], settings, module="".join(program[1:2]))
+        code = launched(program[2:], settings, module="".join(program[1:2]))
     else:
-        ended = launched(program, settings)
+        code = launched(program, settings)
     home = Path(config.run_dir) / folder_name(run_id)
     if not home.is_dir():
         why = "Did it train, and with no run_id or run_dir of its own?"
         raise RunDirectoryError(f"{home}: the program has left no run there. {why}")
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     say(written, as_json=args.json)
-    if ended.code:
-        print(f"otel-train: the program ended with {ended.signal_name or ended.code}", file=sys.stderr)
-        return ended.code if ended.code > 0 else 128 - ended.code
+    if code:
+        print(f"otel-train: the program ended with {how_it_ended(code)}", file=sys.stderr)
+        return code if code > 0 else 128 - code
     return 1 if "absent" in written.files[OPS] else 0
 
 

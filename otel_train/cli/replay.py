@@ -34,25 +34,27 @@ if TYPE_CHECKING:
 
     from otel_train.exporters.otlp_response import ExportResponse
 
-RECORDING: Final = "metrics.otlp.jsonl"
-
 RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 """Where a request lies: in the recording, in the spool, in ``spool/rejected/``."""
 
 
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
     """Every request of metrics that a rank has on disk, with where it lies. Most lie in several places."""
-    for part in parts_of(rank / RECORDING):
-        with open_binary(part) as file:
-            yield from (
-                (RECORDED, line[:-1]) for line in lines_of(file, MOST_LINE_BYTES) if line.endswith(b"\n")
-            )
+    yield from ((RECORDED, line) for line in _recorded(rank, "metrics") if line is not None)
     queue = SpoolQueue(rank, "metrics")
     yield from ((WAITS, line) for line in queue.waiting())
     if queue.rejected_file is not None:
         for entry in rejected_in(queue.rejected_file):
             if entry.request is not None:
                 yield REJECTED, entry.request
+
+
+def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
+    """The requests in a recording; None for what a crash tore off."""
+    for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
+        with open_binary(part) as file:
+            for line in lines_of(file, MOST_LINE_BYTES):
+                yield line[:-1] if line.endswith(b"\n") else None
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
@@ -360,8 +362,8 @@ def replay(
         for signal in settings.targets:
             one = _Signal(signal, transport)
             for rank in rank_directories(run_directory):
-                for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl") if recorded else ():
-                    counts += one.send_file(part)
+                if recorded:
+                    counts += one.send_recorded(rank)
                 # Before the spool, whose refused requests land in the same file.
                 if rejected:
                     counts += one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
@@ -417,16 +419,13 @@ class _Signal:
         answer = self._insist(lambda _: Delivery(send(self._signal, request, _REQUEST_TIMEOUT_S))).answer
         return None if answer is None or answer.result is ExportResult.RETRY else answer
 
-    def send_file(self, path: Path) -> Counts:
-        """Send every line of a recording, which stays as it is."""
+    def send_recorded(self, rank: Path) -> Counts:
+        """Send every request of a recording, which stays as it is."""
         counts = Counts()
-        with open_binary(path) as file:
-            for line in lines_of(file, MOST_LINE_BYTES):
-                if not line.endswith(b"\n"):
-                    counts += Counts(torn=1)
-                    continue
-                answer = self._answer(line[:-1])
-                counts += _counted(answer) if answer else _kept(1, self._away)
+        for line in _recorded(rank, self._signal):
+            answer = self._answer(line) if line is not None else None
+            sent = _counted(answer) if answer else _kept(1, self._away)
+            counts += Counts(torn=1) if line is None else sent
         return counts
 
     def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
@@ -483,10 +482,8 @@ def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts
     for rank, signal in product(rank_directories(run_directory), SIGNALS):
         queue = SpoolQueue(rank, signal)
         counts += Counts(accepted=_number(queue.waiting()))
-        for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl") if recorded else ():
-            with open_binary(part) as file:
-                whole = [line.endswith(b"\n") for line in lines_of(file, MOST_LINE_BYTES)]
-            counts += Counts(accepted=sum(whole), torn=len(whole) - sum(whole))
+        torn = [line is None for line in _recorded(rank, signal)] if recorded else []
+        counts += Counts(accepted=torn.count(False), torn=torn.count(True))
         if rejected and queue.rejected_file is not None:
             counts += Counts(accepted=len(rejected_in(queue.rejected_file)))
     return counts

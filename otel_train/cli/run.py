@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_train.agent.rank_end import RankEnd
-    from otel_train.autoinstrument.runner import Ended
+
 
 DESCRIPTION = "Run a training program and show where its time goes, without changing its code."
 EPILOG = """\
@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     return runner.end_like(launched(words, settings_of(args), module=module))
 
 
-def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> Ended:
-    """Run a program, observed, with variables set for it, and export what it may have left behind; how it ended."""
+def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> int:
+    """Run a program, observed, with variables set for it, and export what it may have left behind; its exit code."""
     from otel_train.agent.rank_end import wait_for_ends
     from otel_train.autoinstrument import runner
 
@@ -113,13 +113,13 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
             said = f"otel-train: python {flag} keeps us out; the program runs without instrumentation"
             print(said, file=sys.stderr)
         try:
-            ended = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
+            code = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     _say(ends)
-    return ended
+    return code
 
 
 def _say(ends: Sequence[RankEnd]) -> None:

@@ -168,9 +168,12 @@ class HttpUrl(Plain):
 
     def broken(self, value: str) -> str:
         """What an address looks like."""
-        if value and not is_http(value):
-            return "http://host:port or https://host:port"
-        return super().broken(value)
+        try:
+            parts = urlsplit(value)
+            fits = not value or (parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)
+        except ValueError:  # a port that is no number, half an IPv6 address
+            fits = False
+        return super().broken(value) if fits else "http://host:port or https://host:port"
 
 
 class Address(ValueRule):
@@ -352,15 +355,6 @@ class IgnoredSetting(FastNamedTuple):
     def document(self) -> dict[str, str]:
         """As ``summary.json`` has it."""
         return {"name": self.name, "from": self.origin, "problem": self.problem, "used": self.used}
-
-
-def is_http(address: str) -> bool:
-    """Whether it is an address that can be asked over HTTP."""
-    try:
-        parts = urlsplit(address)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half an IPv6 address
-        return False
 
 
 def split_address(text: str) -> tuple[str, int] | None:
