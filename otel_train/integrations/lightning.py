@@ -72,9 +72,8 @@ class _Translation(_Callback):
 
     # -- what the Trainer calls --------------------------------------------------------------------
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Opens or joins the session."""
-        del pl_module, stage
         if not self.enabled:
             return
         ours = _enabled_in(trainer)
@@ -104,25 +103,22 @@ class _Translation(_Callback):
                     self._epoch = api.epoch(number)
                 self._epoch_begins(number, trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, *_: Any) -> None:
         """Ends the epoch, evaluation included."""
-        del trainer, pl_module
         if self.enabled:
             with self._guard:
                 self._epoch_ends()
                 if self._epoch is not None:
                     self._epoch.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, _trainer: Any, _pl_module: Any, exception: BaseException) -> None:
         """Closes the session after a failure, which no teardown follows."""
-        del trainer, pl_module
         if self._epoch is not None:
             self._epoch.__exit__(type(exception), exception, None)
         self._leave(exception)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Closes the session if this callback opened it and no other uses it."""
-        del trainer, pl_module, stage
         self._leave(None)
 
     # -- what differs ------------------------------------------------------------------------------

@@ -32,29 +32,24 @@ class OtelTrainCallback(_Callback):
         super().__init__()
         self._shared = CallbackSession("the transformers callback", settings)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Opens or joins the session."""
-        del args, state, control
         self._shared.join()
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Begins an epoch."""
-        del args, control
         self._shared.begin_epoch(lambda: int((state.epoch or 0) + _ROUNDING) + 1)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """Ends the epoch; evaluation follows it."""
-        del args, state, control
         self._shared.end_epoch()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
         """Logs the values of a step, not those of a whole run or an evaluation."""
-        del args, state, control
         with self._shared.guard:
             known = {"loss", "learning_rate", "grad_norm"}
             api.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Closes the session if this callback opened it and no other uses it."""
-        del args, state, control
         self._shared.leave()
