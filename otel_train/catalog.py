@@ -403,7 +403,7 @@ TELEMETRY_STEP_INTERVAL: Final = Metric("train.telemetry.step_interval", "{step}
     meaning="k when only every k-th step is recorded.")
 INSTRUMENTATION_GAPS: Final = Metric("train.instrumentation.gaps", "{thing}", Kind.UPDOWN,
     labels=(GAP_KIND, GAP_REASON),
-    meaning="Stages, models and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `unobserved` in summary.json.")
+    meaning="Stages, models and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `instrumentation_gaps` in summary.json.")
 TELEMETRY_FAULTS: Final = Metric("train.telemetry.faults", "{fault}", Kind.COUNTER, labels=(COMPONENT,),
     meaning="Faults of otel_train itself, contained and logged. After three the part is off.")
 PROBE_TIME: Final = Metric("train.probe.time", "s", Kind.GAUGE,

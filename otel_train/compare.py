@@ -130,7 +130,7 @@ def _student(freedom: float) -> float:
     return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
-SCHEMA = "otel_train.comparison/1"
+SCHEMA = "otel_train.comparison/2"
 STEP = "step"
 WHOLE_STEPS = 2
 """Steps from which a mean says something about steps rather than about one of them."""
@@ -265,7 +265,7 @@ def _row(name: str, before: Sample, after: Sample) -> dict[str, Any]:
         "ratio": _known(change.value),
         "low": _known(change.low),
         "high": _known(change.high),
-        "verdict": shown if math.isfinite(change.low) else "not known",
+        "conclusion": shown if math.isfinite(change.low) else "not known",
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 10**9
 
-SUMMARY_SCHEMA = "otel_train.summary/1"
+SUMMARY_SCHEMA = "otel_train.summary/2"
 """Of ``summary.json``."""
 
 Clock = Callable[[], int]
@@ -197,7 +197,7 @@ class Finding:
 
     Attributes:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
-        summary: one sentence that names the cause; JSON files have it under the key ``claim``.
+        summary: one sentence that names the cause.
         evidence: values behind it, by name; seconds, ratios, counts.
         share: ratio of the time that would be won back, 0 to 1: of the training time in phase ``train``, else of the run.
         seconds: the same in seconds of the window looked at.
@@ -216,11 +216,6 @@ class Finding:
     loader: str = ""
     phase: str = ""
     severity: str = "info"
-
-
-def finding_document(finding: Finding) -> dict[str, Any]:  # Any: JSON
-    """The finding as JSON files have it: ``summary`` is under the key ``claim``."""
-    return {"claim" if key == "summary" else key: value for key, value in asdict(finding).items()}
 
 
 @fast_dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ training, data rows to the waits of the loaders, and a rate times its time is a 
 | times | `sleeps`: the program sleeps for stated times, measures them, and every time of the summary is within 15 % of \
 what it measured: activities, stages by phase and loader, waits, steps, rates; empty: only counts are compared |
 
-Where it says `absent` the metric is not exported, `unobserved` in [summary.json](summary.md) has a line for it with what
+Where it says `absent` the metric is not exported, `instrumentation_gaps` in [summary.json](summary.md) has a line for it with what
 to do, a series of [`train.instrumentation.gaps`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
 in code agree in every value; the others lack what the row says. All of them end with the same weights, bit for bit,
 with and without us, where two runs of the program do so at all.

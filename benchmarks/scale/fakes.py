@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 WORKERS = 4
 PREFETCH = 2
 PARTS = (
-    "hardware", "pump", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
+    "hardware", "export loop", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
     "build times", LOGGED_VALUES, "devices", "transfers", "compiled models", "loader workers", "flight file",
-    "summary", "captures", "ranks", "console", "unobserved",
+    "summary", "captures", "ranks", "console", "instrumentation gaps",
     "trackers",
 )  # fmt: skip
 """Parts of a session that count their faults."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_train.recording.events import StepRule
     from otel_train.resource import RunInfo
 
-LOGGED_VALUES: Final = "values by hand"
+LOGGED_VALUES: Final = "logged values"
 """Component of faults in logged values, timers and callbacks, in the rank and in the agent."""
 
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"

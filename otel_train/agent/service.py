@@ -121,7 +121,7 @@ class ExportLoop:
         self.missed = 0
         self.cpu_s = 0.0
         self.lock = threading.Lock()
-        self.guard = Guard("pump")
+        self.guard = Guard("export loop")
         self._recorder = recorder
         self._run = run
         self._snapshot = snapshot
@@ -418,7 +418,7 @@ class AgentService:
             PeriodicTask(lambda: self.captures.turn(run, loop.read_rings), Guard("captures"), 0.0),
             PeriodicTask(self.ranks.turn, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
-            PeriodicTask(self._coverage.tell, Guard("unobserved"), 2.0),
+            PeriodicTask(self._coverage.tell, Guard("instrumentation gaps"), 2.0),
         ]
         return loop
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
-from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, finding_document, system_clock
+from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def summary_values(
         "activities": activities,
         **_rule_inputs(rows, compiled, totals.pace),
         "checkpoints": _checkpoints(rows),
-        "verdicts": [finding_document(finding) for finding in found],
+        "findings": [asdict(finding) for finding in found],
     }
 
 
@@ -127,7 +128,7 @@ def with_straggler(found: list[dict[str, Any]], slow: Finding) -> list[dict[str,
     Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy.
     """
     place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in found)
-    return [*found[:place], finding_document(slow), *found[place:]]
+    return [*found[:place], asdict(slow), *found[place:]]
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         loaders=loaders, processors=_processors(), gaps=gaps,
     )  # fmt: skip
     if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
-        edges["verdicts"] = with_straggler(edges["verdicts"], slow)
+        edges["findings"] = with_straggler(edges["findings"], slow)
     return {
         "schema": SUMMARY_SCHEMA,
         "run_id": info.run_id,
@@ -276,7 +277,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         "ranks": service.ranks.summary(),
         "captures": run.captures.documents(),
         "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
-        "unobserved": [{key: gap[key] for key in ("what", "name", "reason")} for gap in gaps],
+        "instrumentation_gaps": [{key: gap[key] for key in ("what", "name", "reason")} for gap in gaps],
         "telemetry": _telemetry(service, sum(edges["steps"].values()), window),
         **service.exporters.document(),
     }
@@ -291,7 +292,7 @@ def _telemetry(service: AgentService, steps: int, window: WindowStart | None) ->
     return {
         "overhead_seconds": overhead_s,
         "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-        "pump_cpu_seconds": cpu_s,
+        "agent_cpu_seconds": cpu_s,
         "records": records,
         "records_lost": lost,
         "drops": {reason: number for reason, number in drops.items() if number},

@@ -239,7 +239,7 @@ def numbers_of(summary: Summary, finding: Finding) -> Iterator[str]:
     """Which numbers of a finding do not follow from keys."""
     for name, number in finding["evidence"].items():
         rule = rule_of(name, summary)
-        about = f"verdicts: {name} of {finding['name']} is {number}"
+        about = f"findings: {name} of {finding['name']} is {number}"
         try:
             value = rule(summary, finding) if rule else None
         except (

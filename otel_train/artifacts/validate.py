@@ -31,7 +31,7 @@ from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import lines_of, open_binary, parse_json, parse_line, predecessor, problem_of, read_json
-from otel_train.rundata.files import FLIGHT
+from otel_train.rundata.files import FLIGHT, current_document
 from otel_train.rundata.files import METRICS as RUN_METRICS
 from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
 from otel_train.rundata.run import read_run
@@ -89,7 +89,7 @@ def check(folder: Path) -> list[Fault]:
 
 
 def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
-    document = read_json(folder / name, root=folder)
+    document = current_document(read_json(folder / name, root=folder))
     found, wanted = document.get("schema"), writer.schema(schema)
     if found != wanted:
         raise RunDirectoryError(f"{name} has schema {found!r}, expected {wanted!r}.")
@@ -443,18 +443,18 @@ def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
     """Every number beside a finding is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
     loaders = {row["loader"] for row in summary.stages} | set(summary.document["batches"])
     waits = any(row["loader"] for row in summary.rows(TRAIN, stage="data"))
-    for finding in summary.document["verdicts"]:
+    for finding in summary.document["findings"]:
         name, share, seconds = finding["name"], finding["share"], finding["seconds"]
         if finding["loader"] and finding["loader"] not in loaders:
-            yield f"verdicts: {name} is about loader {finding['loader']}: no value is of it"
+            yield f"findings: {name} is about loader {finding['loader']}: no value is of it"
         if name == "input_bound" and not waits:
-            yield f"verdicts: {name} has share {share}, and no row of stage data in phase train has a loader"
+            yield f"findings: {name} has share {share}, and no row of stage data in phase train has a loader"
         if not 0.0 <= share <= 1.0 + ROUNDED:
-            yield f"verdicts: share {share} of {name} is not between 0 and 1"
+            yield f"findings: share {share} of {name} is not between 0 and 1"
         of = "training_seconds" if finding["phase"] == TRAIN else "wall_seconds"
         of_s = summary.training_s if finding["phase"] == TRAIN else sum(summary.activities.values())
         if not near(min(seconds, of_s), share * of_s):
-            yield f"verdicts: share {share} of {name} is of {of} {of_s} s, its seconds are {seconds} s"
+            yield f"findings: share {share} of {name} is of {of} {of_s} s, its seconds are {seconds} s"
         yield from numbers_of(summary, finding)
 
 

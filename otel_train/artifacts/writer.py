@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.events import Trace
 
 
-VERSION = 1
+VERSIONS = {"profiler_summary": 2}
+"""Versions of documents; 1 where none is named."""
+
 MOST_STEPS = 10_000
 """Rows per step: two megabytes of JSON."""
 
@@ -54,7 +56,7 @@ _NUMBERS = (
 
 def schema(name: str) -> str:
     """What the key ``schema`` of a document says."""
-    return f"otel_train.artifacts.{name}/{VERSION}"
+    return f"otel_train.artifacts.{name}/{VERSIONS.get(name, 1)}"
 
 
 def config(left: RunReader) -> dict[str, Any]:
@@ -339,7 +341,7 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
     _captures(left, written)
     written.warnings = [*left.warnings, *_doubts(left, source)]
     summary = _summary(left, rows, analysis, written)
-    replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "notes": written.warnings})
+    replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "warnings": written.warnings})
     written.put(SUMMARY)
     return written
 

@@ -222,7 +222,7 @@ def _too_early(run: RuleInput) -> Finding | None:
     if not steps and (_since_first_batch_s(run) >= LONG_S or _stepless(run)):
         return _incomplete(run, evidence)
     text = (
-        f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {MIN_STEPS}, "
+        f"Too early to say: {steps} training steps in {duration(total_s)}; a finding needs {MIN_STEPS}, "
         f"or {MIN_LONG_STEPS} in {duration(LONG_S)} of training."
     )
     return training_finding("too_early", text, advice="Let it run.", evidence=evidence)
@@ -480,7 +480,7 @@ LEADING_RULES = (
         "find what runs there: `otel_train.stage(...)` or `checkpoint()` around saving, logging, making loaders",
         _heavy(
             "outside", "outside every batch: between passes or after the loop, where nothing trains",
-            "Usual causes: saving, logging, evaluation of a model that is not watched, loaders or workers that are made "
+            "Usual causes: saving, logging, evaluation of a model that is not instrumented, loaders or workers that are made "
             'anew each epoch. Wrap suspects in `with otel_train.stage("name"):`, and saving in '
             "`with otel_train.checkpoint():`, to see which it is.",
             least=WARNING_SHARE, name="idle_between_passes", severity="warning",

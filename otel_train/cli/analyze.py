@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli.arguments import add_run_dir, chosen, positive_int, read_all
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
-from otel_train.datamodel import finding_document
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
@@ -33,7 +33,7 @@ examples:
   otel-train analyze trace.json.gz
   otel-train analyze runs/20260131-x7              the newest capture of a run, all its ranks
   otel-train analyze rank0.json.gz rank1.json.gz
-  otel-train analyze trace.json --json | jq '.findings[0].claim'
+  otel-train analyze trace.json --json | jq '.findings[0].summary'
 """
 
 
@@ -81,5 +81,5 @@ def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, A
         late = rank_finding(first, waiting)
         if late is not None:
             said = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
-            first["findings"] = sorted([*said, finding_document(late)], key=lambda finding: -finding["share"])
+            first["findings"] = sorted([*said, asdict(late)], key=lambda finding: -finding["share"])
     return documents

@@ -144,7 +144,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
 def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     step, rows = document["rows"][0], document["rows"]
     name = page.safe(f"{document['before']} → {document['after']}")
-    badge = (step["verdict"], _STYLES.get(step["verdict"], "bold"))
+    badge = (step["conclusion"], _STYLES.get(step["conclusion"], "bold"))
     yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
     yield INDENT + page.paint(f"A step takes {_change(step)}.", "bold")
     for difference in document["differences"]:
@@ -154,7 +154,7 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO) + right("95 %", 18)
     yield INDENT + page.paint(pad("mean of", column) + heads, "dim")
     for row in rows[:_ROWS]:
-        yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["verdict"], ""))
+        yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["conclusion"], ""))
     if len(rows) > _ROWS:
         yield INDENT + page.paint(f"and {len(rows) - _ROWS} more with --json", "dim")
     yield ""
@@ -197,7 +197,7 @@ def _change(step: Mapping[str, Any]) -> str:
     if step["low"] is None:
         return f"{step['ratio']:.3f} times as long, from too few steps to be sure"
     text = f"{step['ratio']:.3f} times as long ({step['low']:.3f} to {step['high']:.3f})"
-    return text if step["verdict"] != "no difference shown" else f"{text}: no difference is shown"
+    return text if step["conclusion"] != "no difference shown" else f"{text}: no difference is shown"
 
 
 def _share(text: str) -> float:

@@ -119,7 +119,7 @@ def farewell(
 
 def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
     """The remedy of the main finding, as options of the demo."""
-    finding: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     if finding.get("name") == "too_early":
         return ["Let it run longer otel-train demo --minutes 1"]
     if finding.get("name") == "input_bound" and finding.get("loader") == "code":

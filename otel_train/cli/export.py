@@ -55,7 +55,7 @@ def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     """Where things are, what is not there and why."""
     if as_json:
         folder = str(written.folder)
-        print(dump_json({"folder": folder, "artifacts": written.files, "notes": written.warnings}))
+        print(dump_json({"folder": folder, "artifacts": written.files, "warnings": written.warnings}))
         return
     page = TextLayout.of(sys.stdout)
     print(printable(written.folder))

@@ -79,7 +79,7 @@ def render(page: TextLayout, report: Report) -> str:
         *_threads(page, report.get("threads") or ()),
         *_captures(page, report.get("captures") or ()),
     ]
-    for warning in report.get("notes") or ():
+    for warning in report.get("warnings") or ():
         lines += [INDENT + page.paint(line, "yellow") for line in page.prose(warning, indent=len(INDENT))]
     return page.finish([*lines, page.paint("━" * page.columns, "dim")])
 

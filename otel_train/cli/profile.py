@@ -24,7 +24,7 @@ from otel_train.files import read_json
 from otel_train.profiler.requests import activities
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import FLIGHT
+from otel_train.rundata.files import FLIGHT, current_document
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
         for rank in before:
             for path in _records(captures, rank) - before[rank]:
                 with suppress(RunDirectoryError):
-                    found[rank] = read_json(path)
+                    found[rank] = current_document(read_json(path))
         if len(found) == len(before):
             if all(record["finding"] or not record["file"] for record in found.values()):
                 break
@@ -156,7 +156,7 @@ def _say(
     elif record is None:
         print(f"rank {rank}: nothing after {timeout_s:g} s. Is it alive? See 'otel-train postmortem'")
     else:
-        said = [record["problem"], *record["notes"], record["finding"].get("claim", "")]
+        said = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
         if record["file"]:
             steps, where = "-".join(map(str, record["steps"])), captures / record["file"]
             said.insert(0, f"steps {steps}: {where} ({record['bytes']:,} bytes)")

@@ -26,7 +26,7 @@ this works on runs that are still going. docs/reference/summary.md explains each
 examples:
   otel-train summary runs/20260131-x7
   otel-train summary 20260131-x7 --rank 3
-  otel-train summary 20260131-x7 --json | jq '.verdicts[0].claim'
+  otel-train summary 20260131-x7 --json | jq '.findings[0].summary'
 """
 _HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "finding")
 _COLUMNS = (5, 12, 10, 9, 9, 10, 8)
@@ -79,7 +79,7 @@ def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
 
 def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
-    finding: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     about = f" ({finding['loader']})" if finding.get("loader") else ""
     values = (
         str(summary.get("rank")),

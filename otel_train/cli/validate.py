@@ -14,6 +14,7 @@ from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.files import dump_json, read_json, replace_text
+from otel_train.rundata.files import current_document
 from otel_train.rundata.run import read_run
 from otel_train.safety import printable
 
@@ -90,7 +91,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
 def _document(folder: Path, *, made: bool) -> dict[str, Any]:
     """The summary, and the results of the newest capture if there is one."""
     if made:
-        summary = read_json(folder / SUMMARY, root=folder)
+        summary = current_document(read_json(folder / SUMMARY, root=folder))
         return {"summary": summary, "capture": summary["capture"]}
     left = read_run(folder, min(ranks_of(folder), default=0))
     found = left.newest_trace()

@@ -397,7 +397,7 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
 
 def _findings(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
-    for finding in (summary.get("verdicts") or ())[:_MOST_FINDINGS]:
+    for finding in (summary.get("findings") or ())[:_MOST_FINDINGS]:
         lines += _finding(page, finding, leading=not lines)
     return lines
 
@@ -410,7 +410,7 @@ def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     columns = page.columns - len(indent) - _MARGIN
     lines += [
         indent + page.paint(line, "bold")
-        for line in page.prose(finding.get("claim") or "", indent=len(indent))
+        for line in page.prose(finding.get("summary") or "", indent=len(indent))
     ]
     share, seconds = finding.get("share"), finding.get("seconds")
     if share or seconds:
@@ -461,7 +461,7 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
 
 def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
-    gaps = summary.get("unobserved") or ()
+    gaps = summary.get("instrumentation_gaps") or ()
     for row in gaps[:_MOST_GAPS]:
         what, name = page.safe(row.get("what") or ABSENT), page.safe(row.get("name") or "")
         text = f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or ABSENT}"
@@ -498,7 +498,7 @@ def _cost(page: TextLayout, summary: Summary) -> list[str]:
     facts = [
         f"{duration(None if per_step is None else per_step * 1e-6)} per step",
         f"{percent(share)} of wall time",
-        f"agent {duration(cost.get('pump_cpu_seconds'))} of CPU",
+        f"agent {duration(cost.get('agent_cpu_seconds'))} of CPU",
         f"{plural(cost.get('records'), 'record')}, {'none' if lost == 0 else count(lost)} lost",
     ]
     for heading in ("drops", "faults"):
@@ -549,7 +549,7 @@ class Progress:
             facts.append(f"{rounded(rate(samples, wall_s))} samples/s")
         if loaders:
             facts.append(f"{percent(rate(now.data_wait_s - before.data_wait_s, wall_s))} waiting for data")
-        leading: Mapping[str, Any] = next(iter(summary["verdicts"]), {})
+        leading: Mapping[str, Any] = next(iter(summary["findings"]), {})
         if leading:
             facts.append(f"finding: {page.safe(leading['name'])}")
         return page.finish([f"otel_train: {' · '.join(facts)}"])

@@ -69,7 +69,7 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
         style = _STYLES.get(finding["severity"], "")
         title = finding["name"].replace("_", " ")
         yield INDENT + page.paint(f"▲ {title}" if style in {"red", "yellow"} else f"• {title}", style, "bold")
-        for line in page.prose(finding["claim"], indent=4):
+        for line in page.prose(finding["summary"], indent=4):
             yield INDENT * 2 + line
         for number, line in enumerate(page.prose(finding["advice"], indent=6)):
             yield INDENT * 2 + page.paint(("  " if number else "→ ") + line, "dim")

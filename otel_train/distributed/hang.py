@@ -107,7 +107,7 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
         return suspects(reports, {place: reports[place].quiet_s for place in vanished})
     if all(document.get("state") == "finished" for document in documents):
         return []
-    if any(document.get("notes") for document in documents):
+    if any(document.get("warnings") for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
         # A rank at the end of a step may then be behind ranks at the beginning of the next.
         ends = [report.stage if report.stage in ORDER else report.after for report in reports.values()]

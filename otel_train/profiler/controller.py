@@ -267,7 +267,7 @@ class CaptureController:
             _error(recorded, outcome.problem),
             metadata["problem"],
             metadata["seconds"],
-            str(metadata["finding"].get("claim", "")),
+            str(metadata["finding"].get("summary", "")),
             metadata,
         )
         # A missing activity is reported only if it was requested explicitly.
@@ -288,7 +288,7 @@ class CaptureController:
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
             "seconds": (self._clock() - begun_ns) / NS_PER_S,
             "options": plan.options._asdict(), "problem": _problem(recorded),
-            "notes": list(recorded.missing), "pinned": plan.pinned, "finding": {},
+            "warnings": list(recorded.missing), "pinned": plan.pinned, "finding": {},
         }  # fmt: skip
 
 

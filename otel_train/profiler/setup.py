@@ -277,7 +277,7 @@ def _block(capture: Capture, top: int) -> Iterator[str]:
         yield f"  Memory peak: {peak['bytes'] / MIB:.1f} MB on {_plain(str(peak['device']))} at {peak['time_seconds']:.3f} s"
     yield "  Bottlenecks:"
     for finding in record.get("findings") or ():
-        yield f"    {_plain(str(finding['claim']))} {_plain(str(finding['advice']))}"
+        yield f"    {_plain(str(finding['summary']))} {_plain(str(finding['advice']))}"
 
 
 def _lines(capture: Capture, top: int) -> Iterator[str]:

@@ -62,7 +62,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def finding_summary(record: Mapping[str, Any]) -> str:
     """Returns the summary of a capture's leading finding; "" without one."""
     finding = record.get("finding")
-    return str(finding.get("claim", "")) if isinstance(finding, dict) else ""
+    return str(finding.get("summary", "")) if isinstance(finding, dict) else ""
 
 
 def note_analysis(trace: Path, document: Mapping[str, Any]) -> None:
@@ -306,7 +306,7 @@ def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:
     record = job.record
     return {
         **record, "file": Path(outcome.file).name, "bytes": outcome.bytes,
-        "problem": outcome.problem or record["problem"], "notes": [*record["notes"], *outcome.missing],
+        "problem": outcome.problem or record["problem"], "warnings": [*record["warnings"], *outcome.missing],
         "seconds": record["seconds"] + time.monotonic() - job.made_s,
     }  # fmt: skip
 

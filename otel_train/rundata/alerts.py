@@ -117,7 +117,7 @@ def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
 
 
 def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    for finding in _rows(summary.get("verdicts")):
+    for finding in _rows(summary.get("findings")):
         severity = finding.get("severity")
         share, seconds = number(finding.get("share")), number(finding.get("seconds"))
         of = "training time" if finding.get("phase") == "train" else "the run"
@@ -128,7 +128,7 @@ def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",
             text(finding.get("name")).replace("_", " ") or "finding",
-            _long(finding.get("claim")),
+            _long(finding.get("summary")),
             _long(finding.get("advice")),
             facts,
         )
@@ -196,7 +196,7 @@ def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
         used = _long(row.get("used"))
         facts = (f"in force: {used}",) if used else ()
         yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
-    for row in _rows(summary.get("unobserved")):
+    for row in _rows(summary.get("instrumentation_gaps")):
         about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
         yield Notice("info", f"not observed: {about}", _long(row.get("reason")))
 

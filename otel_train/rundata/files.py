@@ -29,9 +29,37 @@ def is_run(path: Path) -> bool:
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 
+_FORMER_SCHEMAS = {
+    "otel_train.summary/1": SUMMARY_SCHEMA,
+    "otel_train.artifacts.profiler_summary/1": "otel_train.artifacts.profiler_summary/2",
+}
+_FORMER_KEYS = {
+    "verdicts": "findings",
+    "claim": "summary",
+    "unobserved": "instrumentation_gaps",
+    "notes": "warnings",
+    "pump_cpu_seconds": "agent_cpu_seconds",
+}
+_WITH_FORMER_KEYS = ("findings", "finding", "telemetry", "capture")
+
+
+def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary, or the metadata of a capture, under the keys of this version, whichever version wrote it."""
+    found = {_FORMER_KEYS.get(key, key): value for key, value in document.items()}
+    for key in _WITH_FORMER_KEYS:
+        inner = found.get(key)
+        if isinstance(inner, dict):
+            found[key] = current_document(inner)
+        elif isinstance(inner, list):
+            found[key] = [current_document(each) if isinstance(each, dict) else each for each in inner]
+    if (schema := text(found.get("schema"))) in _FORMER_SCHEMAS:
+        found["schema"] = _FORMER_SCHEMAS[schema]
+    return found
+
+
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
     """A rank's summary; empty, with a warning, if it is not one of a version known here."""
-    summary = documents.get_or_empty(folder / SUMMARY, warnings)
+    summary = current_document(documents.get_or_empty(folder / SUMMARY, warnings))
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
         warnings.append(
             f"{SUMMARY} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."

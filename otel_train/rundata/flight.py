@@ -118,7 +118,7 @@ def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
         "recent_steps": [],
         "edges_in_file": sum(len(thread.times) for thread in flight.threads),
         "threads": [naming.thread(history) for history in histories],
-        "notes": warnings,
+        "warnings": warnings,
     }
     if main is None:
         warnings.append("No thread has written an edge yet.")

@@ -11,7 +11,7 @@ from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
-from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, summary_of
+from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of
 from otel_train.rundata.flight import Timeline, timeline_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
         RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
     """
     try:
-        summary = read_json(path)
+        summary = current_document(read_json(path))
     except RunDirectoryError as error:
         raise RunDirectoryError(f"{path.parent}: {error}") from error
     schema = summary.get("schema")
@@ -130,7 +130,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
 def record_beside(capture: Path) -> dict[str, Any]:
     """The record of a capture; empty where there is none that can be read."""
     try:
-        return read_json(metadata_path(capture))
+        return current_document(read_json(metadata_path(capture)))
     except RunDirectoryError:
         return {}
 
@@ -140,7 +140,7 @@ def records_below(run: Path) -> list[dict[str, Any]]:
     found = []
     for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
-            found.append(read_json(path))
+            found.append(current_document(read_json(path)))
     return sorted(found, key=lambda record: (_whole(record.get("ended_unix_ns")), _whole(record.get("rank"))))
 
 

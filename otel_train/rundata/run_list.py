@@ -107,7 +107,7 @@ class RunList:
             now_s=self._now(),
         )
         started_ns = number(about.get("started_unix_ns"))
-        findings, throughput = summary.get("verdicts"), summary.get("throughput")
+        findings, throughput = summary.get("findings"), summary.get("throughput")
         leading = findings[0] if isinstance(findings, list) and findings else {}
         return Row(
             name=name,

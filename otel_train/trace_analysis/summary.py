@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.datamodel import NS_PER_S, finding_document
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import TraceError
 from otel_train.trace_analysis.breakdown import allocations, breakdown, critical_path, idle, overlap, temporal
 from otel_train.trace_analysis.events import Trace, read
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Collective = tuple[str, str]
 
-SCHEMA = "otel_train.analysis/1"
+SCHEMA = "otel_train.analysis/2"
 
 
 def trace_summary(
@@ -72,7 +73,7 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
         "memory": memory,
         "critical_path": critical_path(scene),
     }
-    document["findings"] = [finding_document(finding) for finding in findings(document)]
+    document["findings"] = [asdict(finding) for finding in findings(document)]
     return document
 
 

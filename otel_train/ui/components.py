@@ -73,7 +73,7 @@ def board(notices: Sequence[Notice], *, unfold: int) -> str:
     if not notices:
         return ""
     items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
-    return f'<section class="board" aria-label="Alerts and verdicts">{items}</section>'
+    return f'<section class="board" aria-label="Alerts and findings">{items}</section>'
 
 
 def _notice(each: Notice, *, unfold: bool) -> str:
@@ -153,7 +153,7 @@ def finding(each: Mapping[str, Any], *, source: str = "") -> str:
     where = f"<ul>{places}</ul>" if places else ""
     severity = escape(str(each.get("severity") or "info"))
     return (
-        f'<article class="finding {severity}"><h3>{title}</h3><p>{escape(each["claim"])}</p>'
+        f'<article class="finding {severity}"><h3>{title}</h3><p>{escape(each["summary"])}</p>'
         f"<p>{escape(each['advice'])}</p>{gain}{where}</article>"
     )
 

@@ -208,9 +208,9 @@ def _capture_row(
 ) -> list[str]:
     short = escape(name.removeprefix("captures/"))
     target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
-    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("notes")
+    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("warnings")
     asked = (text(record.get(key)) for key in ("trigger", "reason"))
-    found = [text(said.get("claim")) if isinstance(said, dict) else "", text(record.get("problem"))]
+    found = [text(said.get("summary")) if isinstance(said, dict) else "", text(record.get("problem"))]
     found += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
     return [
         f'<a href="{target}" data-go>{short}</a>'
@@ -442,7 +442,7 @@ def _ranks(view: RankView, *, static: bool) -> str:
 def _rank(view: RankView, rank: int, *, static: bool) -> list[str]:
     summary = view.others.get(rank, {})
     wait = activity_shares(summary).get("data_wait")
-    leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    leading: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     link = f"rank {rank}" if static else f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,

@@ -266,7 +266,7 @@ def test_the_ten_line_start_runs_and_is_observed(tmp_path: Path) -> None:
     assert len([line for line in start.splitlines() if line]) <= 10
     assert values["steps"] == {"train": 64}
     assert values["batches"] == {"train": 64}
-    assert values["unobserved"] == []
+    assert values["instrumentation_gaps"] == []
 
 
 @pytest.mark.slow

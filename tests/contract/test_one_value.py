@@ -99,13 +99,13 @@ def report_differences(text: str, summary: Summary) -> Iterator[str]:
         keys += [waits.get(name, {}).get(key) for key in ("total_seconds", "avg", "p95")]
         expected += [(f"loader {name}", cell, key) for cell, key in zip(cells, keys, strict=False)]
     shares = re.findall(r"(?m)^(\S+ %) of (?:training time|the run) · ", text)
-    found = [finding["share"] for finding in summary["verdicts"] if finding["share"]]
+    found = [finding["share"] for finding in summary["findings"] if finding["share"]]
     expected += [("share of a finding", cell, key) for cell, key in zip(shares, found, strict=True)]
     for what, cell, key in expected:
         if not Shown.of(cell).is_of(key):
             yield f"{what} is {cell}; the key is {key}"
-    for finding in summary["verdicts"]:
-        if finding["claim"].replace("`", "") not in text:
+    for finding in summary["findings"]:
+        if finding["summary"].replace("`", "") not in text:
             yield f"the summary of {finding['name']} is not there as it is"
 
 

@@ -192,7 +192,7 @@ def test_a_finding_is_one_file(copy: Path) -> None:
 
     run(copy, LOOP.replace("**SETTINGS", ""))
 
-    found = {finding["name"]: finding for finding in summary(copy)["verdicts"]}
+    found = {finding["name"]: finding for finding in summary(copy)["findings"]}
     assert found["dummy_bound"]["evidence"] == {"steps": 30.0}
 
 

@@ -234,7 +234,7 @@ def test_the_finding_says_whether_host_or_device_waits(
     summary = session.summary()
     session.close()
 
-    assert summary["verdicts"][0]["name"] == name, summary["verdicts"]
+    assert summary["findings"][0]["name"] == name, summary["findings"]
 
 
 def test_the_hardware_answers_or_is_left_out() -> None:

@@ -285,7 +285,7 @@ def test_what_a_machine_lacks_is_left_out_and_said(
 
     (record,) = records(session)
     assert record["problem"] == ""
-    assert record["notes"] == ["no mtia activity: this machine has none"]
+    assert record["warnings"] == ["no mtia activity: this machine has none"]
     assert any("aten::" in str(event.get("name")) for event in trace(session, record))
     assert "Capture (on_demand): no mtia activity: this machine has none" in caplog.text
 

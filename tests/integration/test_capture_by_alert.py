@@ -91,14 +91,14 @@ def test_an_alert_has_its_run_captured_and_the_finding_comes_back_under_its_name
 
     (record,) = records(tmp_path)
     assert (record["trigger"], record["alert"], record["problem"]) == ("alert", "TrainInputBound", "")
-    assert record["finding"]["claim"]
+    assert record["finding"]["summary"]
     point = last_point(tmp_path, "train.profiler.capture.time")
     assert point["train.profiler.alert"] == "TrainInputBound"
     assert point["train.profiler.file"] == f"captures/{record['file']}"
     assert point["train.profiler.finding.name"] == record["finding"]["name"]
     (event,) = [line for line in events.read_text().splitlines() if "train.profiler.capture" in line]
     assert "TrainInputBound" in event
-    assert json.dumps(record["finding"]["claim"])[1:-1] in event
+    assert json.dumps(record["finding"]["summary"])[1:-1] in event
 
 
 @pytest.mark.parametrize("agent", AGENTS)

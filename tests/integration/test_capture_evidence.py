@@ -77,7 +77,7 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
     console = capsys.readouterr().err
     (path,) = (tmp_path / "seen" / "captures").glob("*.record.json")
     record = json.loads(path.read_text())
-    sentence, steps = record["finding"]["claim"], record["steps"]
+    sentence, steps = record["finding"]["summary"], record["steps"]
 
     everything = spans(tmp_path)
     (capture,) = [span for span in everything.values() if span["name"] == "train.profiler.capture"]

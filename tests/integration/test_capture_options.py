@@ -44,6 +44,6 @@ def test_shapes_stacks_and_memory_are_recorded_and_a_device_that_is_not_there_is
     assert any("Input Dims" in event.get("args", {}) for event in events)
     assert any(event.get("cat") == "python_function" for event in events)
     assert any(event.get("name") == "[memory]" for event in events)
-    assert record["notes"] == (
+    assert record["warnings"] == (
         [] if torch.cuda.is_available() else ["no cuda activity: this machine has none"]
     )

@@ -66,7 +66,7 @@ def test_the_finding_names_the_loader_that_training_waits_for(tmp_path: Path) ->
 
     assert process.returncode == 0, complaints
     found = summary_below(tmp_path)
-    leading = found["verdicts"][0]
+    leading = found["findings"][0]
     assert (leading["name"], leading["loader"]) == ("input_bound", "code")
     assert leading["share"] > 0.2
     assert found["state"] == "finished"
@@ -102,7 +102,7 @@ def test_the_finding_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy:
     shown, complaints = first.communicate(timeout=150)
     before = summary_below(tmp_path / "first")
     assert "finding: input_bound" in complaints
-    assert before["verdicts"][0]["loader"] == "code"
+    assert before["findings"][0]["loader"] == "code"
 
     [advice] = [line for line in shown.splitlines() if line.startswith("Follow the advice")]
     then = start(tmp_path / "then", "--steps=60", "--minutes=3", *advice.partition(" demo ")[2].split())

@@ -209,7 +209,7 @@ def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
         optimizer.step()
     session.close()
 
-    found = [thing for thing in session.summary()["unobserved"] if thing["what"] == "device"]
+    found = [thing for thing in session.summary()["instrumentation_gaps"] if thing["what"] == "device"]
     assert [thing["name"] for thing in found] == [kind] * said
 
 
@@ -244,7 +244,7 @@ def test_why_the_time_of_a_device_is_not_taken_is_said(
         optimizer.step()
     session.close()
 
-    [found] = [thing for thing in session.summary()["unobserved"] if thing["what"] == "device"]
+    [found] = [thing for thing in session.summary()["instrumentation_gaps"] if thing["what"] == "device"]
     assert found["name"] == "xpu"
     assert why in found["reason"]
 

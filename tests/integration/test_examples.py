@@ -100,7 +100,7 @@ def test_loaders_drawn_by_weight_have_times_of_their_own(tmp_path: Path) -> None
         "code": 1, "prose": 1, "val": 2,
     }  # fmt: skip
     assert "--- Profiling Metrics (Step 50) ---" in said
-    assert values["unobserved"] == []
+    assert values["instrumentation_gaps"] == []
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_what_is_compiled_is_not_counted_and_that_is_said(watch: Watch) -> None:
     session.close()
 
     assert (flops.flops, flops.refusal) == (0, COMPILED)
-    gaps = json.loads((session.run_directory / "rank0" / "summary.json").read_text())["unobserved"]
+    gaps = json.loads((session.run_directory / "rank0" / "summary.json").read_text())["instrumentation_gaps"]
     assert {"what": "flops", "name": "step", "reason": COMPILED} in gaps
     assert "train.model.flops" not in counted(session.run_directory)
 

@@ -92,16 +92,16 @@ def test_steps_are_counted_and_compiling_is_distinguished(runs: str) -> None:
 
     assert steady["steps"] == {"train": 40, "eval": 3}
     assert steady["updates"] == 40
-    assert steady["unobserved"] == []
+    assert steady["instrumentation_gaps"] == []
     assert steady["activities"]["compile"] > 0
     assert sum(steady["activities"].values()) == pytest.approx(steady["wall_seconds"])
-    assert "recompiling" not in [finding["name"] for finding in steady["verdicts"]]
+    assert "recompiling" not in [finding["name"] for finding in steady["findings"]]
 
 
 def test_for_a_loop_of_changing_shapes_the_finding_names_recompiles(runs: str) -> None:
     """39 of 40 steps compile again."""
     changing = said_by("shapes.py", runs, "changing")
-    first = changing["verdicts"][0]
+    first = changing["findings"][0]
 
     assert first["name"] == "recompiling"
     assert first["evidence"]["recompiles"] == 41  # 39 steps; 2 of the 3 batches of evaluation
@@ -121,15 +121,15 @@ def test_a_capture_is_refused_with_what_to_use_instead(runs: str) -> None:
 def test_a_session_in_which_no_step_was_seen_says_what_to_add(kind: str, asks: bool, runs: str) -> None:
     """`instrument` alone sees nothing of JAX but its compiler; the run summary of such a run was full of dashes."""
     summary = said_by("own_session.py", runs, kind)
-    [missing] = summary["unobserved"]
-    leading = summary["verdicts"][0]
+    [missing] = summary["instrumentation_gaps"]
+    leading = summary["findings"][0]
 
     assert (missing["what"], missing["name"]) == ("stage", "make_step")
     assert "step = otel_train.jax.make_step(step)" in missing["reason"]
     assert ("otel_train.watch(loader)" in missing["reason"]) is asks
     assert "`loss_of`" in missing["reason"]  # what JAX compiled
     assert leading["name"] == "incomplete"
-    assert leading["claim"].startswith("INCOMPLETE")
+    assert leading["summary"].startswith("INCOMPLETE")
     assert "step = otel_train.jax.make_step(step)" in leading["advice"]
     assert summary["updates"] == 0
     assert summary["telemetry"]["faults"] == {}
@@ -159,7 +159,9 @@ def test_a_program_of_jax_that_takes_gradients_has_a_run(tmp_path: Path) -> None
     done = run_zero_code([PROGRAMS / "plain.py", "gradient"], tmp_path, environ=environ, console="true")
     [summary] = summaries_below(tmp_path)
 
-    assert [(thing["what"], thing["name"]) for thing in summary["unobserved"]] == [("stage", "make_step")]
+    assert [(thing["what"], thing["name"]) for thing in summary["instrumentation_gaps"]] == [
+        ("stage", "make_step")
+    ]
     assert summary["state"] == "finished"
     assert summary["activities"]["compile"] > 0
     assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"])
@@ -184,7 +186,7 @@ def test_a_wrapped_step_needs_no_instrument_below_otel_train_run(tmp_path: Path)
     assert summary["steps"] == {"train": 12}
     assert summary["batches"] == {"train": 12}
     assert summary["updates"] == 12
-    assert summary["unobserved"] == []
+    assert summary["instrumentation_gaps"] == []
 
 
 # --- the example: Equinox and optax -----------------------------------------------------------------
@@ -235,5 +237,5 @@ def test_an_equinox_loop_is_counted_and_its_weights_are_the_same_without_us(tmp_
     assert (rows["make_step", "train"], rows["evaluate", "val"]) == (128, 16)
     assert values["samples"] == {"train": 8192, "val": 1024}
     assert values["activities"]["compile"] > 0
-    assert values["unobserved"] == []
+    assert values["instrumentation_gaps"] == []
     assert values["telemetry"]["faults"] == {}

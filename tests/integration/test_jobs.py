@@ -31,7 +31,7 @@ def stalls(runs: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 def main_finding(runs: Path) -> dict[str, Any]:
     """The leading finding of rank 0."""
-    found: dict[str, Any] = summary(runs)["verdicts"][0]
+    found: dict[str, Any] = summary(runs)["findings"][0]
     return found
 
 
@@ -47,7 +47,7 @@ def test_a_slowed_rank_is_named_with_its_stage(tmp_path: Path, world_size: int, 
     assert 0.03 < ranks["straggler"]["excess_s"] < 0.2
     reported = [event["attributes"] for event in events(tmp_path) if event["name"] == "train.straggler"]
     assert [(event["train.rank"], event["train.stage"]) for event in reported] == [(1, stage)]
-    assert summary(tmp_path, 1)["verdicts"][0]["name"] != "straggler_bound"
+    assert summary(tmp_path, 1)["findings"][0]["name"] != "straggler_bound"
 
 
 def test_a_rank_that_evaluates_is_not_called_slow(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_rank_that_evaluates_is_not_called_slow(tmp_path: Path) -> None:
 
     assert summary(tmp_path)["steps"]["eval"] > 0
     assert summary(tmp_path)["ranks"]["straggler"] is None
-    assert "straggler_bound" not in [found["name"] for found in summary(tmp_path)["verdicts"]]
+    assert "straggler_bound" not in [found["name"] for found in summary(tmp_path)["findings"]]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_way_of_use_is_counted_right(
     assert summary["batches"] == batches
     assert summary["state"] == "finished"
     assert summary["telemetry"]["faults"] == {}
-    assert summary["unobserved"] == []
+    assert summary["instrumentation_gaps"] == []
 
 
 def test_what_the_trainer_saves_is_a_checkpoint(trained: Done) -> None:

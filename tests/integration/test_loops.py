@@ -220,7 +220,9 @@ def row(truth: Truth, summary: dict[str, Any], program: Any) -> dict[str, Any]:
 
 def assert_absent_and_said(summary: dict[str, Any], truth: Truth) -> None:
     """A stage that cannot be seen has no value, and an entry with its remedy, where anything could be seen."""
-    said = {thing["name"] if thing["what"] == "stage" else "forward" for thing in summary["unobserved"]}
+    said = {
+        thing["name"] if thing["what"] == "stage" else "forward" for thing in summary["instrumentation_gaps"]
+    }
     for stage in truth.unseen:
         assert stage_counts(summary, stage).total() == 0
         assert stage in said or truth.updates < UPDATES_WITHOUT_FORWARD

@@ -148,4 +148,4 @@ def test_a_cache_that_fails_is_a_fault_that_the_summary_names(watch: Watch) -> N
     session.cache("images", size=lambda: 1 // 0)
 
     assert session._service.caches.read() == {}
-    assert session.summary()["telemetry"]["faults"] == {"values by hand": 1}
+    assert session.summary()["telemetry"]["faults"] == {"logged values": 1}

@@ -86,7 +86,7 @@ def test_a_rank_is_counted_as_it_counts_itself(name: str, ranks: list[dict[str, 
         assert row["in_code"] == row["program"]
         assert row.pop("same_weights")
         assert row.pop("faults") == {}
-        assert row.pop("unobserved") == []
+        assert row.pop("instrumentation_gaps") == []
         assert row.pop("laws") == []
         check_row("processes", name, row)
 

@@ -72,7 +72,7 @@ CASES = (
         60,
         {
             f'train_telemetry_faults_total{{{R},train_telemetry_component="/metrics"}}': "0x30 1x30",
-            f'train_telemetry_faults_total{{{R},train_telemetry_component="pump"}}': "0x60",
+            f'train_telemetry_faults_total{{{R},train_telemetry_component="export loop"}}': "0x60",
             f'train_instrumentation_gaps{{{R},train_instrumentation_gaps_kind="model",train_instrumentation_gaps_reason="never_seen"}}': "_x20 1x40",
         },
         (

@@ -83,8 +83,8 @@ def say_summary(run: Path, **values: Any) -> None:
         for name, ms in STAGES_MS.items()
     ]  # fmt: skip
     summary = {
-        "schema": "otel_train.summary/1", "run_id": "r1", "run_name": "nightly", "attempt": 0, "rank": 0,
+        "schema": "otel_train.summary/2", "run_id": "r1", "run_name": "nightly", "attempt": 0, "rank": 0,
         "state": "finished", "wall_seconds": 0.05, "steps": {"train": 5}, "stages": stages,
-        "activities": {"productive": 0.045, "data_wait": 0.005}, "telemetry": {"records_lost": 0}, "verdicts": [],
+        "activities": {"productive": 0.045, "data_wait": 0.005}, "telemetry": {"records_lost": 0}, "findings": [],
     } | values  # fmt: skip
     (run / "rank0" / "summary.json").write_text(json.dumps(summary), encoding="utf-8")

@@ -164,7 +164,7 @@ def _inside(row: Mapping[str, Any]) -> list[Line]:
 
 def _findings(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     """Summary and advice are keys, word for word; their values are among the numbers of the finding."""
-    findings = iter(summary["verdicts"])
+    findings = iter(summary["findings"])
     since_s = summary["wall_seconds"] - summary["activities"]["init"]
     blocks: list[list[str]] = []
     for text in lines:
@@ -181,7 +181,7 @@ def _findings(lines: Sequence[str], summary: Summary) -> Iterator[str]:
             if part == "seen":
                 parts[part] += " ·"
         name = finding["name"]
-        for part, key in (("summary", "claim"), ("do", "advice")):
+        for part, key in (("summary", "summary"), ("do", "advice")):
             if parts[part].split() != finding[key].split():
                 yield f"finding {name}: {part} is {parts[part]!r}, the key {key} says {finding[key]!r}"
         cost = (finding["seconds"], finding["share"])
@@ -189,7 +189,7 @@ def _findings(lines: Sequence[str], summary: Summary) -> Iterator[str]:
         seen = [_number(key, value) for key, value in finding["evidence"].items()]
         yield from differences(parts["seen"], seen, where=f"finding {name}, seen")
         yield from differences(
-            finding["claim"],
+            finding["summary"],
             [*_throughput(finding, summary), *_summaries(finding, since_s)],
             where=f"finding {name}, summary",
         )
@@ -228,7 +228,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     )
     return [
         line(r"# training steps in #", lambda _: (evidence["steps"], training_s)),
-        line(r"a verdict needs #, or # in # of training", lambda _: (MIN_STEPS, MIN_LONG_STEPS, LONG_S)),
+        line(r"a finding needs #, or # in # of training", lambda _: (MIN_STEPS, MIN_LONG_STEPS, LONG_S)),
         line(r"# of the run \(# of #\)", lambda _: (share, seconds, evidence["wall_seconds"])),
         line(r"`(?P<loader>\w+)`: # per batch", lambda _: (each_s,)),
         line(r"# per batch", lambda _: (each_s,)),
@@ -251,7 +251,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
 
 
 def _instrumentation_gaps(lines: Sequence[str], summary: Summary) -> Iterator[str]:
-    said = [f"{row['what']} {row['name']}: {row['reason']}" for row in summary["unobserved"]]
+    said = [f"{row['what']} {row['name']}: {row['reason']}" for row in summary["instrumentation_gaps"]]
     text = " ".join(" ".join(lines).split())
     if missing := [each for each in said if each not in text]:
         yield f"not seen: {missing} is not in the run summary"
@@ -265,7 +265,7 @@ def _telemetry(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     forms = [
         line(r"# per step", lambda _: (None if per_step is None else per_step * 1e-6,)),
         line(r"# of wall time", lambda _: (share,)),
-        line(r"agent # of CPU", lambda _: (cost["pump_cpu_seconds"],)),
+        line(r"agent # of CPU", lambda _: (cost["agent_cpu_seconds"],)),
         line(r"# records?, # lost", lambda _: (cost["records"], cost["records_lost"])),
         line(r"# records?, none lost", lambda _: (cost["records"],)),
         line(r"(?P<name>\S+) (?P<what>drops|faults): #", lambda found: (cost[found["what"]][found["name"]],)),

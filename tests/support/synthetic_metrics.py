@@ -42,7 +42,7 @@ _OPEN_VALUES: Final = {
     "error.type": ("",),
     "train.process_group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
-    "train.telemetry.component": ("pump",),
+    "train.telemetry.component": ("export loop",),
     **{
         f"train.{label}": (value,)
         for label, value in (

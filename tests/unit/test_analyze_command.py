@@ -51,7 +51,7 @@ def test_json_is_one_document_per_trace(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["analyze", str(path), "--json", "--top", "2"]) == 0
 
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "otel_train.analysis/1"
+    assert document["schema"] == "otel_train.analysis/2"
     assert len(document["top_cpu_ops"]) == 2
 
 

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 ADVICE = "DataLoader(..., num_workers=4) reads beside the training."
 RECORD: dict[str, Any] = {
     "epoch": 2,
-    "finding": {"name": "input_bound", "claim": "Training waits for the next batch during 40% of the time."},
+    "finding": {
+        "name": "input_bound",
+        "summary": "Training waits for the next batch during 40% of the time.",
+    },
     "findings": [
-        {"claim": "Training waits for the next batch during 40% of the time.", "advice": ADVICE},
-        {"claim": "aten::conv2d takes 30% of the time of the host.", "advice": "torch.compile(model)."},
+        {"summary": "Training waits for the next batch during 40% of the time.", "advice": ADVICE},
+        {"summary": "aten::conv2d takes 30% of the time of the host.", "advice": "torch.compile(model)."},
     ],
     "top_cpu_ops": [
         {"name": "aten::conv2d", "seconds": 0.01234, "share": 0.456},
@@ -36,7 +39,7 @@ RECORD: dict[str, Any] = {
 }
 CAPTURE = Capture(
     "schedule", (1, 2), (20, 24), "runs/r/captures/epoch_2-step_20-rank0.json.gz", 1000, "", "", 1.0,
-    RECORD["finding"]["claim"], RECORD,
+    RECORD["finding"]["summary"], RECORD,
 )  # fmt: skip
 BLOCK = f"""\
 [Profiler] Epoch 2: runs/r/captures/epoch_2-step_20-rank0.json.gz
@@ -91,7 +94,7 @@ def test_a_trace_with_little_in_it_gives_a_short_block(capsys: pytest.CaptureFix
 
     assert shown(CAPTURE._replace(metadata=little), capsys, block=True).splitlines()[1:] == [
         "  Bottlenecks:",
-        f"    {RECORD['findings'][0]['claim']} {ADVICE}",
+        f"    {RECORD['findings'][0]['summary']} {ADVICE}",
     ]
 
 

@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from otel_train.profiler.storage import note_analysis
 lists = {"top_cpu_ops": [], "top_cuda_ops": [], "memory_peaks": [], "breakdown": {"stages": []}}
-document = {"findings": [{"claim": "All of it is waiting."}], **lists}
+document = {"findings": [{"summary": "All of it is waiting."}], **lists}
 note_analysis(Path(sys.argv[-1]), document)
 """
 """Instead of an analysis: what it found goes into the record of the trace named last."""
@@ -301,7 +301,7 @@ def test_what_is_found_in_a_trace_is_exported_with_it(tmp_path: Path) -> None:
     run.controller.ask(PLAN)
 
     assert run.finish().finding == "All of it is waiting."
-    assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
+    assert run.records()[0]["finding"] == {"summary": "All of it is waiting."}
 
 
 def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
 
     assert run.captures[0].finding == ""
     assert run.captures[0].file
-    assert until(lambda: run.records()[0]["finding"]) == {"claim": "All of it is waiting."}
+    assert until(lambda: run.records()[0]["finding"]) == {"summary": "All of it is waiting."}
 
 
 def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) -> None:

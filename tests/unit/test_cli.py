@@ -27,7 +27,7 @@ PLAIN = TextLayout(80, color=False, unicode=True)
 def rank_summary(rank: int, **values: Any) -> dict[str, Any]:
     """What a rank leaves behind, as far as these tests look."""
     return {
-        "schema": "otel_train.summary/1",
+        "schema": "otel_train.summary/2",
         "run_id": "r1",
         "run_name": "nightly",
         "rank": rank,
@@ -35,7 +35,7 @@ def rank_summary(rank: int, **values: Any) -> dict[str, Any]:
         "wall_seconds": 10.0,
         "steps": {"train": 50},
         "activities": {"productive": 10.0 - rank, "data_wait": float(rank)},
-        "verdicts": [{"name": "input_bound", "loader": "code", "claim": "c"}] if rank else [],
+        "findings": [{"name": "input_bound", "loader": "code", "summary": "c"}] if rank else [],
         "telemetry": {"records_lost": 0},
     } | values
 
@@ -209,13 +209,31 @@ def test_json_is_one_object_per_rank(run_of_two: Path, capsys: pytest.CaptureFix
     ]
 
 
+def test_a_summary_of_version_1_is_shown_under_the_keys_of_version_2(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs outlive the version that wrote them; a script that knows today's keys reads them all."""
+    former = {
+        **rank_summary(1), "schema": "otel_train.summary/1", "telemetry": {"pump_cpu_seconds": 1.0},
+        "verdicts": [{"name": "input_bound", "loader": "code", "claim": "c"}], "unobserved": [{"what": "model"}],
+    }  # fmt: skip
+    del former["findings"]
+    (run_of_two / "rank1" / "summary.json").write_text(json.dumps(former))
+
+    assert main(["summary", "r1", "--json", "--rank", "1", "--run-dir", str(run_of_two.parent)]) == 0
+
+    assert json.loads(capsys.readouterr().out) == {
+        **rank_summary(1), "telemetry": {"agent_cpu_seconds": 1.0}, "instrumentation_gaps": [{"what": "model"}],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "cannot be read"),
         ("[]", "is no JSON object"),
         ("{}", "schema is None"),
-        ('{"schema": "otel_train.summary/2"}', "expected 'otel_train.summary/1'"),
+        ('{"schema": "otel_train.summary/9"}', "expected 'otel_train.summary/2'"),
         ("\x00\xff", "cannot be read"),
     ],
 )
@@ -277,7 +295,7 @@ def report(**facts: Any) -> dict[str, Any]:
             {"name": "MainThread", "edges": 81910, "last_edge_unix_s": 1769860120.5, "open": [backward]},
             {"name": "uploader\x1b[2J", "edges": 10, "last_edge_unix_s": 1769860100.0, "open": []},
         ],
-        "notes": ["The ring was overrun once: 12 edges are missing before step 1."],
+        "warnings": ["The ring was overrun once: 12 edges are missing before step 1."],
     } | facts
 
 
@@ -356,7 +374,7 @@ def test_what_the_demo_proposes_follows_from_its_finding(
     finding: dict[str, Any], workers: int, line: str
 ) -> None:
     """It said "follow the advice: --workers 4" below a finding with nothing to do."""
-    said = demo.farewell({"verdicts": [finding] if finding else []}, {}, workers=workers)
+    said = demo.farewell({"findings": [finding] if finding else []}, {}, workers=workers)
 
     assert line in said
     assert ("otel-train demo" in said) == bool(line)
@@ -389,7 +407,7 @@ def test_an_unexpected_error_is_one_line_with_its_place(
     run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback tells a user nothing, and a script needs the exit code."""
-    (run_of_two / "rank0" / "summary.json").write_text('{"schema": "otel_train.summary/1", "steps": 5}')
+    (run_of_two / "rank0" / "summary.json").write_text('{"schema": "otel_train.summary/2", "steps": 5}')
 
     assert main(["summary", str(run_of_two)]) == 2
 

@@ -78,7 +78,7 @@ def test_too_few_occurrences_have_no_interval() -> None:
 
     assert document["rows"][0]["ratio"] == pytest.approx(2.05 / 1.05)
     assert document["rows"][0]["low"] is None
-    assert document["rows"][0]["verdict"] == "not known"
+    assert document["rows"][0]["conclusion"] == "not known"
     assert is_slower(document, 0.05) is None
 
 
@@ -95,7 +95,7 @@ def test_slower_means_beyond_doubt(after: tuple[float, ...], conclusion: str, sl
     """A limit that fails on noise is switched off within a week."""
     document = compare(side(1.0, 1.01, 0.99, 1.0, 1.0), side(*after))
 
-    assert document["rows"][0]["verdict"] == conclusion
+    assert document["rows"][0]["conclusion"] == conclusion
     assert is_slower(document, 0.05) is slower
 
 
@@ -137,7 +137,7 @@ def test_traces_are_compared_step_by_step(tmp_path: Path, capsys: pytest.Capture
     assert rows["step"]["ratio"] == pytest.approx(1.2, rel=0.01)
     assert rows["stage forward"]["ratio"] == pytest.approx(1.2)
     assert rows["op aten::mm"]["ratio"] == pytest.approx(1.2)
-    assert rows["step"]["verdict"] == "slower"
+    assert rows["step"]["conclusion"] == "slower"
 
 
 def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -
     rank = folder / "rank0"
     rank.mkdir(parents=True)
     summary = {
-        "schema": "otel_train.summary/1", "world_size": ranks, "step_source": "update", "batches": {"train": 100},
+        "schema": "otel_train.summary/2", "world_size": ranks, "step_source": "update", "batches": {"train": 100},
         "steps": {"train": 100}, "wall_seconds": 100.0, "activities": {"data_wait": 10.0},
     }  # fmt: skip
     (rank / "summary.json").write_text(json.dumps(summary))

@@ -58,7 +58,7 @@ def step(loader: str, phase: str, number: int, each: float) -> dict[str, Any]:
 def empty(**values: Any) -> dict[str, Any]:
     """The summary of a run in which nothing has happened yet."""
     return {
-        "schema": "otel_train.summary/1",
+        "schema": "otel_train.summary/2",
         "run_id": "r1",
         "run_name": "r1",
         "attempt": 1,
@@ -84,12 +84,12 @@ def empty(**values: Any) -> dict[str, Any]:
         "step_durations": [],
         "activities": {},
         "checkpoints": {"count": 0, "seconds": 0.0},
-        "unobserved": [],
-        "verdicts": [],
+        "instrumentation_gaps": [],
+        "findings": [],
         "telemetry": {
             "overhead_seconds": None,
             "overhead_us_per_step": None,
-            "pump_cpu_seconds": None,
+            "agent_cpu_seconds": None,
             "records": 0,
             "records_lost": 0,
             "drops": {},
@@ -143,7 +143,7 @@ def finding(**fields: Any) -> dict[str, Any]:
     """A finding about loader ``code``."""
     return {
         "name": "input_bound",
-        "claim": "Training waits for loader code: 40 % of the training time goes into fetching its batches.",
+        "summary": "Training waits for loader code: 40 % of the training time goes into fetching its batches.",
         "evidence": {"data_wait_seconds": 22.0, "data_wait_share": 0.4, "batches": 840},
         "share": 0.39,
         "seconds": 21.7,
@@ -160,7 +160,7 @@ def full(**values: Any) -> dict[str, Any]:
     telemetry = {
         "overhead_seconds": 0.0034,
         "overhead_us_per_step": 8.1,
-        "pump_cpu_seconds": 0.21,
+        "agent_cpu_seconds": 0.21,
         "records": 10500,
         "records_lost": 3,
         "drops": {"ring_overrun": 3},
@@ -219,8 +219,8 @@ def full(**values: Any) -> dict[str, Any]:
                 "eval": 0.21,
                 "other": 5.59,
             },
-            verdicts=[finding()],
-            unobserved=[
+            findings=[finding()],
+            instrumentation_gaps=[
                 {
                     "what": "model",
                     "name": "teacher",
@@ -257,8 +257,8 @@ def hostile() -> dict[str, Any]:
         stages=[*rows, stage(HOSTILE[3], "code", "train", count=1, each=0.1, model=HOSTILE[4])],
         loaders=[loader(HOSTILE[0], errors={HOSTILE[1]: 1})],
         step_durations=[],
-        verdicts=[finding(claim=HOSTILE[0] + HOSTILE[3], advice=HOSTILE[4], evidence={HOSTILE[2]: 1.0})],
-        unobserved=[{"what": HOSTILE[1], "name": HOSTILE[5], "reason": HOSTILE[3]}],
+        findings=[finding(summary=HOSTILE[0] + HOSTILE[3], advice=HOSTILE[4], evidence={HOSTILE[2]: 1.0})],
+        instrumentation_gaps=[{"what": HOSTILE[1], "name": HOSTILE[5], "reason": HOSTILE[3]}],
         run_dir="runs/" + HOSTILE[2],
     )
 
@@ -380,7 +380,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
     """Two hundred loaders must not scroll the finding off the screen, nor vanish silently."""
     rows = [stage("data", f"loader{number}", "train", count=1, each=1.0) for number in range(200)]
 
-    text = render_run_summary(empty(stages=rows, verdicts=[finding()]), width=80, color=False, unicode=True)
+    text = render_run_summary(empty(stages=rows, findings=[finding()]), width=80, color=False, unicode=True)
 
     assert len(text.splitlines()) < 60
     assert "and 192 more in summary.json" in text
@@ -390,7 +390,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
 def test_a_finding_says_summary_cost_evidence_and_advice(severity: str) -> None:
     """The four things one needs to act, in that order."""
     text = render_run_summary(
-        full(verdicts=[finding(severity=severity)]), width=120, color=False, unicode=True
+        full(findings=[finding(severity=severity)]), width=120, color=False, unicode=True
     )
 
     places = [
@@ -405,7 +405,7 @@ def test_a_finding_says_summary_cost_evidence_and_advice(severity: str) -> None:
 )
 def test_a_share_says_of_what_it_is_a_share(phase: str, of: str) -> None:
     """Half of the run in evaluation is not half of the training time."""
-    text = render_run_summary(full(verdicts=[finding(phase=phase)]), width=120, color=False, unicode=True)
+    text = render_run_summary(full(findings=[finding(phase=phase)]), width=120, color=False, unicode=True)
 
     assert f"21.7 s, 39.0 % of {of}\n" in text
 

@@ -354,7 +354,7 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
 VALUES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4),
-        st.sampled_from(["otel_train.summary/1", "finished", "running", "train", "\x1b[2J", "\ud800", "../../x"]),
+        st.sampled_from(["otel_train.summary/2", "finished", "running", "train", "\x1b[2J", "\ud800", "../../x"]),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
@@ -363,8 +363,8 @@ VALUES = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 KEYS = (
-    "state", "steps", "stages", "activities", "verdicts", "captures", "telemetry", "loaders", "ranks", "rates", "throughput",
-    "unobserved", "settings_from", "settings_ignored", "run_id", "wall_seconds", "world_size", "step_durations", "attempt",
+    "state", "steps", "stages", "activities", "findings", "captures", "telemetry", "loaders", "ranks", "rates", "throughput",
+    "instrumentation_gaps", "settings_from", "settings_ignored", "run_id", "wall_seconds", "world_size", "step_durations", "attempt",
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def summary() -> dict[str, Any]:
         ],
         "throughput": {"wall_seconds": 4.0, "steps_per_second": 2.5, "batches_per_second": 2.5,
                        "samples_per_second": 10.0},
-        "verdicts": [
+        "findings": [
             {"name": "input_bound", "share": 0.4, "seconds": 0.8, "loader": "train", "phase": "train",
              "evidence": {"data_wait_seconds": 1.0, "data_wait_ratio": 0.5, "steady_wait_ratio": 0.4,
                           "pass_start_seconds": 0.2, "training_seconds": 2.0, "batches": 10,
@@ -111,14 +111,14 @@ WRONG = {
     "throughput.wall_seconds": (2.0, "throughput.wall_seconds is 2.0 s, wall_seconds is 4.0 s"),
     "throughput.steps_per_second": (5.0, "steps_per_second is 5.0 over 4.0 s, training has 10 steps"),
     "throughput.samples_per_second": (5.0, "samples_per_second is 5.0 over 4.0 s, training has 40 samples"),
-    "verdicts.0.share": (1.5, "share 1.5 of input_bound is not between 0 and 1"),
-    "verdicts.0.seconds": (1.9, "share 0.4 of input_bound is of training_seconds 2.0 s, its seconds are 1.9 s"),
-    "verdicts.1.seconds": (9.0, "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s"),
-    "verdicts.0.loader": ("unknown", "input_bound is about loader unknown: no value is of it"),
-    "verdicts.0.evidence.data_wait_seconds": (0.7, "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0"),
-    "verdicts.0.evidence.steady_wait_ratio": (0.5, "steady_wait_ratio of input_bound is 0.5; by the keys"),
-    "verdicts.0.evidence.hunch": (0.7, "hunch of input_bound is 0.7: no key has it, and it follows from none"),
-    "verdicts.1.evidence.outside_ratio": (0.3, "outside_ratio of idle_between_passes is 0.3; by the keys"),
+    "findings.0.share": (1.5, "share 1.5 of input_bound is not between 0 and 1"),
+    "findings.0.seconds": (1.9, "share 0.4 of input_bound is of training_seconds 2.0 s, its seconds are 1.9 s"),
+    "findings.1.seconds": (9.0, "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s"),
+    "findings.0.loader": ("unknown", "input_bound is about loader unknown: no value is of it"),
+    "findings.0.evidence.data_wait_seconds": (0.7, "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0"),
+    "findings.0.evidence.steady_wait_ratio": (0.5, "steady_wait_ratio of input_bound is 0.5; by the keys"),
+    "findings.0.evidence.hunch": (0.7, "hunch of input_bound is 0.7: no key has it, and it follows from none"),
+    "findings.1.evidence.outside_ratio": (0.3, "outside_ratio of idle_between_passes is 0.3; by the keys"),
 }  # fmt: skip
 """By key: a wrong value, and the reported fault."""
 
@@ -144,7 +144,7 @@ def test_the_rows_of_several_training_threads_overlap() -> None:
     for row in two["stages"][:2]:
         row["self_seconds"] = row["inclusive_seconds"] = 2.0
     change("loaders.0.wait.total_seconds", 2.0)(two)
-    two["verdicts"] = []
+    two["findings"] = []
     assert "activities.data_wait is 1.0 s" in " | ".join(laws_of(two))
 
     two["training_threads"] = 2
@@ -162,7 +162,7 @@ def test_a_run_that_goes_on_may_have_an_open_step() -> None:
     change("stages.0.inclusive_seconds", 1.3)(running)
     change("stages.0.avg", 0.1)(running)
     change("loaders.0.wait.total_seconds", 1.3)(running)
-    running["verdicts"] = []
+    running["findings"] = []
 
     assert laws_of({**running, "state": "running"}) == []
     assert laws_of(running) == ["activities add up to 4.3 s, wall_seconds is 4.3005 s"]
@@ -175,7 +175,7 @@ def test_a_summary_of_an_older_version_is_held_to_what_it_says() -> None:
         old.pop(key)
     change("activities.data_wait", 1.4)(old)
     change("activities.productive", 0.6)(old)
-    change("verdicts.0.evidence.hunch", 0.7)(old)
+    change("findings.0.evidence.hunch", 0.7)(old)
     assert laws_of(old) == []
 
     change("stages.0.inclusive_seconds", 0.31)(old)
@@ -191,7 +191,7 @@ def test_compiling_is_taken_out_of_the_activity_in_which_it_happened() -> None:
 
     change("activities.productive", 0.2)(compiled)
     change("activities.outside", 1.0)(compiled)
-    compiled["verdicts"] = []
+    compiled["findings"] = []
     assert "activities.productive is 0.2 s" in " | ".join(laws_of(compiled))
 
 

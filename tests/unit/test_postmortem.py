@@ -116,7 +116,7 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
     report = read_postmortem(tmp_path)
 
     assert by_itself["recent_steps"][-1]["index"] == by_itself["steps_in_file"] - 1
-    assert "step 0 is the first" in by_itself["notes"][0]
+    assert "step 0 is the first" in by_itself["warnings"][0]
     assert report["recent_steps"][-1]["index"] == 99
     assert report["state"] == "killed"
     memory.close()

@@ -35,7 +35,7 @@ def summary(steps: int, samples: int, waited_s: float, wall_s: float) -> dict[st
             {"stage": "data", "phase": "train", "loader": "train"},
             {"stage": "data", "phase": "eval", "loader": "val"},
         ],
-        "verdicts": [{"name": "input_bound"}, {"name": "compute_bound"}],
+        "findings": [{"name": "input_bound"}, {"name": "compute_bound"}],
     }
 
 
@@ -55,7 +55,7 @@ def test_rates_are_those_since_the_line_before() -> None:
 
 def test_what_is_not_known_is_not_in_the_line() -> None:
     """No loader was seen: its wait is not 0, it is not known."""
-    bare = {**summary(100, 0, 0.0, 10.0), "stages": [], "samples": {}, "verdicts": []}
+    bare = {**summary(100, 0, 0.0, 10.0), "stages": [], "samples": {}, "findings": []}
 
     assert Progress().line(PAGE, bare, 100) == "otel_train: step 100 · 10 steps/s\n"
 

@@ -89,7 +89,7 @@ def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> P
     stage = dict.fromkeys(("count", "avg", "p50", "p95", "p99", "self_seconds"), 1.0)
     finding = {
         "name": "input_bound",
-        "claim": "Training waits.",
+        "summary": "Training waits.",
         "advice": "Read ahead.",
         "share": 0.2,
         "severity": "critical",
@@ -97,9 +97,9 @@ def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> P
     for rank in range(2):
         (run / f"rank{rank}").mkdir(parents=True)
         summary = {
-            "schema": "otel_train.summary/1", "run_id": "x", "run_name": name, "rank": rank, "world_size": 2, "host": EVIL,
+            "schema": "otel_train.summary/2", "run_id": "x", "run_name": name, "rank": rank, "world_size": 2, "host": EVIL,
             "state": "finished", "wall_seconds": 10.0, "steps": {"train": 1000}, "batches": {EVIL: 1000}, "samples": {},
-            "activities": {"data_wait": 2.0}, "verdicts": [finding],
+            "activities": {"data_wait": 2.0}, "findings": [finding],
             "stages": [{**stage, "stage": "data", "loader": EVIL, "phase": "train"}],
         }  # fmt: skip
         (run / f"rank{rank}/summary.json").write_text(json.dumps(summary))

@@ -14,7 +14,7 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
     inside = [] if stage is None else [{"stage": stage, "loader": "train", "for_seconds": 9.0}]
     usual = {
         "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
-        "open": inside, "after": "", "steps_in_file": 7, "notes": [],
+        "open": inside, "after": "", "steps_in_file": 7, "warnings": [],
     }  # fmt: skip
     return usual | facts
 
@@ -64,7 +64,7 @@ def test_ranks_of_different_attempts_are_not_compared() -> None:
 
 def test_guessed_step_numbers_are_not_compared() -> None:
     """A long run no longer holds its first steps: one rank's 7 may be another's 8."""
-    note: dict[str, Any] = {"notes": ["The file no longer holds the first steps"]}
+    note: dict[str, Any] = {"warnings": ["The file no longer holds the first steps"]}
 
     assert named(rank(0, step=9, **note), rank(1, "data", step=7, **note), rank(2, step=3, **note)) == [
         (1, "data")

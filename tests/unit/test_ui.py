@@ -106,7 +106,7 @@ def test_names_cannot_become_code(tmp_path: Path, query: dict[str, str]) -> None
     account = {"artifacts": {EVIL: {"absent": EVIL}}}
     (run / "artifacts/profiler_summary.json").write_text(json.dumps(account))
     (run / "captures/epoch_1-rank0.record.json").write_text(
-        json.dumps({"trigger": EVIL, "steps": [EVIL], "finding": {"claim": EVIL}})
+        json.dumps({"trigger": EVIL, "steps": [EVIL], "finding": {"summary": EVIL}})
     )
 
     text = page(tmp_path, **query).text
@@ -315,10 +315,10 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "a summary that is a folder": lambda run: folder(run / "rank0/summary.json"),
     "a deep summary": lambda run: (run / "rank0/summary.json").write_text("[" * 100_000),
     "a large summary": lambda run: (run / "rank0/summary.json").write_text(" " * (5 << 20)),
-    "values that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", verdicts={}, telemetry=[], ranks=3),
+    "values that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", findings={}, telemetry=[], ranks=3),
     "values that are words": lambda run: say_summary(
         run, wall_seconds="long", started_unix_s="early", steps={"train": "many"}, stages=[{"stage": {}}], loaders=["x"],
-        verdicts=["x"], batches={"a": "b"}, step_durations=[None], activities={"data_wait": "x"}, world_size="two",
+        findings=["x"], batches={"a": "b"}, step_durations=[None], activities={"data_wait": "x"}, world_size="two",
     ),
     "values too large": lambda run: say_summary(
         run, wall_seconds=1e999, started_unix_s=1e300, steps={"train": 10**400}, activities={"data_wait": float("nan")}, state=[],

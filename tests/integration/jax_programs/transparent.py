@@ -104,7 +104,7 @@ def main() -> None:
                 "failed": sum(row["failed"] for row in values["stages"] if row["stage"] == "make_step"),
                 "after close": bits(Scaled().scale(ONES)) == scaled,
                 "torch": [name for name in sys.modules if name.partition(".")[0] == "torch"],
-                "unobserved": values["unobserved"],
+                "instrumentation_gaps": values["instrumentation_gaps"],
                 "faults": values["telemetry"]["faults"],
             }
         )

@@ -195,7 +195,7 @@ def row(name: str, folder: Path) -> dict[str, Any]:
     return {
         "shape": shape, "description": description, "program": program, "in_code": counted(summary),
         "same_weights": weights[0] == weights[1], "faults": summary["telemetry"]["faults"],
-        "unobserved": summary["unobserved"], "laws": laws_of(summary),
+        "instrumentation_gaps": summary["instrumentation_gaps"], "laws": laws_of(summary),
     }  # fmt: skip
 
 
