@@ -24,8 +24,7 @@ from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
-from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
-from otel_train.collectors.process import ProcessReader
+from otel_train.collectors.process import MemoryMonitor, ProcessReader, ProcessTreeReader
 from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules

@@ -22,14 +22,7 @@ _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class LoaderWatch:
-    """Asks what no edge tells of loaders, and writes them into a MetricBuilder.
-
-    Args:
-        run: the account.
-        loaders: the loaders known now.
-        look: sees a loader's workers.
-        clock: monotonic nanoseconds.
-    """
+    """Asks what no edge tells of loaders, and writes them into a MetricBuilder. ``look`` sees a loader's workers."""
 
     def __init__(
         self,
@@ -73,13 +66,7 @@ class LoaderWatch:
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
-        """Write the present values.
-
-        Args:
-            builder: where to.
-            folded: bounds loader names.
-            rss_of: resident bytes of a process.
-        """
+        """Write the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
         for name, probe in list(self._loaders().items()):
             label = folded.limit(name)
             self._write_endings(builder, name, label, sized=probe.sized)

@@ -209,11 +209,8 @@ def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
 class AcceleratorReader:
     """Writes device memory and transfers into a MetricBuilder.
 
-    Args:
-        read: the present readings, one per device in use; none where there is no device.
-        sent: bytes sent there so far, by device.
-        to_host: bytes copied to the host so far, by device.
-        device_flops: peak FLOP/s of one device; 0 for what is known of its model.
+    ``read`` gives the present readings, one per device in use; ``sent`` and ``to_host`` the bytes copied so far, by device.
+    ``device_flops`` is the peak FLOP/s of one device; 0 for what is known of its model.
     """
 
     def __init__(

@@ -1,15 +1,27 @@
-"""Memory, CPU and files of a process, read from the operating system."""
+"""Memory, CPU and files of processes, read from the operating system: now, and the most memory between two instants."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections import deque
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from otel_train import catalog as c
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from otel_train.aggregation.metrics import MetricBuilder
+    from otel_train.datamodel import Clock
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _CGROUP = Path("/sys/fs/cgroup")
 _FILES = (
@@ -26,12 +38,7 @@ class _Group(NamedTuple):
 
 
 class ProcessReader:
-    """Reads what psutil and the control group say.
-
-    Args:
-        cgroup: root of the control group file system.
-        pid: of the process; this one when None.
-    """
+    """Reads what psutil and the control group say of a process; this one when ``pid`` is None."""
 
     def __init__(self, cgroup: Path = _CGROUP, *, pid: int | None = None) -> None:
         import psutil
@@ -98,3 +105,240 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+# --- the most memory between two instants -----------------------------------------------------------
+
+MOST_READINGS = 4096
+"""Readings kept for one epoch: a quarter of an hour's worth. Of a longer one two become one, again and again."""
+
+_LIST_EVERY_NS = 10**9
+_REST = (
+    200  # times as long as a look at what is shared has cost the processor, until the next: half a percent
+)
+_PROC = Path("/proc/self")
+_KIB = 1024
+
+
+class Reading(NamedTuple):
+    """One look: bytes held then, and the most that is known to have been held since the look before."""
+
+    at_ns: int
+    level: int
+    most: int
+
+
+class Peak:
+    """The largest of the readings since the last call of ``take``."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque()
+        self._level: int | None = None  # before the first of them
+
+    def add(self, reading: Reading) -> None:
+        """Take one more, later than those before."""
+        self._readings.append(reading)
+        if len(self._readings) > MOST_READINGS:
+            pairs = zip(*[iter(self._readings)] * 2, strict=False)
+            halved = [b._replace(most=max(a.most, b.most)) for a, b in pairs]
+            last = [self._readings[-1]] if len(self._readings) % 2 else []
+            self._readings = deque([*halved, *last])
+
+    def take(self, until_ns: int) -> int | None:
+        """The most up to ``until_ns``; what comes later is for the next time. None when nothing was read."""
+        most = []
+        while self._readings and self._readings[0].at_ns <= until_ns:
+            reading = self._readings.popleft()
+            self._level = reading.level
+            most.append(reading.most)
+        if most:
+            return max(most)
+        return self._level if self._level is not None or not self._readings else self._readings[0].level
+
+
+class Child:
+    """A process below this one."""
+
+    def __init__(self, process: Any) -> None:
+        self.pid: int = process.pid
+        self.looked_ns = 0
+        self._process = process
+        self._shared = 0
+
+    def look(self, now_ns: int) -> None:
+        """See how much of it others have as well. The kernel goes through its pages: milliseconds per gigabyte."""
+        self.looked_ns = now_ns
+        known = self._process.memory_full_info()
+        self._shared = known.rss - known.uss
+
+    def held(self) -> int:
+        """Resident bytes that are its own."""
+        return max(0, int(self._process.memory_info().rss) - self._shared)
+
+
+class ProcessTreeReader:
+    """Memory of this process and of all that it has started: resident here, and resident there without what is shared.
+
+    Workers are forks of the program, so ``ps`` shows the program's own pages again in each of them. Without ``proc``, where
+    the kernel tells of the process ``pid`` (this one when None), psutil is asked.
+    """
+
+    def __init__(self, clock: Clock, proc: Path = _PROC, *, pid: int | None = None) -> None:
+        import psutil
+
+        self._psutil: Any = psutil
+        self._clock = clock
+        self._proc = proc
+        self._own: Any = None
+        with suppress(psutil.NoSuchProcess):  # another process may have ended by now
+            self._own = psutil.Process(pid)
+        self._children: dict[int, Child] = {}
+        self._look_ns = 0
+        self._listed_ns = -_LIST_EVERY_NS
+        self._highest: int | None = None
+
+    def read(self) -> Reading:
+        """One look. A peak of this process that no process has shown before is known to the byte."""
+        now_ns = self._clock()
+        if now_ns - self._listed_ns >= _LIST_EVERY_NS:
+            self._listed_ns = now_ns
+            self._children = self._list(now_ns)
+        if self._children and now_ns >= self._look_ns:
+            begun_ns = time.thread_time_ns()
+            # What was shared becomes a worker's own with every page that it writes to.
+            self._ask(
+                min(self._children.values(), key=attrgetter("looked_ns")), lambda child: child.look(now_ns)
+            )
+            self._look_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
+        own, highest = self._status()
+        others = sum(self._ask(child, Child.held) or 0 for child in self._children.values())
+        risen = self._highest is not None and highest > self._highest
+        self._highest = max(highest, self._highest or 0)
+        return Reading(now_ns, own + others, (highest if risen else own) + others)
+
+    def _status(self) -> tuple[int, int]:
+        """Resident bytes of this process: now, and the most ever."""
+        try:
+            text = (self._proc / "status").read_bytes()
+        except OSError:
+            text = b""
+        own, highest = (_field(text, name) for name in (b"VmRSS:", b"VmHWM:"))
+        own = own if own is not None else self._asked_rss()
+        return own, highest if highest is not None else own
+
+    def _asked_rss(self) -> int:
+        return self._ask(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
+
+    def _list(self, now_ns: int) -> dict[int, Child]:
+        try:
+            pids = _descendants(self._proc.resolve())
+        except OSError:
+            found_by = self._own.children(recursive=True) if self._own else ()
+            pids = [child.pid for child in found_by]
+        found = {pid: child for pid, child in self._children.items() if pid in pids}
+        for pid in set(pids).difference(found):
+            child = self._ask(pid, lambda pid: Child(self._psutil.Process(pid)))
+            if child is not None:
+                self._ask(child, lambda child: child.look(now_ns))
+                found[pid] = child
+        return found
+
+    def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
+        """None when the process has ended, or is another user's."""
+        try:
+            return ask(of)
+        except self._psutil.Error:
+            return None
+
+
+def _descendants(proc: Path) -> list[int]:
+    """Ids of all processes below the one at ``proc``. Looks at no other: a node may have thousands."""
+    found: list[int] = []
+    for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
+        found += map(int, (proc / "task" / thread / "children").read_text().split())
+    for pid in list(found):
+        with suppress(OSError):  # it has ended
+            found += _descendants(proc.parent / str(pid))
+    return found
+
+
+def _field(text: bytes, name: bytes) -> int | None:
+    """Bytes under a name in ``/proc/self/status``."""
+    _, there, rest = text.partition(name)
+    return int(rest.split(None, 1)[0]) * _KIB if there else None
+
+
+MEMORY_KEYS = ("memory_dataset_mb", "memory_cache_mb", "memory_peak_mb", "memory_peak_device_mb")
+"""Flat names of what an epoch came to."""
+
+LOOK_EVERY_S = 0.2
+"""A buffer held for half a second is met twice. A look costs about 0.1 ms, mostly the system's."""
+
+_ESTIMATE_EVERY_NS = 10 * 10**9
+_MIB = 2**20
+
+
+class MemoryMonitor:
+    """Looks at memory now and then, and says what an epoch came to.
+
+    Args:
+        datasets: bytes of the datasets of these loaders, estimated; None where there is none.
+        caches: bytes of the caches known now, by name.
+        devices: bytes taken on the devices in use, as their driver says.
+        clock: monotonic nanoseconds.
+        tree: reads the memory of the process and of those below it; this one's when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        datasets: Callable[[Iterable[str]], int | None],
+        caches: Callable[[], Mapping[str, int]],
+        devices: Callable[[], Mapping[str, int]],
+        clock: Clock,
+        tree: ProcessTreeReader | None = None,
+    ) -> None:
+        self.guard = Guard("memory")
+        self._datasets = datasets
+        self._caches = caches
+        self._devices = devices
+        self._clock = clock
+        self._tree = tree or ProcessTreeReader(clock)
+        self._peak, self._device_peak = Peak(), Peak()
+        self._estimates: dict[tuple[str, ...], tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def look(self) -> float | None:
+        """Read what is held now; in how many seconds again, None for not any more."""
+        if self.guard.closed:
+            return None
+        with self.guard, self._lock:
+            self._peak.add(self._tree.read())
+            taken = self._devices()
+            if taken:
+                held = sum(taken.values())
+                self._device_peak.add(Reading(self._clock(), held, held))
+        return LOOK_EVERY_S
+
+    def values(self, loaders: Iterable[str], until_ns: int) -> dict[str, float]:
+        """What the epoch of these loaders that ended at ``until_ns`` came to, by flat name, in MiB. The next one begins there."""
+        if self.guard.closed:
+            return {}
+        with self.guard:
+            with self._lock:
+                peak, device_peak = self._peak.take(until_ns), self._device_peak.take(until_ns)
+            caches = self._caches()
+            dataset, cache = self._estimate(tuple(loaders)), sum(caches.values()) if caches else None
+            sizes = zip(MEMORY_KEYS, (dataset, cache, peak, device_peak), strict=True)
+            return {key: size / _MIB for key, size in sizes if size is not None}
+        return {}
+
+    def _estimate(self, loaders: tuple[str, ...]) -> int | None:
+        """Bytes of the loaders' datasets; None when they have none. Epochs may be short: not anew for each."""
+        now_ns = self._clock()
+        at_ns, known = self._estimates.get(loaders, (0, None))
+        if known is not None and now_ns - at_ns < _ESTIMATE_EVERY_NS:
+            return known
+        size = self._datasets(loaders)
+        self._estimates = {} if size is None else {loaders: (now_ns, size)}
+        return size

@@ -94,7 +94,6 @@ class TrackerKind:
         named_by: key of its dict that gives a name.
         keys: what its dict may have in it; empty where it is passed on.
         expected: a run or writer of it, in words.
-        make: makes the tracker.
     """
 
     setting: str

@@ -17,10 +17,9 @@ from otel_train.config.validation import TRACKER_CHOICES, IgnoredSetting, switch
 from otel_train.errors import ConfigError, near, one_of, refused, shown
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
-from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from otel_train.config.settings import Config
@@ -32,11 +31,14 @@ TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard
 """Every tracker, by its setting. Another one is a module with a ``KIND``, a line here, and a setting."""
 
 
+FLAT_BLOCKS = frozenset({"profiling", "throughput"})
+"""Blocks of the console that are made of flat metrics; the profiler's comes with its capture."""
+
+
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
 
-    Raises:
-        ConfigError: something given as a tracker is none.
+    What is given as a tracker and is none is a ConfigError.
     """
     plain, given = dict(settings), {}
     for name in TRACKERS:
@@ -75,11 +77,7 @@ def _is_choice(value: object) -> bool:
 
 
 def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
-    """What is given as a tracker.
-
-    Raises:
-        ConfigError: it is none, or a dict with something in it that is not known.
-    """
+    """What is given as a tracker; ConfigError where it is none, or a dict with something in it that is not known."""
     if isinstance(value, dict):
         for key in value:
             known = _keys_of(name)
@@ -114,17 +112,14 @@ def _keys_of(name: str) -> tuple[str, ...]:
 class Trackers:
     """The trackers of one process, each behind a thread of its own. Only rank 0 has any.
 
+    ``before_finish`` is called on a thread of the program's that is about to finish a run we log to. A tracker that was asked
+    for and is not installed is a ConfigError.
+
     Args:
         config: what is wanted.
         info: identity of the run and the rank.
         folder: the run directory, if there is one.
         thread: the training thread; the calling one when None.
-
-    Attributes:
-        before_finish: called on a thread of the program's that is about to finish a run we log to.
-
-    Raises:
-        ConfigError: a tracker was asked for that is not installed.
     """
 
     def __init__(
@@ -148,8 +143,7 @@ class Trackers:
     def attach(self, given: Mapping[str, Any]) -> None:
         """Log to these runs, writers, or what these dicts say. Called by the training thread.
 
-        Raises:
-            ConfigError: there is no such tracker, or what is given for one is none.
+        An unknown tracker, and what is given for one and is none, is a ConfigError.
         """
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
@@ -224,11 +218,7 @@ class Trackers:
 
 
 def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
-    """Import what a tracker that is asked for writes with.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import what a tracker that is asked for writes with; ConfigError where it is not installed."""
     if wish != "on":
         return
     if find(name) is None:
@@ -244,12 +234,7 @@ MOST_WAITING = 256
 
 
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
-    """Hands rows to one tracker, in order, on a thread that begins with the first row.
-
-    Args:
-        tracker: the tracker.
-        most: rows that may wait.
-    """
+    """Hands rows to one tracker, in order, on a thread that begins with the first row."""
 
     def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
         super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
@@ -258,3 +243,72 @@ class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
     def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
         """Hand over a row for ``place``. Never waits: a row for a full queue is dropped, and counted."""
         self.hand((row, place))
+
+
+# --- blocks on the console --------------------------------------------------------------------------
+
+_PREFIX = "profiling/"
+
+
+class BlocksTracker:
+    """Prints blocks, some of ``FLAT_BLOCKS``, on standard error."""
+
+    name = "console blocks"
+
+    def __init__(self, blocks: Container[str]) -> None:
+        self._blocks = blocks
+
+    def wanted(self) -> bool:
+        """Whether there is anything to print on."""
+        return sys.stderr is not None
+
+    def place(self) -> bool:
+        """There is one only."""
+        return True
+
+    def write(self, row: FlatRow, _: object) -> None:
+        """Print the block of a row in one piece."""
+        if row.of_epoch:
+            lines = _throughput(row) if "throughput" in self._blocks else iter(())
+        else:
+            lines = _profiling(row) if "profiling" in self._blocks else iter(())
+        text = "".join(f"{line}\n" for line in lines)
+        if text:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def _profiling(row: FlatRow) -> Iterator[str]:
+    yield f"--- Profiling Metrics (Step {row.step}) ---"
+    for key, average in row.values.items():
+        if key.startswith(_PREFIX) and key.endswith("_avg_time"):
+            name = key.removeprefix(_PREFIX).removesuffix("_avg_time")
+            total = row.values[f"{_PREFIX}{name}_total_time"]
+            count = int(row.values[f"{_PREFIX}{name}_count"])
+            yield f"{name}: avg={average:.4f}s, total={total:.2f}s, count={count}"
+
+
+def _throughput(row: FlatRow) -> Iterator[str]:
+    values = row.values
+    yield f"[Throughput] Epoch {row.epoch}:"
+    yield from _line(
+        values, "", {"samples_per_second": "samples/s", "batches_per_second": "batches/s"}, "{:.1f} {}"
+    )
+    for what in ("load", "transform"):
+        key = f"batch_{what}_time_ms"
+        yield from _line(
+            values, f"batch {what}: ", {f"{key}_avg": "ms", f"{key}_p95": "ms (p95)"}, "{:.2f} {}"
+        )
+    memories = {f"memory_{what}_mb": f"MB {what}" for what in ("dataset", "cache", "peak")}
+    yield from _line(values, "memory: ", memories, "{:.1f} {}")
+    yield from _line(values, "efficiency: ", {"throughput_efficiency": ""}, "{:.1%}{}")
+
+
+def _line(values: Mapping[str, float], head: str, names: Mapping[str, str], form: str) -> Iterator[str]:
+    """What is known of ``names``, on a line; none if nothing is."""
+    known = [form.format(values[key], unit) for key, unit in names.items() if key in values]
+    if known:
+        yield f"  {head}{', '.join(known)}"

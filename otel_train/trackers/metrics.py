@@ -86,35 +86,26 @@ def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
     return {}
 
 
-class HasWorkers(Protocol):
-    """What an epoch must know of a loader."""
+class _Loader(Protocol):
+    """What an epoch must know of a loader: its ``num_workers``, if any, and whether the program gave it."""
 
     @property
-    def workers(self) -> int | None:
-        """Its ``num_workers``; None where it has no such setting."""
-
+    def workers(self) -> int | None: ...
     @property
-    def given(self) -> bool:
-        """The program gave it; else it was found when it was first iterated."""
+    def given(self) -> bool: ...
 
 
 class EpochWindow:
     """What an epoch comes to: rates, times to load and to transform a batch, efficiency.
 
-    Args:
-        totals: where the workers' build times are.
-        loaders: the loaders known now.
-        memory: memory metrics, from the training loaders' names and when the epoch ended.
-
-    Attributes:
-        safe: makes names safe.
-        loaders: as given.
+    ``totals`` has the workers' build times; ``loaders`` gives the loaders known now; ``memory`` gives memory metrics, from the
+    training loaders' names and when the epoch ended.
     """
 
     def __init__(
         self,
         totals: Totals,
-        loaders: Callable[[], Mapping[str, HasWorkers]],
+        loaders: Callable[[], Mapping[str, _Loader]],
         *,
         memory: Memory = no_memory,
     ) -> None:
@@ -270,29 +261,25 @@ _WHOLE = (int(SourceKind.WHOLE),)
 _PHASES = 8
 
 
-class Sum(NamedTuple):
-    """Durations, counted and added up."""
+class _Sums(dict[str, tuple[int, int]]):
+    """By name, how many durations there were, and their sum in nanoseconds."""
 
-    count: int = 0  # type: ignore[assignment]  # hides tuple.count, as StageTotals does
-    total_ns: int = 0
+    def add(self, name: str, lasted_ns: np.ndarray) -> None:
+        self.add_up(name, len(lasted_ns), int(lasted_ns.sum()))
 
-    def plus(self, lasted_ns: np.ndarray) -> Sum:
-        """These as well."""
-        return Sum(self.count + len(lasted_ns), self.total_ns + int(lasted_ns.sum()))
+    def add_up(self, name: str, count: int, total_ns: int) -> None:
+        if count or total_ns:
+            had, had_ns = self.get(name, (0, 0))
+            self[name] = had + count, had_ns + total_ns
 
 
 class StageMeans:
-    """``profile/{train,val}/dl_{loader}/time_{stage}_ms``: mean of one call since the last log.
-
-    Args:
-        names: what the sources are called.
-        safe: makes names safe.
-    """
+    """``profile/{train,val}/dl_{loader}/time_{stage}_ms``: mean of one call since the last log."""
 
     def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
         self._safe = safe
-        self._sums: dict[str, Sum] = {}
+        self._sums = _Sums()
         self._waits: dict[int, _BatchWait] = {}
 
     def add(self, part: ClosedStepsPart) -> None:
@@ -305,25 +292,23 @@ class StageMeans:
             spelled, stages = _LOGGED.get(phase, ("", ()))
             stage = self._names.sources[source].stage
             if stage in stages and loader >= 0:
-                self._count(f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms", part.lasted_ns[mine])
+                self._sums.add(
+                    f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms", part.lasted_ns[mine]
+                )
         train = np.flatnonzero((part.phase == TRAIN) & (part.loader >= 0))
         for loader in np.unique(part.loader[train]).tolist():
             mine = train[part.loader[train] == loader]
             wait = self._waits.setdefault(loader, _BatchWait())
             found = wait.take(part.kind[mine], part.started_ns[mine], part.lasted_ns[mine])
-            self._count(f"profile/train/{self._loader(loader)}/time_batch_wait_ms", found)
+            self._sums.add(f"profile/train/{self._loader(loader)}/time_batch_wait_ms", found)
 
     def take(self) -> dict[str, float]:
         """The means; the next ones begin here."""
-        sums, self._sums = self._sums, {}
-        return {key: had.total_ns / had.count * MS_PER_NS for key, had in sums.items()}
+        sums, self._sums = self._sums, _Sums()
+        return {key: total_ns / count * MS_PER_NS for key, (count, total_ns) in sums.items()}
 
     def _loader(self, source: int) -> str:
         return f"dl_{self._safe(self._names.sources[source].name)}"
-
-    def _count(self, key: str, lasted_ns: np.ndarray) -> None:
-        if len(lasted_ns):
-            self._sums[key] = self._sums.get(key, Sum()).plus(lasted_ns)
 
 
 class _BatchWait:
@@ -354,53 +339,40 @@ class _BatchWait:
 
 
 class Operations:
-    """``profiling/{operation}_{avg_time,total_time,count}``: seconds since the start or the last reset.
-
-    Args:
-        names: what the sources are called.
-        safe: makes names safe.
-    """
+    """``profiling/{operation}_{avg_time,total_time,count}``: seconds since the start or the last reset."""
 
     def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
         self._safe = safe
-        self._sums: dict[str, Sum] = {}
+        self._sums = _Sums()
 
     def reset(self) -> None:
         """Start from now."""
-        self._sums = {}
+        self._sums = _Sums()
 
     def add(self, part: ClosedStepsPart) -> None:
         """Count what ended."""
-        train = part.phase == TRAIN
-        self._count("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
-        self._tell("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
+        train, sums = part.phase == TRAIN, self._sums
+        sums.add("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
+        sums.add_up("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
         # A step in which no call was seen has a duration, and nothing that could be timed.
-        self._count("training_step", part.training_ns[part.training_ns > 0])
-        self._tell("make_step_total", len(part.step_ns), int(part.work_ns.sum()))
+        sums.add("training_step", part.training_ns[part.training_ns > 0])
+        sums.add("make_step_total", part.work_ns)
         own = part.kind == SourceKind.STAGE
         for source in np.unique(part.source[own]).tolist():
             mine = own & (part.source == source)
-            self._count(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
+            sums.add(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
 
     def values(self) -> dict[str, float]:
         """The values now, in seconds."""
         found: dict[str, float] = {}
-        for name, had in self._sums.items():
-            if had.count:
-                total_s = had.total_ns / NS_PER_S
-                found[f"profiling/{name}_avg_time"] = total_s / had.count
+        for name, (count, total_ns) in self._sums.items():
+            if count:
+                total_s = total_ns / NS_PER_S
+                found[f"profiling/{name}_avg_time"] = total_s / count
                 found[f"profiling/{name}_total_time"] = total_s
-                found[f"profiling/{name}_count"] = had.count
+                found[f"profiling/{name}_count"] = count
         return found
-
-    def _count(self, name: str, lasted_ns: np.ndarray) -> None:
-        self._tell(name, len(lasted_ns), int(lasted_ns.sum()))
-
-    def _tell(self, name: str, count: int, total_ns: int) -> None:
-        if count or total_ns:
-            had = self._sums.get(name, Sum())
-            self._sums[name] = Sum(had.count + count, had.total_ns + total_ns)
 
 
 class FlatRow(NamedTuple):
@@ -456,13 +428,7 @@ class ClosedStepsPart(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where a row is due.
-
-    Attributes:
-        at_ns: when.
-        step: training steps up to there.
-        turn: of epochs, if it is about one; else so many steps are over.
-    """
+    """Where a row is due: when, and the training steps up to there. ``turn`` is of epochs, if the row is about one."""
 
     at_ns: int
     step: int
@@ -472,12 +438,8 @@ class _Mark(NamedTuple):
 class FlatMetrics:
     """Splits closed steps at the steps and epochs that are logged, and sums up each part.
 
-    Args:
-        names: what the sources are called.
-        epochs: sums up the epoch that is running.
-        every_steps: training steps between two rows; 0 for none.
-        every_epochs: epochs between two rows; 0 for none.
-        unix: from the run's clock to Unix time, in nanoseconds.
+    ``every_steps`` training steps, and ``every_epochs`` epochs, are between two rows; 0 for none. ``unix`` turns the run's
+    clock into Unix time, in nanoseconds.
     """
 
     def __init__(
@@ -507,13 +469,7 @@ class FlatMetrics:
         self._operations.reset()
 
     def take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
-        """Takes closed steps of the training thread; returns the rows that are due.
-
-        Args:
-            closed: its closed steps.
-            rows: which of its steps are counted training steps.
-            numbers: their numbers.
-        """
+        """The rows that are due, from closed steps of the training thread: ``rows`` of its steps are counted, with these ``numbers``."""
         made: list[FlatRow] = []
         marks = self._marks(closed, rows, numbers)
         for part, mark in zip(

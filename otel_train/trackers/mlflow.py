@@ -19,12 +19,7 @@ KEYS = ("tracking_uri", "experiment_name", "run_name")
 
 
 class MlflowRun(NamedTuple):
-    """A run of MLflow.
-
-    Attributes:
-        run_id: its id; "" for the one of our own.
-        over: it is not active any more.
-    """
+    """A run of MLflow: its id, "" for the one of our own, and whether it is not active any more."""
 
     run_id: str
     over: bool
@@ -36,11 +31,6 @@ class MlflowTracker:
     MLflow's active run belongs to a thread; this is called on another. So the run is found by the training
     thread's identity, and written to by its id. A row is written after the steps it tells of, so the run may have
     ended by then: it is the row's all the same, if it was active at the row's last step.
-
-    Args:
-        thread: ident of the training thread.
-        run: where to log; None for the one that the program opens.
-        settings: how to open one; None to open none.
     """
 
     name = "MLflow"

@@ -26,11 +26,7 @@ MOST_HELD = 100_000
 
 
 def calls_of(ended: np.ndarray) -> StageCalls:
-    """As calls, in the order of their ends.
-
-    Args:
-        ended: int64[n, 3]: operation, when it began, when it ended.
-    """
+    """As calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
     source, begun_ns, ended_ns = ended[np.argsort(ended[:, 2], kind="stable")].T
     zeros = np.zeros(len(ended), dtype=np.int64)
     return StageCalls(source, zeros - 1, zeros + NO_PHASE, begun_ns, ended_ns - begun_ns, zeros, zeros - 1)
@@ -83,46 +79,26 @@ EVERY_STEPS = 50
 """Training steps between two rows when nothing was said."""
 
 
-class Listeners(Protocol):
-    """The trackers that rows are logged to: see ``otel_train.trackers.manager``."""
+class _Trackers(Protocol):
+    """The trackers that rows are logged to: see ``otel_train.trackers.manager.Trackers``."""
 
     @property
-    def any(self) -> bool:
-        """Whether there may be one."""
-
-    def listened(self) -> bool:
-        """Whether there is, or has been, a tracker to log to."""
-
-    def put(self, rows: Iterable[FlatRow]) -> None:
-        """Hand over rows. Never waits."""
-
-    def emptied(self, timeout_s: float) -> bool:
-        """Wait until what was handed over is written. Whether it is."""
-
-    def faults(self) -> int:
-        """Faults of all trackers; rows that were dropped count as well."""
-
-    def close(self, timeout_s: float) -> None:
-        """Wait for what has been handed over."""
+    def any(self) -> bool: ...
+    def listened(self) -> bool: ...
+    def put(self, rows: Iterable[FlatRow]) -> None: ...
+    def emptied(self, timeout_s: float) -> bool: ...
+    def faults(self) -> int: ...
+    def close(self, timeout_s: float) -> None: ...
 
 
 class Tracking:
-    """Makes rows of closed steps on the export loop's thread, and hands them to the trackers.
-
-    Args:
-        config: what is wanted.
-        trackers: the trackers that rows are logged to.
-        run: the account.
-        epochs: sums up what happens, for a row about each epoch.
-        anchor: turns the run's clock into wall time.
-        first: this is rank 0, which alone logs.
-    """
+    """Makes rows of closed steps on the export loop's thread, and hands them to the trackers. Rank 0 alone logs."""
 
     def __init__(
         self,
         config: Config,
         *,
-        trackers: Listeners,
+        trackers: _Trackers,
         run: RunState,
         epochs: EpochWindow,
         anchor: Anchor,

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """Writes event files into a folder, or to a ``SummaryWriter`` that was given.
+    """Writes event files into a folder, or to a ``SummaryWriter`` that was given, which has ``add_scalar(tag, value, step)``.
 
-    Args:
-        folder: where to; None where there is no run directory.
-        writer: has ``add_scalar(tag, value, step)``.
-        asked: write whether or not the program does.
+    ``asked``: write whether or not the program does.
     """
 
     name = "TensorBoard"

@@ -24,11 +24,6 @@ class WandbTracker:
     program's rows stay as many as they were, under the same ``_step``.
 
     What is not written when the program finishes its run has no place any more: so it asks for it just before.
-
-    Args:
-        run: where to log; None for the one that the program opens.
-        settings: what ``wandb.init`` takes, to open one; None to open none.
-        before_finish: called on the program's thread when it is about to finish its run.
     """
 
     name = "W&B"

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import otel_train
-from otel_train.collectors import memory
-from otel_train.collectors.memory import MemoryMonitor, Peak, ProcessTreeReader, Reading
+from otel_train.collectors import process
+from otel_train.collectors.process import MemoryMonitor, Peak, ProcessTreeReader, Reading
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.testing import FakeClock
@@ -71,7 +71,7 @@ def test_readings_of_a_long_epoch_take_no_more_memory_and_lose_no_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An epoch of a week is three million readings."""
-    monkeypatch.setattr(memory, "MOST_READINGS", 8)
+    monkeypatch.setattr(process, "MOST_READINGS", 8)
     for highest in range(100):
         peak = Peak()
         for at_ns in range(100):

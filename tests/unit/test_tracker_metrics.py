@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.bottleneck.dataloader import LoaderFacts
-from otel_train.collectors.memory import MEMORY_KEYS
+from otel_train.collectors.process import MEMORY_KEYS
 from otel_train.datamodel import Anchor, DeviceTimes, Pace
 from otel_train.recording.events import Ending, Op, SourceKind, code
 from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, SafeNames

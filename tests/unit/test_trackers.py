@@ -18,8 +18,7 @@ from otel_train.config import Config
 from otel_train.config.settings import TRACKERS
 from otel_train.errors import ConfigError
 from otel_train.trackers import manager
-from otel_train.trackers.console import BlocksTracker
-from otel_train.trackers.manager import TrackerQueue
+from otel_train.trackers.manager import BlocksTracker, TrackerQueue
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
