@@ -12,7 +12,7 @@ import sys
 import threading
 import unicodedata
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -198,7 +198,8 @@ class ExitHook:
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
             error = SystemExit(status)
-        self._close(self.of(error))
+        with suppress(KeyboardInterrupt):  # Ctrl-C again: do not wait. The interpreter would print it, and go on
+            self._close(self.of(error))
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""

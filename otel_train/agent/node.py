@@ -53,6 +53,7 @@ def main(connection: int, listener: int) -> None:
         agent.terminate()
 
     signal.signal(signal.SIGTERM, terminated)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program may block signals, and a child inherits that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if connection >= 0:

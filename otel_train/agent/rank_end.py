@@ -23,6 +23,7 @@ _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
 
+_BY_SIGNAL = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _PIDFD_INFO = struct.Struct("=Q52xi")  # linux/pidfd.h, struct pidfd_info: mask, ..., exit_code
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
 _PIDFD_INFO_EXIT = 1 << 3
@@ -40,9 +41,9 @@ def how_it_ended(pid: int, process: int) -> tuple[str, str]:
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
-        over = process >= 0 and _is_over(process)
+        over = _is_over(process) if process >= 0 else not Path(f"/proc/{pid}").exists()
         status = _status(pid)
-        if status is None and over:
+        if status is None and over and process >= 0:
             status = _status_of_reaped(process)
         if status is not None:
             return _said(status)
@@ -82,7 +83,7 @@ def _said(status: int) -> tuple[str, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-        return ("terminated" if number == signal.SIGTERM else "killed"), name
+        return _BY_SIGNAL.get(number, "killed"), name
     code = os.WEXITSTATUS(status)
     return ("finished", "") if code == 0 else ("failed", f"exit code {code}")
 

@@ -567,6 +567,27 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(
     summary(tmp_path, "terminated")
 
 
+def test_a_second_ctrl_c_ends_the_wait_for_the_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """It prints nothing, as without us, and the run was interrupted all the same."""
+    process = begin("start(exit_timeout_s=30); train(); otel_train.summary(); say('trained'); time.sleep(60)")
+    line(process)
+    agent = held_agent(tmp_path)
+    try:
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    finally:
+        agent.resume()
+
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("KeyboardInterrupt") == 1, errors
+    assert "Exception ignored" not in errors
+    assert summary(tmp_path, "interrupted")["steps"] == {"train": 100}
+
+
 @pytest.mark.skipif(
     tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 15),
     reason="an older kernel forgets how a process ended once its parent has waited for it",
