@@ -263,7 +263,6 @@ def _descendants(proc: Path) -> list[int]:
 
 
 def _field(text: bytes, name: bytes) -> int | None:
-    """Bytes under a name in ``/proc/self/status``."""
     _, there, rest = text.partition(name)
     return int(rest.split(None, 1)[0]) * _KIB if there else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,6 @@ _EXACT_SCALE: Final = 2
 """Of exponential histograms: buckets have a ratio of 2^(1/4), 1.19."""
 
 _NS_PER_MS: Final = 1_000_000
-_COPIED_BYTES: Final = 1 << 20
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -102,8 +102,7 @@ def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
         for family, kind in sorted(kinds.items()):
             out.write(f"# TYPE {family} {kind}\n".encode())
             with open_binary(folder / family) as part:
-                for piece in iter(lambda part=part: part.read(_COPIED_BYTES), b""):  # type: ignore[misc]  # a default binds it
-                    out.write(piece)
+                shutil.copyfileobj(part, out)
         out.write(b"# EOF\n")
     fresh.replace(path)
 
@@ -114,10 +113,8 @@ def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
         value: Any = parse_json(line)
         for resource in value["resourceMetrics"]:
             attributes = _attributes(resource.get("resource", {}).get("attributes", ()))
-            yield (
-                attributes,
-                [each for scope in resource.get("scopeMetrics", ()) for each in scope.get("metrics", ())],
-            )
+            scopes = resource.get("scopeMetrics", ())
+            yield attributes, [each for scope in scopes for each in scope.get("metrics", ())]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no OTLP request of metrics ({error})") from error
 
@@ -139,9 +136,7 @@ def name_of(attribute: str) -> str:
 def _points(line: bytes, written: Written) -> Iterator[MetricPoint]:
     try:
         found = list(resources_of(line))
-        points = [
-            point for resource, metrics in found for point in _of_resource(resource, metrics, line, written)
-        ]
+        points = [point for each in found for point in _of_resource(*each, line, written)]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         written.unreadable += 1
         return
@@ -190,7 +185,7 @@ def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Metr
     positive = point.get("positive", {})
     offset, scale = int(positive.get("offset", 0)), int(point["scale"])
     for index, number in enumerate(positive.get("bucketCounts", ())):
-        slot = _quarter(offset + index + 1, scale) - _quarter_of(bounds[0])
+        slot = _quarter(offset + index + 1, scale) - round(math.log2(bounds[0]) * 4)
         if slot < len(counts):  # what is above the last bound is in +Inf alone
             counts[max(0, slot)] += int(number)
     lines, below = [], 0
@@ -208,10 +203,6 @@ def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:
     first = math.floor(math.log2(bounds[0])) << _EXACT_SCALE
     last = math.ceil(math.log2(bounds[-1])) << _EXACT_SCALE
     return tuple(2.0 ** (k / 4) for k in range(first, last + 1))
-
-
-def _quarter_of(bound: float) -> int:
-    return round(math.log2(bound) * 4)
 
 
 def _quarter(index: int, scale: int) -> int:

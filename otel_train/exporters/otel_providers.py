@@ -104,7 +104,6 @@ def _readers(meters: Any) -> tuple[Any, ...] | None:
 
 
 def _attributes(provider: Any) -> dict[str, AttributeValue]:
-    """What a provider says of the program."""
     config = getattr(provider, "_sdk_config", provider)
     attributes = dict(getattr(getattr(config, "resource", None), "attributes", {}))
     if str(attributes.get("service.name", "")).startswith(_UNKNOWN):

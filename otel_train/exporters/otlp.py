@@ -196,8 +196,6 @@ def deliver(
 
 
 class _SignalQueue:
-    """A queue and when it is its turn."""
-
     def __init__(self, signal: str, queue: SpoolQueue) -> None:
         self.signal = signal
         self.queue = queue
@@ -282,7 +280,7 @@ class Sender:
             self._drops[signal, reason] += records
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits within ``timeout_s`` seconds; the rest stays in the spool. Idempotent."""
+        """Send what waits within ``timeout_s`` seconds; the rest stays in the spool."""
         if os.getpid() != self._pid or self._deadline_s is not None:
             return
         network_s = max(timeout_s - _CLOSE_SHARE_S, timeout_s / 2)
@@ -382,7 +380,6 @@ class _CollectorLog:
         self._last_s: dict[str, float] = {}
 
     def lost(self, reason: str) -> None:
-        """A request has to wait."""
         if self._away_logged or not self._may_speak("away"):
             return
         self._away_logged = True
@@ -394,7 +391,6 @@ class _CollectorLog:
         )  # fmt: skip
 
     def found(self, answer: ExportResponse) -> None:
-        """A request was answered well, and no other signal waits for that."""
         if self._away_logged and self._may_speak("away"):
             self._away_logged = False
             _log.warning("OTLP: %s accepts requests again", self._endpoint)
@@ -402,7 +398,6 @@ class _CollectorLog:
             _log.warning("OTLP: %s %s", self._endpoint, answer.reason)
 
     def refused(self, reason: str, queue: SpoolQueue) -> None:
-        """A request was refused for good."""
         if self._may_speak("refused"):
             where = f"it is moved to {queue.rejected_file}" if queue.rejected_file else "it is dropped"
             _log.warning(
@@ -410,7 +405,6 @@ class _CollectorLog:
             )
 
     def closing(self) -> None:
-        """Nothing more is sent from here."""
         left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
         if left and not self._away_logged:
             _log.warning(

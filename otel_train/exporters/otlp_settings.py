@@ -142,7 +142,6 @@ class _Variables:
         self._tell = tell
 
     def is_on(self, *, wanted: bool = False) -> bool:
-        """Whether the signal is to be sent."""
         if self._environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return False
         exporters = self._environ.get(f"OTEL_{self.signal.upper()}_EXPORTER", "").strip()
@@ -177,7 +176,6 @@ class _Variables:
         )
 
     def timeout_s(self) -> float:
-        """Longest that a request of the signal may take while training runs."""
         text, used = self._get("TIMEOUT"), f"{RUNNING_TIMEOUT_S:g} s"
         try:
             timeout_s = float(text or RUNNING_TIMEOUT_S)

@@ -121,7 +121,6 @@ class _Limit:
         self.bytes_left = most_bytes
 
     def seconds_left(self) -> float:
-        """Seconds left; TimeoutError where there are none."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
@@ -159,12 +158,9 @@ class _LimitedReader(io.RawIOBase):
 
 
 class _Limited(http.client.HTTPConnection):
-    """A connection whose requests have a limit."""
-
     limit = _Limit(0)
 
     def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
-        """The answer, read within the limit."""
         limited: Any = _LimitedReader(sock, self.limit)
         return http.client.HTTPResponse(limited, **more)
 

@@ -105,13 +105,12 @@ class PrometheusExporter:
         *,
         servers: MetricsServers | None = None,
     ) -> None:
-        self._snapshot: Snapshot | None = None
         self._written: Path | None = None
         self._host = host
-        self.posts: dict[str, Take] = {}
-        self._page = RankPage(lambda: self._snapshot, constant_labels, resource)
+        self._page = RankPage(constant_labels, resource)
+        self.posts = self._page.posts
         self._servers = servers or MetricsServers()
-        self._server = self._servers.join(host, port, self._page, self.posts)
+        self._server = self._servers.join(host, port, self._page)
         self.port = int(self._server.server_address[1])
 
     @property
@@ -122,7 +121,7 @@ class PrometheusExporter:
     def export(self, batch: ExportBatch) -> None:
         """Show this snapshot from now on."""
         if batch.snapshot is not None:
-            self._snapshot = batch.snapshot
+            self._page.snapshot = batch.snapshot
 
     def close(self, timeout_s: float) -> None:
         """Leave the page, and take the target file away. The last rank frees the port. Idempotent.
@@ -130,7 +129,7 @@ class PrometheusExporter:
         A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
         One that ends in order does not: so a dashboard can tell the two apart.
         """
-        self._servers.leave(self._server, self._page, self.posts, timeout_s)
+        self._servers.leave(self._server, self._page, timeout_s)
         if self._written is not None:
             with suppress(OSError):
                 self._written.unlink(missing_ok=True)
@@ -155,23 +154,21 @@ class MetricsServers:
         self._servers: dict[tuple[str, int], _Server] = {}
         self._lock = threading.Lock()
 
-    def join(self, host: str, port: int, page: RankPage, posts: dict[str, Take]) -> _Server:
+    def join(self, host: str, port: int, page: RankPage) -> _Server:
         """The server at this address, with one rank more; ConfigError where the host cannot be listened on."""
         with self._lock:
             server = self._servers.get((host, port))
             if server is None:
                 server = self._servers[host, port] = _listen(host, port)
             server.ranks.append(page)
-            server.posts.append(posts)
             return server
 
-    def leave(self, server: _Server, page: RankPage, posts: dict[str, Take], timeout_s: float) -> None:
+    def leave(self, server: _Server, page: RankPage, timeout_s: float) -> None:
         """One rank less; after the last one the server stops."""
         with self._lock:
             if page not in server.ranks:
                 return
             server.ranks.remove(page)
-            server.posts[:] = [each for each in server.posts if each is not posts]
             if server.ranks:
                 return
             self._servers = {key: each for key, each in self._servers.items() if each is not server}
@@ -209,7 +206,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     block_on_close = False
-    allow_reuse_address = os.name != "nt"
+    allow_reuse_address = True
     allow_reuse_port = False
     request_queue_size = 64
     timeout = 0
@@ -218,7 +215,6 @@ class _Server(socketserver.ThreadingTCPServer):
         from prometheus_client import CollectorRegistry
 
         self.ranks: list[RankPage] = []
-        self.posts: list[dict[str, Take]] = []
         self.registry = CollectorRegistry()
         self.registry.register(PageCollector(self.ranks))
         self._clients: dict[socket.socket, None] = {}  # in the order in which they came
@@ -261,7 +257,6 @@ class _Server(socketserver.ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # Any: as above
-        """End one connection."""
         with self._lock:
             self._clients.pop(request, None)
         super().shutdown_request(request)
@@ -270,7 +265,6 @@ class _Server(socketserver.ThreadingTCPServer):
         """Ignore it: a client may go away in mid-response."""
 
     def stop(self, timeout_s: float) -> None:
-        """Free the port at once and end the threads."""
         if self._stopped:
             return
         self._stopped = True
@@ -303,8 +297,7 @@ def _forget_all() -> None:
         server.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class TooLargeError(Exception):
@@ -321,11 +314,9 @@ class _Incoming(io.RawIOBase):
         self._until_s = time.monotonic() + REQUEST_S
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:  # Any: a buffer
-        """Read what is there, until time or size are used up."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("a request took too long")
@@ -344,7 +335,6 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Bound what comes in."""
         super().setup()
         self.rfile.close()
         self.rfile = io.BufferedReader(_Incoming(self.connection))
@@ -376,7 +366,6 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:  # the base class asks for this name
-        """Answer with the page, or say where it is."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._page()
@@ -387,9 +376,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
-        """Hand the body over to whoever takes it at this path."""
         path = self.path.partition("?")[0]
-        takes = [posts[path] for posts in list(self.server.posts) if path in posts]
+        takes = [rank.posts[path] for rank in list(self.server.ranks) if path in rank.posts]
         length = self.headers.get("Content-Length", "0")
         if not takes:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -450,15 +438,16 @@ _TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
 
 
 class RankPage:
-    """What one rank puts on a page. ``latest`` gives the newest snapshot, or None before the first; it is called once per page."""
+    """What one rank puts on a page: its newest snapshot. ``posts`` has what answers to what is posted, by path."""
 
     def __init__(
         self,
-        latest: Callable[[], Snapshot | None],
         constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue],
+        snapshot: Snapshot | None = None,
     ) -> None:
-        self.latest = latest
+        self.snapshot = snapshot
+        self.posts: dict[str, Take] = {}
         self._labels = dict(constant_labels)
         self._target = {label_name(key): str(value) for key, value in resource.items()}
 
@@ -492,7 +481,7 @@ class PageCollector:
         found: dict[str, list[tuple[RankPage, MetricFamily]]] = {}
         for rank in list(self._ranks):
             rank.add_target(target)
-            snapshot = rank.latest()
+            snapshot = rank.snapshot
             for family in snapshot.families if snapshot is not None else ():
                 if family.points:
                     found.setdefault(family.metric.prometheus, []).append((rank, family))

@@ -372,7 +372,6 @@ class SpoolQueue:
         return offset if segment == number else 0
 
     def _read(self, number: int, offset: int) -> SpooledRequest | None:
-        """The next whole line of a segment."""
         with open_binary(self._segment(number)) as file:
             file.seek(offset)
             line = file.readline(MOST_LINE_BYTES)
@@ -420,7 +419,6 @@ class SpoolQueue:
             yield from (line[:-1] for line in file if line.endswith(b"\n"))
 
     def _numbers(self) -> list[int]:
-        """Numbers of the segments that are there, oldest first."""
         if self.folder is None:
             return []
         try:

@@ -319,7 +319,7 @@ class _BatchWait:
         self._since_ns = -1  # the same for the batch before the present one; -1 once it has had its forward
 
     def take(self, kind: np.ndarray, started_ns: np.ndarray, lasted_ns: np.ndarray) -> np.ndarray:
-        """Waits of the batches whose forward ended here: int64[batches]. Calls come in the order of their ends."""
+        """Waits of the batches whose forward ended here. Calls come in the order of their ends."""
         fetched = kind == SourceKind.DATA
         ended = started_ns + lasted_ns
         batch = np.cumsum(fetched)
@@ -394,22 +394,10 @@ class FlatRow(NamedTuple):
 
 
 class ClosedStepsPart(NamedTuple):
-    """A part of ``ClosedSteps``. Columns are int64.
+    """A part of ``ClosedSteps``, of a stage call or a training step each. Columns are int64.
 
-    Attributes:
-        source: number of the source that was called, per call that ended.
-        loader: loader of the batch it worked on; -1 for none.
-        phase: index into ``PHASES``, or ``NO_PHASE``.
-        started_ns: when it began.
-        lasted_ns: how long it ran.
-        kind: ``SourceKind`` of the source.
-        batches: as in ``ClosedSteps``.
-        step_ns: durations of the training steps that closed.
-        work_ns: the same, less what they waited for data.
-        loader_ns: as in ``ClosedSteps``.
-        loss_ns: time of their loss computations, as in ``StepRows``.
-        losses: how many loss computations they had.
-        training_ns: from their first forward, or loss, to the end of their last update.
+    ``loader`` is -1 for none; ``work_ns`` is ``step_ns`` less what was waited for data; ``training_ns`` goes from the first
+    forward, or loss, to the end of the last update. ``batches``, ``loader_ns`` and ``loss_ns`` are as there.
     """
 
     source: np.ndarray
@@ -527,7 +515,6 @@ class FlatMetrics:
         return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
 
     def _marks(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
-        """Where rows are due, in time."""
         found = []
         if self._every_steps:
             due = np.flatnonzero((numbers + 1) % self._every_steps == 0)

@@ -70,7 +70,6 @@ def _ends(calls: StageCalls) -> np.ndarray:
 
 
 def _together(calls: StageCalls, more: StageCalls) -> StageCalls:
-    """Both, in the order of their ends."""
     at = np.searchsorted(_ends(calls), _ends(more), side="right")
     return StageCalls(*(np.insert(had, at, new) for had, new in zip(calls, more, strict=True)))
 
