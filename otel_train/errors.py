@@ -114,16 +114,7 @@ def text(call: str, value: object, remedy: str) -> str:
 def whole(
     call: str, value: Any, remedy: str, *, least: int = 0, most: int | None = None, other: str = ""
 ) -> int:  # Any: the user's own
-    """``value`` as a whole number: Python's own, or numpy's, or a tensor of one.
-
-    Args:
-        call: as for ``text``.
-        value: what was passed.
-        remedy: what to write instead.
-        least: smallest allowed.
-        most: largest allowed; None for any.
-        other: what else may stand there.
-    """
+    """``value`` as a whole number: Python's own, or numpy's, or a tensor of one. ``other``: what else may stand there."""
     try:
         number = least - 1 if isinstance(value, bool) else index(value)
     except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several elements

@@ -39,12 +39,6 @@ class JaxEvidence(FirstSign):
 
     The gradient functions are wrapped: a wrapper records the call and forwards it, so results and traces are JAX's own.
     Compilations are reported by JAX's monitoring events.
-
-    Args:
-        found: called once, on the compiling thread, during the compilation.
-        clock: monotonic nanoseconds.
-        log: takes the message about a process in which JAX compiled without a sign of training.
-        modules: has JAX.
     """
 
     def __init__(

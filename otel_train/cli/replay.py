@@ -103,17 +103,13 @@ _WHY: Final = {
 
 @dataclass(slots=True)
 class RankExports:
-    """What a rank has exported.
-
-    Attributes:
-        labels: that its series have in the store.
-        places: time of each export in Unix milliseconds, to where it lies.
-        missing: times that the store does not have.
-    """
+    """What a rank has exported, by the labels of its series in the store."""
 
     labels: dict[str, str]
     places: dict[int, str] = field(default_factory=dict)
+    """Time of each export in Unix milliseconds, to where it lies."""
     missing: set[int] = field(default_factory=set)
+    """Times that the store does not have."""
 
 
 def verify(run_directory: Path, url: str, *, wait_s: float) -> int:

@@ -53,9 +53,13 @@ class ValueRule:
     table = False
     """Whether a dict, in files a table, may stand for the value."""
 
+    listed = False
+    """Whether a list may stand for words that are divided by commas."""
+
     def converted(self, value: object) -> object:
         """``value`` as the setting holds it, where it is given in another way."""
-        return value
+        listed = self.listed and isinstance(value, Sequence) and not isinstance(value, str)
+        return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
 
     def broken(self, value: Any) -> str:  # Any: of the type of the setting
         """What is expected in place of ``value``; "" where it fits."""
@@ -128,12 +132,10 @@ class TrackerChoice(OneOf):
 class SomeOf(ValueRule):
     """Words of a closed set, divided by commas; in code also a list. ``""`` among them: it may be empty."""
 
+    listed = True
+
     def __init__(self, *choices: str) -> None:
         self.choices = choices
-
-    def converted(self, value: object) -> object:
-        """The text for a list."""
-        return _joined(value)
 
     def broken(self, value: str) -> str:
         """The words, where another one is in ``value``."""
@@ -158,9 +160,7 @@ class Plain(ValueRule):
 class NameList(Plain):
     """Names of things that other packages bring, divided by commas; in code also a list."""
 
-    def converted(self, value: object) -> object:
-        """The text for a list."""
-        return _joined(value)
+    listed = True
 
 
 class HttpUrl(Plain):
@@ -268,11 +268,6 @@ def _number_like(default: object, text: str) -> float:
 
 def _listed(value: object) -> Sequence[object]:
     return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _joined(value: object) -> object:
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
 
 
 class Setting(FastNamedTuple):

@@ -21,14 +21,7 @@ STATES = (OK, NOTE, WARNING, PROBLEM)
 
 
 class CheckResult(NamedTuple):
-    """One line of a diagnosis.
-
-    Attributes:
-        state: one of ``STATES``.
-        what: what was found, as a sentence.
-        remedy: what to do; "" if there is nothing to do.
-        area: what was checked, such as ``endpoint``; ``run`` takes it from the check.
-    """
+    """One line of a diagnosis: a sentence, what to do about it, and what was checked, which ``run`` fills in."""
 
     state: str
     what: str
@@ -84,13 +77,7 @@ SUCCESS = 2
 
 
 class HttpResult(NamedTuple):
-    """Result of an HTTP request.
-
-    Attributes:
-        status: status code; 0 without a response.
-        body: beginning of the body.
-        reason: why there is no response; "" if there is one.
-    """
+    """Result of an HTTP request: the beginning of the body, or why there is no response."""
 
     status: int = 0
     body: bytes = b""

@@ -45,13 +45,7 @@ _NO_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CE
 
 
 class ConnectionProblem(Exception):  # noqa: N818 - a check result, not an error of this package
-    """Why a connection or request failed.
-
-    Args:
-        what: the rest of a sentence that begins with ``whose``.
-        remedy: what to do.
-        whose: the component concerned; "" for the collector's address.
-    """
+    """Why a connection or request failed: ``what`` goes on from ``whose``, which is "" for the collector's address."""
 
     def __init__(self, what: str, remedy: str, whose: str = "") -> None:
         super().__init__(what)

@@ -32,9 +32,6 @@ class SharedSession:
 
     A session that was opened by ``otel_train.instrument`` is joined and stays open, and so does one below
     ``otel-train run``, which lasts as long as the program.
-
-    Attributes:
-        opened: number of sessions opened here.
     """
 
     def __init__(self) -> None:

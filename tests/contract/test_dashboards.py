@@ -14,10 +14,9 @@ pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from grafana.build import BOARDS, JSON
+from grafana.build import BOARDS, JSON, NOT_SHOWN
 from grafana.dashboards.board import Board, leads, variables
 from grafana.dashboards.fleet import ACTIVE_STATES
-from grafana.not_shown import NOT_SHOWN
 from grafana.panels import NOWHERE
 from otel_train.catalog import ALL, Kind
 from tests.support.dashboard_queries import filled_in
