@@ -99,6 +99,11 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
 
 
+def complain(text: str) -> None:
+    """Print a line on standard error, which leaves the output to programs that read it."""
+    print(printable(f"otel-train: {text}"), file=sys.stderr)
+
+
 def positive_int(text: str) -> int:
     """The value of an option that is a whole number above 0."""
     if not text.isdecimal() or not int(text):
@@ -118,8 +123,7 @@ class FormerOption(argparse.Action):
     ) -> None:
         """Set the present option."""
         option = f"--{self.dest.replace('_', '-')}"
-        said = f"otel-train: {option_string} is now {option}; version 0.2 refuses the former name"
-        print(said, file=sys.stderr)
+        complain(f"{option_string} is now {option}; version 0.2 refuses the former name")
         setattr(namespace, self.dest, values)
 
 
@@ -155,8 +159,7 @@ def tell_earlier(run: Path) -> None:
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
         said = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
-        named = ", ".join(str(path) for path in earlier[-_MOST_NAMED:])
-        print(printable(f"otel-train: {said}{named}"), file=sys.stderr)
+        complain(said + ", ".join(map(str, earlier[-_MOST_NAMED:])))
 
 
 def asked_rank(args: argparse.Namespace) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.cli.arguments import add_run_dir, ranks_of, read_all, tell_earlier
+from otel_train.cli.arguments import add_run_dir, complain, ranks_of, read_all, tell_earlier
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
@@ -123,8 +123,7 @@ def run(args: argparse.Namespace) -> int:
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
         verb = "is" if slower else "may or may not be: more steps are needed to tell if it is"
-        said = f"otel-train: {document['after']} {verb} slower by more than {args.fail_if_slower:.3g}"
-        print(said, file=sys.stderr)
+        complain(f"{document['after']} {verb} slower by more than {args.fail_if_slower:.3g}")
     return SLOWER if slower else 0
 
 

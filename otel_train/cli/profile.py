@@ -199,7 +199,7 @@ def run_program(args: argparse.Namespace) -> int:
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     say(written, as_json=args.json)
     if code:
-        print(f"otel-train: the program ended with {how_it_ended(code)}", file=sys.stderr)
+        arguments.complain(f"the program ended with {how_it_ended(code)}")
         return code if code > 0 else 128 - code
     return 1 if "absent" in written.files[OPS] else 0
 

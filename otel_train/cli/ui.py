@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from otel_train.cli.arguments import default_run_dir
+from otel_train.cli.arguments import complain, default_run_dir
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import ConfigError, RunDirectoryError, require
 from otel_train.rundata.files import is_run
@@ -55,12 +54,11 @@ def run(args: argparse.Namespace) -> int:
     address = server.address_of(sock)
     print(printable(f"{only or root} at {address}"), flush=True)
     if args.port and sock.getsockname()[1] != args.port:
-        print(f"otel-train: port {args.port} is taken", file=sys.stderr)
+        complain(f"port {args.port} is taken")
     if args.host not in (HOST, "localhost", "::1"):
-        print("otel-train: whoever can reach this address can read these runs", file=sys.stderr)
+        complain("whoever can reach this address can read these runs")
     if not root.exists():
-        said = f"otel-train: {printable(root)} is not there yet; the page shows its runs when they come"
-        print(said, file=sys.stderr)
+        complain(f"{root} is not there yet; the page shows its runs when they come")
     if server.has_screen() if args.open is None else args.open:
         server.show(address)
     server.serve(root, sock, only=only, hosts=(args.host,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.cli.arguments import add_run_dir, ranks_of, tell_earlier
+from otel_train.cli.arguments import add_run_dir, complain, ranks_of, tell_earlier
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
         tell_earlier(folder)
     if args.analysis or args.report:
         try:
-            _show(args, folder, _document(folder, made=made))
+            _show(args, folder, *_read(folder, made=made))
         except (OtelTrainError, TypeError, KeyError, AttributeError, ValueError, OSError) as error:
-            print(printable(f"otel-train: {folder} cannot be shown: {error}"), file=sys.stderr)
+            complain(f"{folder} cannot be shown: {error}")
             return 1
     return 1 if faults else 0
 
@@ -88,22 +88,23 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 
 
-def _document(folder: Path, *, made: bool) -> dict[str, Any]:
+def _read(folder: Path, *, made: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The summary, and the results of the newest capture if there is one."""
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
-        return {"summary": summary, "capture": summary["capture"]}
+        return summary, summary["capture"]
     left = read_run(folder, min(ranks_of(folder), default=0))
     found = left.newest_trace()
     if found is None:
-        return {"summary": left.summary, "capture": {"absent": "there is no capture that can be read"}}
+        return left.summary, {"absent": "there is no capture that can be read"}
     from otel_train.trace_analysis.summary import summarize
 
-    return {"summary": left.summary, "capture": {**summarize(found[1]), "file": found[0].name}}
+    return left.summary, {**summarize(found[1]), "file": found[0].name}
 
 
-def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -> None:
-    summary, capture = document["summary"], document["capture"]
+def _show(
+    args: argparse.Namespace, folder: Path, summary: Mapping[str, Any], capture: Mapping[str, Any]
+) -> None:
     stream = sys.stderr if args.json else sys.stdout
     page = TextLayout.of(stream)
     if args.analysis:
@@ -114,14 +115,10 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
         none = page.safe(f"No operations: {capture.get('absent')}") + "\n"
         print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
     if args.report:
+        from otel_train.rundata.live_view import RankView
+        from otel_train.ui import report
+
+        found = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
         path = folder / REPORT
-        replace_text(path, _report(folder, summary, capture))
+        replace_text(path, report.render(RankView.of_summary(folder, summary), found))
         print(printable(path), file=stream)
-
-
-def _report(folder: Path, summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
-    from otel_train.rundata.live_view import RankView
-    from otel_train.ui.report import render
-
-    captures = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
-    return render(RankView.of_summary(folder, summary), captures)
