@@ -17,7 +17,8 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Literal
 
@@ -198,7 +199,9 @@ class ExitHook:
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
             error = SystemExit(status)
-        with suppress(KeyboardInterrupt):  # Ctrl-C again: do not wait. The interpreter would print it, and go on
+        with suppress(
+            KeyboardInterrupt
+        ):  # Ctrl-C again: do not wait. The interpreter would print it, and go on
             self._close(self.of(error))
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
@@ -293,13 +296,50 @@ def collection_deferred() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """Inside the block this thread, and those that it starts, block these signals and no others."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def signals_unblocked() -> AbstractContextManager[None]:
+    """Inside the block no signal is blocked: for processes that are started, which inherit what their thread blocks."""
+    return _signals_blocked(())
+
+
+class DaemonThread(threading.Thread):
+    """A thread that does not keep the interpreter, and to which no signal is delivered.
+
+    A program that blocks a signal, to wait for it later, has it wait: a thread that does not block it would take it.
+    """
+
+    _FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        faults = {getattr(signal, name, None) for name in self._FAULTS}  # a thread causes those itself
+        with _signals_blocked(signal.valid_signals() - faults):
+            super().start()
+
+
 def daemon_thread(target: Callable[[], object], name: str) -> threading.Thread:
-    """A thread that does not keep the interpreter, not started yet.
+    """A ``DaemonThread``, not started yet.
 
     It sees the context variables of the thread that makes it: an agent serves many ranks, and logs to the one that a
     thread works for.
     """
-    return threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
+    return DaemonThread(target=copy_context().run, args=(target,), name=name, daemon=True)
 
 
 MOST_CHARACTERS: Final = 4000

@@ -23,7 +23,7 @@ from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.resource import Process, detect
-from otel_train.safety import Guard, free_in_forks
+from otel_train.safety import DaemonThread, Guard, free_in_forks
 from otel_train.trackers import log_now, may_log
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class AgentClient:
             self.recording.end()
             self.recording.close()
             raise
-        self._thread = threading.Thread(target=self._serve, name="otel-train-service", daemon=True)
+        self._thread = DaemonThread(target=self._serve, name="otel-train-service", daemon=True)
         _services.add(self)
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import Link, user_of
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.safety import DaemonThread
 
 if TYPE_CHECKING:
     import mmap
@@ -198,7 +199,7 @@ def _another_has_ended() -> bool:
         return False
 
 
-class AgentThread(threading.Thread):
+class AgentThread(DaemonThread):
     """An agent in a thread of the training process: where no process can be started, or none is wanted.
 
     Attributes:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.config.settings import MOST_TOP
 from otel_train.files import make_ignored, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
+from otel_train.safety import DaemonThread, signals_unblocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -203,7 +204,7 @@ class CaptureWriter:
         self._trace = trace
         self._profiler = profiler
         self._written = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="otel-train-capture", daemon=True)
+        self._thread = DaemonThread(target=self._run, name="otel-train-capture", daemon=True)
         self._thread.start()
 
     @property
@@ -295,10 +296,11 @@ def _start(
     Raises:
         OSError: it cannot be started.
     """
-    return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
-        command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
-    )  # fmt: skip
+    with signals_unblocked():
+        return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
+            command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
+        )  # fmt: skip
 
 
 def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_train.safety import signals_unblocked
 from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class WandbTracker:
         """Log one row."""
         if self._settings is not None and self._own is None:
             # "create_new" leaves the run that the program may have, and wandb.log, alone.
-            self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
+            with signals_unblocked():
+                self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
         run = self._own or place
         self._define(run, row.values)
         values = {AXIS: row.step, "otel_train/epoch": row.epoch, **row.values}

@@ -328,6 +328,32 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
     assert summary["state"] == "terminated"
 
 
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Path) -> None:
+    """It is for a place between two steps; a thread that does not block it would take it at once, and end the program."""
+    done = run(
+        tmp_path,
+        """
+        import signal
+        session = start(model, agent=sys.argv[2])
+        session.run_directory
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        numbers = {signal.SIGTERM, signal.SIGUSR1}
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        time.sleep(0.5)
+        train(data)
+        print([signal.sigwait(numbers).name for _ in numbers])
+        """,
+        agent,
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "['SIGUSR1', 'SIGTERM']"), done.stderr
+    (folder,) = runs(tmp_path)
+    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("ending", "state"),
     [
