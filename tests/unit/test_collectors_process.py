@@ -1,21 +1,34 @@
-"""Memory, CPU and files of the process."""
+"""Memory, CPU and files of a rank, peaks between two instants, and sizes of the program's caches."""
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import otel_train
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.collectors.process import ProcessReader
+from otel_train.collectors import process
+from otel_train.collectors.process import MemoryMonitor, Peak, ProcessReader, ProcessTreeReader, Reading
+from otel_train.datamodel import system_clock
+from otel_train.instrumentation.logged_values import CacheSizes
+from otel_train.testing import FakeClock
+from tests.support.device import FakeDriver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-MIB = 1 << 20
+MIB = 2**20
 
 
 def cgroup(root: Path, *, limit: str, used: int, inactive: int = 0) -> Path:
@@ -62,3 +75,244 @@ def test_a_process_that_is_gone_has_no_memory(tmp_path: Path) -> None:
 
     assert ProcessReader(tmp_path).rss_of(pid) == 0
     assert ProcessReader(tmp_path).rss_of(os.getpid()) > MIB
+
+
+def memories(
+    clock: FakeClock,
+    *,
+    datasets: Callable[[Iterable[str]], int | None] = lambda _: None,
+    caches: Callable[[], Mapping[str, int]] = dict,
+    devices: Callable[[], Mapping[str, int]] = dict,
+) -> MemoryMonitor:
+    return MemoryMonitor(datasets=datasets, caches=caches, devices=devices, clock=clock)
+
+
+@given(
+    levels=st.lists(st.integers(0, 1000), min_size=1, max_size=50),
+    cuts=st.lists(st.integers(0, 49), max_size=5, unique=True).map(sorted),
+)
+def test_every_reading_is_in_the_peak_of_the_epoch_it_was_taken_in(
+    levels: list[int], cuts: list[int]
+) -> None:
+    """Epochs are reported seconds after they ended: what was held since then belongs to the next one."""
+    peak = Peak()
+    for at_ns, level in enumerate(levels):
+        peak.add(Reading(at_ns, level, level))
+
+    begin = 0
+    for cut in cuts:
+        mine = levels[begin : cut + 1]
+        if mine:
+            assert peak.take(cut) == max(mine)
+            begin = cut + 1
+
+
+def test_an_epoch_without_a_reading_has_the_level_that_was_there() -> None:
+    """Epochs of some milliseconds: between two looks memory counts as unchanged."""
+    peak = Peak()
+    assert peak.take(10) is None
+    peak.add(Reading(20, 5, 9))
+    assert [peak.take(10), peak.take(20), peak.take(30)] == [5, 9, 5]
+
+
+def test_readings_of_a_long_epoch_take_no_more_memory_and_lose_no_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epoch of a week is three million readings."""
+    monkeypatch.setattr(process, "MOST_READINGS", 8)
+    for highest in range(100):
+        peak = Peak()
+        for at_ns in range(100):
+            peak.add(Reading(at_ns, 1, 7 if at_ns == highest else 1))
+        assert len(peak._readings) <= 8
+        assert peak.take(99) == 7
+
+
+def test_a_peak_between_two_looks_is_known_where_the_kernel_keeps_the_highest(tmp_path: Path) -> None:
+    """A spike of a millisecond is what kills a process on a full node."""
+    clock = FakeClock()
+    status = tmp_path / "status"
+    (tmp_path / "task").mkdir()  # no children: this process may have some of its own
+    reader = ProcessTreeReader(clock, tmp_path)
+    found = []
+    for rss, highest in ((100, 500), (100, 500), (100, 900), (100, 900)):
+        status.write_text(f"Name:\tpython\nVmHWM:\t  {highest} kB\nVmRSS:\t  {rss} kB\n", "utf-8")
+        found.append(reader.read())
+
+    assert [reading.level for reading in found] == [100 * 1024] * 4
+    assert [reading.most for reading in found] == [100 * 1024, 100 * 1024, 900 * 1024, 100 * 1024]
+
+
+def test_what_a_process_started_is_part_of_its_memory() -> None:
+    """Workers of a loader hold as much as the program, some of them more."""
+    reader = ProcessTreeReader(system_clock)
+    before = reader.read().level
+    code = "held = bytearray(b'x') * (100 << 20); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        held = psutil.Process(child.pid).memory_full_info().uss
+        after = ProcessTreeReader(system_clock).read().level
+        child.communicate(b"\n")
+
+    assert held > 100 * MIB
+    assert after - before == pytest.approx(held, rel=0.1)
+    assert reader.read().level < before + 50 * MIB
+
+
+def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
+    """Four forks of a program of 10 GB are not 50 GB."""
+    own = bytearray(100 * MIB)
+    reader = ProcessTreeReader(system_clock)
+    before = reader.read().level
+    quit_reader, quit_writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(quit_writer)
+        os.read(quit_reader, 1)
+        os._exit(0)
+    os.close(quit_reader)
+    try:
+        after = ProcessTreeReader(system_clock).read().level
+    finally:
+        os.close(quit_writer)
+        os.waitpid(pid, 0)
+
+    assert len(own) == 100 * MIB
+    assert psutil.Process().memory_info().rss > 100 * MIB
+    assert after - before < 50 * MIB
+
+
+def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
+    """Not every system has /proc."""
+    level = ProcessTreeReader(system_clock, tmp_path / "none").read().level
+    own = psutil.Process()
+    children = sum(child.memory_info().rss for child in own.children(recursive=True))  # of other tests
+
+    assert 0.8 * own.memory_info().rss <= level <= 1.2 * (own.memory_info().rss + children)
+
+
+def test_values_are_in_mib_under_their_flat_names() -> None:
+    """``*_mb`` is bytes by 2**20, whatever a disk maker says."""
+    clock, driver = FakeClock(), FakeDriver(FakeClock())
+    driver.used, driver.taken_bytes = [0, 1], 3 * MIB
+    found = memories(
+        clock, datasets=lambda names: 5 * MIB if list(names) == ["code"] else None,
+        caches=lambda: {"a": MIB, "b": 2 * MIB}, devices=driver.taken,
+    )  # fmt: skip
+    assert found.look() == pytest.approx(0.2)
+    driver.taken_bytes = MIB
+    clock.tick(s=1)
+    found.look()
+
+    values = found.values(["code"], clock())
+
+    assert values.pop("memory_peak_mb") == pytest.approx(psutil.Process().memory_info().rss / MIB, rel=0.5)
+    assert values == {"memory_dataset_mb": 5, "memory_cache_mb": 3, "memory_peak_device_mb": 6}
+    clock.tick(s=1)
+    assert found.values(["code"], clock())["memory_peak_device_mb"] == 2
+
+
+def test_what_is_not_there_has_no_value() -> None:
+    """A program without a cache has no cache of zero."""
+    clock = FakeClock()
+    found = memories(clock)
+    found.look()
+
+    assert set(found.values(["code"], clock())) == {"memory_peak_mb"}
+
+
+def test_a_dataset_is_not_gone_through_for_every_short_epoch() -> None:
+    """Epochs of a second would spend a percent of their time on it."""
+    clock, asked = FakeClock(), []
+
+    def size(names: Iterable[str]) -> int:
+        asked.append(list(names))
+        return MIB
+
+    found = memories(clock, datasets=size)
+    for _ in range(20):
+        assert found.values(["a"], clock())["memory_dataset_mb"] == 1
+        clock.tick(s=1)
+
+    assert asked == [["a"], ["a"]]
+
+
+def test_a_reading_that_fails_is_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
+    """A driver that is gone must not be asked five times a second for a week."""
+    driver = FakeDriver(FakeClock())
+    driver.fault = RuntimeError("the device is lost")
+    found = memories(FakeClock(), devices=driver.taken)
+
+    for _ in range(10):
+        again_s = found.look()
+
+    assert again_s is None
+    assert found.guard.faults == 3
+    assert found.values(["code"], 0) == {}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_caches_say_how_large_they_are() -> None:
+    """A cache that grows is memory that the loader does not show."""
+    held = [b"abc"]
+    caches = CacheSizes()
+    caches.add("images", lambda: sum(map(len, held)))
+    caches.add("tokens", lambda: np.int64(7))
+    held.append(b"de")
+
+    assert caches.read() == {"images": 5, "tokens": 7}
+
+
+def test_one_that_fails_is_said_once_and_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
+    """And takes no other with it."""
+    calls = []
+
+    def fails() -> int:
+        calls.append(1)
+        raise OSError("gone")
+
+    caches = CacheSizes()
+    caches.add("broken", fails)
+    caches.add("whole", lambda: 1)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        read = [caches.read() for _ in range(5)]
+
+    assert read == [{"whole": 1}] * 5
+    assert (len(calls), caches.faults) == (3, 3)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert "size of cache 'broken'" in caplog.text
+
+
+@pytest.mark.parametrize("said", [-1, 2.5, None, "7"])
+def test_what_is_no_number_of_bytes_is_absent(said: object) -> None:
+    """A ratio drawn as megabytes would mislead for weeks."""
+    caches = CacheSizes()
+    caches.add("odd", lambda: said)  # type: ignore[arg-type, return-value]  # on purpose
+
+    assert (caches.read(), caches.faults) == ({}, 1)
+
+
+def test_a_cache_can_be_taken_back_and_replaced() -> None:
+    """The handle of the one before does not remove the one that took its name."""
+    caches = CacheSizes()
+    first = caches.add("images", lambda: 1)
+    second = caches.add("images", lambda: 2)
+    first.remove()
+    assert caches.read() == {"images": 2}
+
+    with second:
+        pass
+    second.remove()
+
+    assert caches.read() == {}
+
+
+def test_bad_input_is_refused_where_it_is_given() -> None:
+    """The loop receives no notice."""
+    with pytest.raises(otel_train.ConfigError, match="returns bytes"):
+        CacheSizes().add("images", 5)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(otel_train.ConfigError, match="called"):
+        CacheSizes().add("", lambda: 1)

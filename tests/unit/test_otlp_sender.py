@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -95,6 +95,17 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
         sender.close(1)
 
 
+def sending(
+    make: Callable[..., Sender], line: bytes = metrics(), **settings: Any
+) -> tuple[Sender, Collector]:
+    """A sender in the middle of a request, and its collector that hangs."""
+    collector = Collector(held=True)
+    sender = make(collector, **settings)
+    sender.put("metrics", line)
+    assert collector.entered.wait(5)
+    return sender, collector
+
+
 def left(folder: Path, signal: str = "metrics") -> list[bytes]:
     return list(SpoolQueue(folder, signal).waiting())
 
@@ -126,10 +137,7 @@ def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., Sender], t
 
 def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Sender]) -> None:
     """The export loop also feeds the heartbeat and /metrics: those must go on."""
-    collector = Collector(held=True)
-    sender = make(collector)
-    sender.put("metrics", metrics())
-    assert collector.entered.wait(5)
+    sender, _ = sending(make)
     start_s = time.monotonic()
     for _ in range(500):
         sender.put("metrics", metrics())
@@ -276,10 +284,7 @@ def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
     make: Callable[..., Sender], tmp_path: Path
 ) -> None:
     """Exit is never held up, and what hangs and what waits is on disk."""
-    collector = Collector(held=True)
-    sender = make(collector)
-    sender.put("metrics", metrics(1))
-    assert collector.entered.wait(5)
+    sender, _ = sending(make, metrics(1))
     sender.put("metrics", metrics(2))
     start_s = time.monotonic()
     sender.close(0.5)
@@ -295,10 +300,7 @@ def test_what_waits_at_the_end_is_said_without_a_false_reason(
     make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The connection was ended by us: a remark about TLS would send people on a wrong track."""
-    collector = Collector(held=True)
-    sender = make(collector)
-    sender.put("metrics", metrics())
-    assert collector.entered.wait(5)
+    sender, _ = sending(make)
     sender.close(0.3)
     [line] = caplog.messages
 
@@ -310,10 +312,7 @@ def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
     make: Callable[..., Sender], tmp_path: Path
 ) -> None:
     """A read-only run directory must not cost the dashboard."""
-    collector = Collector(held=True)
-    sender = make(collector, directory=None)
-    sender.put("metrics", metrics(1))
-    assert collector.entered.wait(5)
+    sender, collector = sending(make, metrics(1), directory=None)
     sender.put("metrics", metrics(2))
     collector.released.set()
     until(lambda: collector.got == [metrics(1), metrics(2)])
@@ -378,10 +377,7 @@ def test_people_are_notified_of_refusals_once_a_minute(
 
 def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Sender], tmp_path: Path) -> None:
     """DataLoader workers are forks: their metrics would be counted twice, and they may outlive their parent."""
-    collector = Collector(held=True)
-    sender = make(collector)
-    sender.put("metrics", metrics())
-    assert collector.entered.wait(5)
+    sender, collector = sending(make)
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -60,6 +60,10 @@ class FakeTracker:
         self.closed = True
 
 
+def fail(_: FlatRow) -> None:
+    raise ConnectionError("server lost")
+
+
 def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
     """The ordinary case."""
     tracker = FakeTracker()
@@ -76,10 +80,6 @@ def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
 
 def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
     """A server that is gone must not fill the log for a week."""
-
-    def fail(_: FlatRow) -> None:
-        raise ConnectionError("server lost")
-
     queue = TrackerQueue(FakeTracker(fail))
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
@@ -228,9 +228,6 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
     assert not queue.emptied(0.01)
     freed.set()
     assert queue.emptied(30)
-
-    def fail(_: FlatRow) -> None:
-        raise ConnectionError("server lost")
 
     off = TrackerQueue(FakeTracker(fail))
     for _ in range(9):
