@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train import catalog
 from otel_train.console.text import count, duration, percent, rounded
 from otel_train.files import parse_json, read_part
-from otel_train.rundata.files import EVENTS, number, text, whole
+from otel_train.rundata.files import EVENTS, mapping, number, rows, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,17 +40,7 @@ _ENDS = {
 
 
 class Notice(NamedTuple):
-    """Something to know.
-
-    Attributes:
-        severity: critical, warning, info or ok.
-        title: a few words.
-        summary: one sentence.
-        advice: what to do; "" if there is nothing.
-        facts: values, file names and lines.
-        times: how often it happened; 0 where that is no question.
-        at_unix_s: when it last did; None where that is no question.
-    """
+    """Something to know, with its severity from ``SEVERITIES``; how often and when last where it is an event."""
 
     severity: str
     title: str
@@ -77,35 +67,27 @@ def _event(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    attributes = value.get("attributes")
-    return {**value, "attributes": attributes if isinstance(attributes, dict) else {}}
+    return {**value, "attributes": mapping(value.get("attributes"))}
 
 
 def notices(
     state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], warnings: Iterable[str]
 ) -> list[Notice]:
-    """Everything a reader must know, the gravest first.
-
-    Args:
-        state: whether the run goes on.
-        summary: what the rank wrote last.
-        events: of the rank.
-        warnings: what could not be read.
-    """
-    found = [*_end(state), *_findings(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
-    found += _trainings(summary)
+    """Everything a reader must know of a rank, the gravest first; ``warnings`` say what could not be read."""
+    found = [
+        *_findings(summary),
+        *_alerts(events),
+        *_ranks(summary),
+        *_missing(summary),
+        *_trainings(summary),
+    ]
+    if (said := _ENDS.get(state.word)) is not None:
+        found.insert(0, Notice(state.severity, state.word, said))
     found += [Notice("info", "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
 
-def _end(state: Liveness) -> Iterator[Notice]:
-    said = _ENDS.get(state.word)
-    if said is not None:
-        yield Notice(state.severity, state.word, said)
-
-
 def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    """That this is not the only training of the run."""
     training = whole(summary.get("training")) or 1
     if training > 1:
         yield Notice(
@@ -117,20 +99,17 @@ def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
 
 
 def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    for finding in _rows(summary.get("findings")):
+    for finding in rows(summary.get("findings")):
         severity = finding.get("severity")
         share, seconds = number(finding.get("share")), number(finding.get("seconds"))
         of = "training time" if finding.get("phase") == "train" else "the run"
-        facts = (
-            *([f"{percent(share)} of {of}"] if share else []),
-            *([duration(seconds)] if seconds else []),
-        )
+        facts = (f"{percent(share)} of {of}" if share else "", duration(seconds) if seconds else "")
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",
             text(finding.get("name")).replace("_", " ") or "finding",
             _long(finding.get("summary")),
             _long(finding.get("advice")),
-            facts,
+            tuple(filter(None, facts)),
         )
 
 
@@ -140,9 +119,7 @@ def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
     last_attempt = max((whole(event.get("attempt")) or 0 for event in events), default=0)
     for event in events:
         if event["name"] in _ALERTS and (whole(event.get("attempt")) or 0) == last_attempt:
-            about = tuple(
-                text(event["attributes"].get(f"train.{key}")) for key in ("loader", "stage", "rank")
-            )
+            about = (text(event["attributes"].get(f"train.{key}")) for key in ("loader", "stage", "rank"))
             together.setdefault((event["name"], *about), []).append(event)
     for (name, *_), group in together.items():
         last = group[-1]
@@ -160,49 +137,33 @@ def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
 def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
     """The attributes of an event as words."""
     for key, value in event["attributes"].items():
-        shown = (
-            rounded(value)
-            if isinstance(value, float)
-            else _long(value if isinstance(value, str) else str(value))
-        )
+        shown = rounded(value) if isinstance(value, float) else str(value)[:_LONGEST]
         yield f"{key[:_LONGEST].removeprefix('train.').replace('.', ' ')} {shown}"
 
 
 def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    ranks = summary.get("ranks")
-    silent = ranks.get("silent") if isinstance(ranks, dict) else None
+    silent = mapping(summary.get("ranks")).get("silent")
     if isinstance(silent, list) and silent:
         named = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
         yield Notice("critical", "ranks are silent", f"No record has come lately from rank {named}.")
 
 
 def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
-    telemetry = summary.get("telemetry")
-    telemetry = telemetry if isinstance(telemetry, dict) else {}
-    lost = whole(telemetry.get("records_lost"))
-    if lost:
-        yield Notice(
-            "warning",
-            "records lost",
-            f"{count(lost)} records were lost: no metric counts what happened in them.",
-        )
-    faults = telemetry.get("faults")
-    if isinstance(faults, dict) and faults:
-        parts = tuple(f"{_long(part)}: {_long(str(count))}" for part, count in faults.items())
-        yield Notice(
-            "warning", "faults of otel_train", "Parts of the telemetry failed; training went on.", facts=parts
-        )
-    for row in _rows(summary.get("settings_ignored")):
+    telemetry = mapping(summary.get("telemetry"))
+    if lost := whole(telemetry.get("records_lost")):
+        said = f"{count(lost)} records were lost: no metric counts what happened in them."
+        yield Notice("warning", "records lost", said)
+    if faults := mapping(telemetry.get("faults")):
+        parts = tuple(f"{_long(part)}: {_long(str(number))}" for part, number in faults.items())
+        said = "Parts of the telemetry failed; training went on."
+        yield Notice("warning", "faults of otel_train", said, facts=parts)
+    for row in rows(summary.get("settings_ignored")):
         used = _long(row.get("used"))
         facts = (f"in force: {used}",) if used else ()
         yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
-    for row in _rows(summary.get("instrumentation_gaps")):
+    for row in rows(summary.get("instrumentation_gaps")):
         about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
         yield Notice("info", f"not observed: {about}", _long(row.get("reason")))
-
-
-def _rows(value: object) -> list[dict[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _long(value: object) -> str:

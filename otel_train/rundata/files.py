@@ -68,6 +68,20 @@ def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> M
     return summary
 
 
+FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What reading a document of an unknown shape may raise; RuntimeError: a generator ended too soon, or nesting is too deep."""
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """An object from a file; empty for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def rows(value: object) -> list[dict[str, Any]]:
+    """The objects of a list from a file; none for anything else."""
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
 def text(value: object) -> str:
     """A name from a file, no longer than a reader can use; "" for what is no text."""
     return value[:_LONGEST] if isinstance(value, str) else ""
@@ -98,13 +112,7 @@ _SHOWN = re.compile(
 
 
 class File(NamedTuple):
-    """One file.
-
-    Attributes:
-        name: below the run directory, parts joined by ``/``.
-        path: where it lies.
-        mark: its version.
-    """
+    """One file; its name is below the run directory, with parts joined by ``/``."""
 
     name: str
     path: Path

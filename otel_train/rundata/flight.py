@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import read_json
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
-from otel_train.rundata.files import FLIGHT, SUMMARY
+from otel_train.rundata.files import FLIGHT, SUMMARY, mapping
+from otel_train.rundata.liveness import is_running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,14 +34,7 @@ if TYPE_CHECKING:
 
 
 class ThreadHistory(NamedTuple):
-    """What one thread did.
-
-    Attributes:
-        thread: its events.
-        open: stages open at the end, outermost first.
-        closed: everything before.
-        started_ns: start of the step that is still open; -1 without one.
-    """
+    """What one thread did: its events, stages open at the end, outermost first, and the start of an open step, or -1."""
 
     thread: ThreadEdges
     open: list[OpenStage]
@@ -71,14 +66,18 @@ def trained(part: ClosedSteps) -> np.ndarray:
     return mine
 
 
+def _histories(flight: Flight) -> tuple[list[ThreadHistory], ThreadHistory | None]:
+    """What each thread did, and which of them is the one that trains."""
+    known = SourceTable().extend(flight.sources)
+    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
+    return histories, max(histories, key=lambda each: (each.steps, len(each.thread.times)), default=None)
+
+
 RECENT_STEPS = 20
 
 
 def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     """Returns what the process of a rank was doing when it was last active.
-
-    Args:
-        rank_dir: the folder of one rank; it is only read.
 
     Raises:
         RunDirectoryError: the flight recorder file is missing or unreadable.
@@ -87,17 +86,9 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
 
 
 def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the result of ``read_postmortem`` for a flight recorder file that has been read.
-
-    Args:
-        flight: content of the file.
-        summary: the last ``summary.json`` of the process; empty without one.
-    """
-    sources = flight.sources
-    known = SourceTable().extend(sources)
-    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
-    main = max(histories, key=lambda history: (history.steps, len(history.thread.times)), default=None)
-    naming = _Naming(flight, sources)
+    """The result of ``read_postmortem``, of a file that has been read and the last summary, which may be empty."""
+    histories, main = _histories(flight)
+    naming = _Naming(flight)
     identity = flight.identity
     warnings: list[str] = []
     report = {
@@ -157,8 +148,7 @@ def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: li
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
         return 0
-    steps = summary.get("steps")
-    counted = steps.get("train") if isinstance(steps, dict) else None
+    counted = mapping(summary.get("steps")).get("train")
     if isinstance(counted, int) and counted >= main.steps:
         warnings.append(
             "The file no longer holds the first steps: steps are numbered back from summary.json."
@@ -178,9 +168,8 @@ def _summary(rank_dir: Path) -> dict[str, Any]:
 class _Naming:
     """Resolves source numbers to names and clock readings to Unix time."""
 
-    def __init__(self, flight: Flight, sources: Sequence[Instrumented]) -> None:
-        self._flight = flight
-        self._sources = sources
+    def __init__(self, flight: Flight) -> None:
+        self._flight, self._sources = flight, flight.sources
 
     def unix_s(self, clock_ns: int | None) -> float | None:
         if clock_ns is None:
@@ -189,7 +178,7 @@ class _Naming:
 
     def open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
-        begun = [self._source_of(entry) for entry in history.open]
+        begun = [self._sources[entry.source] for entry in history.open]
         last_sign_ns = self._last_sign_ns(history)
         return [
             {
@@ -243,9 +232,6 @@ class _Naming:
             stages[name] = stages.get(name, 0) + ns
         return selves
 
-    def _source_of(self, entry: OpenStage) -> Instrumented:
-        return self._sources[entry.source]
-
     def _loader(self, history: ThreadHistory) -> str | None:
         """Loader of the batch that the thread was processing."""
         batches = history.closed.batches
@@ -263,24 +249,8 @@ def _seconds(unix_ns: object) -> float | None:
 def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
     """Whether the process still runs on this host; None if it ran on another."""
     host = identity.get("host")
-    if host is not None and host != os.uname().nodename:
-        return None
-    try:
-        os.kill(flight.pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError, ValueError):
-        return None if flight.pid <= 0 else True
-    return not _is_zombie(flight.pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    import psutil  # a command that looks at a live process may wait 15 ms for it
-
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    elsewhere = host is not None and host != os.uname().nodename
+    return None if elsewhere or flight.pid <= 0 else is_running(flight.pid)
 
 
 OTHER = "other"
@@ -328,9 +298,8 @@ class Timeline:
         said = history.closed.said
         begun = said[said[:, 1] == Op.EPOCH]
         self.marked = len(begun) > 0
-        self.loader, self.epoch = (
-            ("", self._marked(begun)) if self.marked else self._passes(steps.loader[mine])
-        )
+        loaders = steps.loader[mine]
+        self.loader, self.epoch = ("", self._marked(begun)) if self.marked else self._passes(loaders)
         self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
 
     def __len__(self) -> int:
@@ -350,13 +319,8 @@ class Timeline:
             row = self._row(rows, source, loader, phase)
             row["self_seconds"] += self_ns
             row["inclusive_seconds"] += inclusive_ns
-        for source, loader, phase, failed in zip(
-            calls.source.tolist(),
-            calls.loader.tolist(),
-            calls.phase.tolist(),
-            calls.failed.tolist(),
-            strict=True,
-        ):
+        called = (calls.source, calls.loader, calls.phase, calls.failed)
+        for source, loader, phase, failed in zip(*(column.tolist() for column in called), strict=True):
             row = self._row(rows, source, loader, phase)
             row["count"] += 1
             row["failed"] += failed
@@ -365,9 +329,7 @@ class Timeline:
             row["inclusive_seconds"] /= NS_PER_S
             if row["stage"] == OTHER:
                 row["count"] = row["inclusive_seconds"] = None
-        return sorted(
-            rows.values(), key=lambda row: (row["phase"], row["loader"], row["stage"], row["model"])
-        )
+        return sorted(rows.values(), key=itemgetter("phase", "loader", "stage", "model"))
 
     def calls(self, since_ns: int) -> list[Called]:
         """Calls that began at ``since_ns`` or later, in order."""
@@ -375,9 +337,8 @@ class Timeline:
         found = []
         for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
             source = self._sources[int(calls.source[row])]
-            found.append(
-                Called(source.stage, source.name, int(calls.started_ns[row]), int(calls.inclusive_ns[row]))
-            )
+            started_ns, lasted_ns = int(calls.started_ns[row]), int(calls.inclusive_ns[row])
+            found.append(Called(source.stage, source.name, started_ns, lasted_ns))
         return sorted(found, key=lambda call: (call.started_ns, -call.lasted_ns))
 
     def _row(
@@ -437,10 +398,7 @@ def timeline_of(path: Path) -> Timeline | None:
 
 def timeline_in(flight: Flight) -> Timeline | None:
     """The timeline in a flight file that has been read; None if no thread has written anything."""
-    sources = flight.sources
-    known = SourceTable().extend(sources)
-    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
-    main = max(histories, key=lambda history: (history.steps, len(history.thread.times)), default=None)
+    _, main = _histories(flight)
     if main is None:
         return None
-    return Timeline(main, sources, flight.anchor_unix_ns - flight.anchor_clock_ns)
+    return Timeline(main, flight.sources, flight.anchor_unix_ns - flight.anchor_clock_ns)

@@ -1,4 +1,4 @@
-"""A rank as it is now: what its files and its page say."""
+"""Runs and ranks as they are now, by their files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.errors import RunDirectoryError
-from otel_train.files import JsonFileCache, mark_of, rank_folders
+from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
 from otel_train.recording.flight_recorder import read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
-from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, summary_of, whole
+from otel_train.rundata.files import (
+    ABOUT,
+    FLIGHT,
+    FOREIGN,
+    SUMMARY,
+    is_run,
+    mapping,
+    number,
+    rows,
+    summary_of,
+    text,
+    whole,
+)
 from otel_train.rundata.flight import postmortem_of, timeline_in
-from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness
+from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
 
@@ -38,7 +50,6 @@ _MOST_BYTES = 128 << 20
 """A larger flight file is not followed: reading it twice a second would cost the training its caches."""
 
 _NS = 1e9
-_BROKEN = (RunDirectoryError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +57,12 @@ class LiveProgress:
     """The end of a flight file.
 
     Attributes:
-        heartbeat: when the agent last polled, and of which process.
         steps: training steps so far; None if unknown.
         exact: all of them are on file, so ``steps`` is no estimate.
-        open: stages that are open, the outermost first, as ``postmortem`` tells them.
+        open: stages that are open, the outermost first, as ``postmortem`` has them.
         times_s: when the last steps ended, in seconds after the first of them.
-        stages_s: self time of each stage in those steps, seconds.
-        step_s: duration of those steps, seconds.
-        last_edge_unix_s: when the last edge was written.
+        stages_s: self time of each stage in those steps.
+        step_s: duration of those steps.
         problem: why there is nothing; "" if there is.
     """
 
@@ -87,13 +96,7 @@ class ProgressReader:
         self._kept: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
 
     def get(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """The progress of a rank.
-
-        Args:
-            folder: of the rank.
-            summary: what it wrote last; empty if nothing.
-            still: the file is no longer written.
-        """
+        """The progress of a rank; ``still``: its file is no longer written."""
         path = folder / FLIGHT
         mark = mark_of(path)
         if mark is None:
@@ -119,7 +122,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
         postmortem = postmortem_of(recent, summary)
         timeline = timeline_in(recent)
-    except _BROKEN as error:
+    except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     heartbeat = heartbeat_of(path)
     if timeline is None:
@@ -155,20 +158,11 @@ def _counted(
     cut = any(len(a.times) != len(b.times) for a, b in zip(flight.threads, recent.threads, strict=True))
     if timeline.whole and not cut:
         return len(timeline), True
-    steps, started_s, wall_s = (
-        summary.get("steps"),
-        summary.get("started_unix_s"),
-        summary.get("wall_seconds"),
-    )
-    counted = steps.get("train") if isinstance(steps, dict) else None
-    if (
-        not isinstance(counted, int)
-        or not isinstance(started_s, (int, float))
-        or not isinstance(wall_s, (int, float))
-    ):
+    counted, written_s = mapping(summary.get("steps")).get("train"), written_until(summary)
+    if not isinstance(counted, int) or written_s is None:
         return None, False
     ended_s = (timeline.ended_ns + flight.anchor_unix_ns - flight.anchor_clock_ns) / _NS
-    return counted + int(np.count_nonzero(ended_s > started_s + wall_s)), False
+    return counted + int(np.count_nonzero(ended_s > written_s)), False
 
 
 _HISTORIES = 32
@@ -176,66 +170,45 @@ _HISTORIES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """One rank of a run.
+    """One rank of a run. What cannot be read, or is not there, is empty.
 
     Attributes:
-        run: the run directory.
-        rank: which rank; None for a run that no rank has a folder of.
+        rank: None for a run that no rank has a folder of.
         ranks: all that have a folder.
-        about: ``run.json``; empty if it cannot be read.
-        summary: of the rank; empty if it cannot be read.
+        about: ``run.json``.
         written_unix_s: when the summary was written.
-        state: whether the rank goes on.
-        progress: the end of its flight file.
-        series: of its lines of metrics; empty if there are none.
+        series: of its lines of metrics, as of ``metrics_history.series_of``.
         histograms: of its last line of metrics.
-        events: the last ones.
-        notices: what a reader must know.
         others: the summary of every rank that has one.
-        records: of the run's captures, the oldest first.
+        records: metadata of the run's captures, the oldest first.
     """
 
     run: Path
     rank: int | None
-    ranks: Sequence[int]
-    about: Mapping[str, Any]
     summary: Mapping[str, Any]
-    written_unix_s: float | None
     state: Liveness
-    progress: LiveProgress
-    series: Mapping[str, Any]
-    histograms: Sequence[Mapping[str, Any]]
-    events: Sequence[Mapping[str, Any]]
     notices: Sequence[Notice]
-    others: Mapping[int, Mapping[str, Any]]
-    records: Sequence[Mapping[str, Any]]
+    ranks: Sequence[int] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    written_unix_s: float | None = None
+    progress: LiveProgress = LiveProgress()
+    series: Mapping[str, Any] = field(default_factory=dict)
+    histograms: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    others: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    records: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
         """Returns what a summary alone says; ``run`` is the folder that it lies in."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
-        return cls(
-            run=run,
-            rank=whole(summary.get("rank")),
-            ranks=(),
-            about={},
-            summary=summary,
-            written_unix_s=None,
-            state=state,
-            progress=LiveProgress(),
-            series={},
-            histograms=(),
-            events=(),
-            notices=notices(state, summary, (), ()),
-            others={},
-            records=(),
-        )
+        said = notices(state, summary, (), ())
+        return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
 
     @property
     def steps(self) -> int | None:
         """Training steps: as written at its end; while there is none, as the flight file has them."""
-        written = self.summary.get("steps")
-        counted = whole(written.get("train")) if isinstance(written, dict) else None
+        counted = whole(mapping(self.summary.get("steps")).get("train"))
         ended = self.state.quiet_s is None and counted is not None
         return counted if ended or self.progress.steps is None else self.progress.steps
 
@@ -255,12 +228,7 @@ class RankReader:
         self._histories: dict[Path, MetricsHistory] = {}
 
     def view(self, run: Path, rank: int | None) -> RankView:
-        """What is known now.
-
-        Args:
-            run: the run directory.
-            rank: which rank; the first that has a folder if None, or if this one has none.
-        """
+        """What is known now of a rank; of the first that has a folder if ``rank`` is None or has none."""
         folders = rank_folders(run)
         shown = rank if rank in folders else next(iter(folders), None)
         folder = folders[shown] if shown is not None else run / "rank0"
@@ -268,7 +236,7 @@ class RankReader:
         about = self._documents.get_or_empty(run / ABOUT, warnings)
         summary = summary_of(self._documents, folder, warnings)
         mark = mark_of(folder / SUMMARY)
-        written_s = mark.changed_ns / 1e9 if mark else None
+        written_s = mark.changed_ns / _NS if mark else None
         state = liveness(
             summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=self._now()
         )
@@ -291,9 +259,9 @@ class RankReader:
             events=events,
             notices=notices(state, summary, events, warnings),
             others={
-                number: found
-                for number, other in folders.items()
-                if (found := summary_of(self._documents, other, []))
+                each: found
+                for each, path in folders.items()
+                if (found := summary_of(self._documents, path, []))
             },
             records=records_below(run),
         )
@@ -304,3 +272,90 @@ class RankReader:
             self._histories.pop(next(iter(self._histories)))
         self._histories[folder] = history
         return history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run in the list, as last written down. What is unknown is None, 0 or "".
+
+    Attributes:
+        name: of its folder.
+        run_name: for people; that of the folder if there is none.
+        host: where rank 0 ran.
+        ranks: of the job.
+        speed: training steps per second of wall time.
+        finding: name of the leading finding.
+    """
+
+    name: str
+    run_name: str
+    started_unix_s: float
+    host: str
+    ranks: int | None
+    steps: int | None
+    wall_s: float | None
+    speed: float | None
+    finding: str
+    state: Liveness
+
+    def says(self, words: str) -> bool:
+        """Whether every word is in its name, host, state or finding."""
+        said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')}".lower()
+        return all(word in said for word in words.lower().split())
+
+
+class RunList:
+    """The run directories below a folder. Links are passed over: what they lead to is not ours to show.
+
+    Args:
+        root: the folder.
+        only: name of the one run to show; None for all.
+        documents: what has been read before.
+    """
+
+    def __init__(self, root: Path, *, only: str | None = None, documents: JsonFileCache) -> None:
+        self.root, self.only, self._documents = root, only, documents
+
+    def rows(self) -> list[Row]:
+        """All runs, the newest first."""
+        names = folders_in(self.root) if self.only is None else [self.only]
+        found = [row for name in names if (row := self._row(name)) is not None]
+        return sorted(found, key=lambda row: (row.started_unix_s, row.name), reverse=True)
+
+    def find(self, name: str) -> Path | None:
+        """The folder of a run that is in the list; None if there is no such run, whatever the name tries to be."""
+        if self.only is not None and name != self.only:
+            return None
+        if name not in folders_in(self.root):
+            return None
+        run = self.root / name
+        return run if is_run(run) else None
+
+    def _row(self, name: str) -> Row | None:
+        run = self.root / name
+        about = self._documents.get_or_empty(run / ABOUT, [])
+        ranks = rank_folders(run)
+        first = ranks.get(0) or next(iter(ranks.values()), run / "rank0")
+        written = mark_of(first / SUMMARY)
+        summary = summary_of(self._documents, first, [])
+        if not about and not summary and not is_run(run):
+            return None
+        known = {**about, **summary}
+        state = liveness(
+            summary, about, heartbeat_of(first / FLIGHT),
+            written_s=written.changed_ns / _NS if written else None, now_s=time.time(),
+        )  # fmt: skip
+        leading = next(iter(rows(summary.get("findings"))), {})
+        return Row(
+            name=name,
+            run_name=text(known.get("run_name")) or name,
+            started_unix_s=number(summary.get("started_unix_s"))
+            or (number(about.get("started_unix_ns")) or 0.0) / _NS,
+            host=text(known.get("host")),
+            ranks=whole(known.get("world_size")),
+            steps=whole(mapping(summary.get("steps")).get("train")),
+            wall_s=number(summary.get("wall_seconds")),
+            speed=number(mapping(summary.get("throughput")).get("steps_per_second")),
+            finding=text(leading.get("name")),
+            state=state,
+        )

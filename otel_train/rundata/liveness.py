@@ -12,6 +12,7 @@ from otel_train.config.settings import Config
 from otel_train.errors import ConfigError
 from otel_train.files import read_part
 from otel_train.recording.shared_memory import HEADER, MAGIC, Header
+from otel_train.rundata.files import mapping, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +32,7 @@ _SAYS = {
 
 
 class Heartbeat(NamedTuple):
-    """The last poll of the agent.
-
-    Attributes:
-        pid: its process.
-        unix_s: when.
-    """
+    """The last poll of the agent: its process, and when."""
 
     pid: int
     unix_s: float
@@ -95,10 +91,7 @@ def liveness(
         return Liveness(str(state), _SAYS[str(state)])
     poll_s, summary_s = _intervals(about.get("settings"))
     if heartbeat is not None:
-        quiet_s, patience_s = (
-            now_s - heartbeat.unix_s,
-            max(QUIET_S, _TURNS * poll_s),
-        )
+        quiet_s, patience_s = now_s - heartbeat.unix_s, max(QUIET_S, _TURNS * poll_s)
     elif written_s is not None:
         quiet_s, patience_s = now_s - written_s, 3 * summary_s
     else:
@@ -107,21 +100,25 @@ def liveness(
         return Liveness("running", "live", max(0.0, quiet_s))
     here = (summary.get("host") or about.get("host")) == os.uname().nodename
     pid = heartbeat.pid if heartbeat is not None else summary.get("pid")
-    word = "gone" if here and isinstance(pid, int) and not _exists(pid) else "silent"
+    word = "gone" if here and isinstance(pid, int) and not is_running(pid) else "silent"
     return Liveness(word, _SAYS[word], quiet_s)
 
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
     """A restart finds the summary of the attempt before, until it writes one of its own."""
-    started_s, wall_s = summary.get("started_unix_s"), summary.get("wall_seconds")
-    if heartbeat is None or not isinstance(started_s, (int, float)) or not isinstance(wall_s, (int, float)):
-        return False
-    return heartbeat.unix_s > started_s + wall_s + QUIET_S
+    written_s = written_until(summary)
+    return heartbeat is not None and written_s is not None and heartbeat.unix_s > written_s + QUIET_S
+
+
+def written_until(summary: Mapping[str, Any]) -> float | None:
+    """Unix time up to which a summary counts; None if it does not say."""
+    started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
+    return None if started_s is None or wall_s is None else started_s + wall_s
 
 
 def _intervals(settings: object) -> tuple[float, float]:
     """Seconds between two reads of what is recorded and between two summaries, by the settings of the run."""
-    given = present(settings).values if isinstance(settings, dict) else {}
+    given = present(mapping(settings)).values
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
     except ConfigError:  # any user may have written the file
@@ -129,8 +126,8 @@ def _intervals(settings: object) -> tuple[float, float]:
     return tuned.poll_interval_s, tuned.summary_interval_s
 
 
-def _exists(pid: int) -> bool:
-    """Whether a process is there; one that is dead and that its parent has not asked for is not."""
+def is_running(pid: int) -> bool:
+    """Whether a process of this host runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:

@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_train import catalog
 from otel_train.files import lines_of, open_binary, parse_json
-from otel_train.rundata.files import METRICS
+from otel_train.rundata.files import FOREIGN, METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,10 +34,8 @@ def _points(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any]
     for group in line["resourceMetrics"]:
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
             if metric["name"] == name:
-                body = next(
-                    metric[kind] for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric
-                )
-                for point in body["dataPoints"]:
+                kinds = ("sum", "gauge", "exponentialHistogram")
+                for point in next(metric[kind] for kind in kinds if kind in metric)["dataPoints"]:
                     yield (
                         {item["key"]: next(iter(item["value"].values())) for item in point["attributes"]},
                         point,
@@ -64,12 +62,7 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "activities": {
             name: [_share_of(pair, name, activities) for pair in pairs] for name in in_order(activities)
         },
-        "stages": {
-            name: [
-                _grown(pair, "stages", name) / max(1.0, pair[1]["steps"] - pair[0]["steps"]) for pair in pairs
-            ]
-            for name in in_order(stages)
-        },
+        "stages": {name: [_per_step(pair, name) for pair in pairs] for name in in_order(stages)},
         "steps_per_s": [
             _risen(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
         ],
@@ -106,6 +99,11 @@ def _risen(before: float, after: float) -> float:
     return float(after - before if after >= before else after)
 
 
+def _per_step(pair: tuple[Mapping[str, Any], Mapping[str, Any]], stage: str) -> float:
+    steps: float = pair[1]["steps"] - pair[0]["steps"]
+    return _grown(pair, "stages", stage) / max(1.0, steps)
+
+
 def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:
     """Share of the time accounted between two lines, which may differ from the wall time between them."""
     whole = sum(_grown(pair, "activities", each) for each in activities)
@@ -121,20 +119,17 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     stages: dict[str, float] = {}
     for attributes, point in _points(line, "train.stage.duration"):
         if attributes.get("train.phase") == "train":
-            stages[attributes["train.stage"]] = stages.get(attributes["train.stage"], 0.0) + float(
-                point["sum"]
-            )
+            stage = attributes["train.stage"]
+            stages[stage] = stages.get(stage, 0.0) + float(point["sum"])
     steps = sum(
         float(point["asDouble"])
         for attributes, point in _points(line, "train.steps")
         if attributes.get("train.phase") == "train"
     )
     memory = {
-        " ".join([name.removeprefix("train.").replace(".", " "), *attributes.values()]): float(
-            point["asDouble"]
-        )
+        " ".join([name.removeprefix("train.").replace(".", " "), *about.values()]): float(point["asDouble"])
         for name in _MEMORY
-        for attributes, point in _points(line, name)
+        for about, point in _points(line, name)
     }
     instants = [at for _, at in activities.values()]
     return {
@@ -154,15 +149,10 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             low, high, number = buckets_of(point)
             stage = what or attributes.get("train.stage", "")
             parts = [attributes.get("train.phase"), attributes.get("train.loader"), stage]
-            found.append(
-                {
-                    "name": " · ".join(part for part in parts if part),
-                    "stage": stage,
-                    "seconds": float(point["sum"]),
-                    "edges": list(zip(low.tolist(), high.tolist(), strict=True)),
-                    "numbers": number.tolist(),
-                }
-            )
+            found.append({
+                "name": " · ".join(filter(None, parts)), "stage": stage, "seconds": float(point["sum"]),
+                "edges": list(zip(low.tolist(), high.tolist(), strict=True)), "numbers": number.tolist(),
+            })  # fmt: skip
     return sorted(found, key=lambda each: -each["seconds"])[:_HISTOGRAMS]
 
 
@@ -185,8 +175,6 @@ MOST_MOMENTS = 300
 """Points of a chart: more than that no screen can show."""
 
 _CHUNK_BYTES = 1 << 20
-_FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What a line that is not ours may raise; RuntimeError: a generator came to an end too soon, or nesting is too deep."""
 
 
 class MetricsHistory:
@@ -243,7 +231,7 @@ class MetricsHistory:
             try:
                 value: Any = parse_json(line)
                 self._moments.append(moment_of(value))
-            except _FOREIGN:
+            except FOREIGN:
                 continue
             last = value
         if len(self._moments) > 2 * MOST_MOMENTS:
@@ -262,5 +250,5 @@ class MetricsHistory:
         try:
             self._series = series_of(self._moments)
             self._histograms = histograms_of(last)
-        except _FOREIGN:
+        except FOREIGN:
             self._moments, self._series, self._histograms = [], {}, []

@@ -5,38 +5,31 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
-from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of
+from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of, whole
 from otel_train.rundata.flight import Timeline, timeline_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from otel_train.trace_analysis.events import Trace
 
+T = TypeVar("T")
 RUNNING = ("running", None)
 """States of a summary whose run recorded no end."""
 
 
 @dataclass(kw_only=True)
 class RunReader:
-    """What was found.
+    """What was found: ``run.json``, ``summary.json``, the last line of metrics, this rank's captures, the newest last.
 
-    Attributes:
-        run: the run directory.
-        rank: which rank.
-        about: what ``run.json`` says; empty if it cannot be read.
-        summary: what ``summary.json`` says; empty if it cannot be read.
-        timeline: of the flight file; None if there is none.
-        metrics: the last line of metrics; empty if there is none.
-        captures: files of this rank's captures, the newest last.
-        warnings: what could not be read, a sentence each.
+    What is missing or cannot be read is empty; ``warnings`` has a sentence on each file that cannot.
     """
 
     run: Path
@@ -65,9 +58,8 @@ class RunReader:
                 continue
             torn = next((said for said in trace.missing if said.startswith("The file is cut off")), "")
             if torn or not trace.spans.name.size:
-                self.warnings.append(
-                    f"The capture {path.name} is passed over: {torn or 'there is no event in it.'}"
-                )
+                why = torn or "there is no event in it."
+                self.warnings.append(f"The capture {path.name} is passed over: {why}")
                 continue
             return path, trace
         return None
@@ -75,10 +67,6 @@ class RunReader:
 
 def read_run(run: Path, rank: int) -> RunReader:
     """Read what a rank has left. Nothing in the run directory is changed.
-
-    Args:
-        run: the run directory.
-        rank: which rank.
 
     Raises:
         RunDirectoryError: the folder has no file to read a summary from; the message names the files.
@@ -100,11 +88,11 @@ def _read(run: Path, rank: int) -> RunReader:
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
         left.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
         left.summary = {}
-    left.timeline = _timeline(left, folder / FLIGHT)
+    left.timeline = _read_if_there(left, folder / FLIGHT, timeline_of, f"{FLIGHT} cannot be read: ")
     if not left.summary and left.timeline is None:
         said = " ".join(left.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
-    left.metrics = _metrics(left, folder / METRICS)
+    left.metrics = _read_if_there(left, folder / METRICS, last_metrics) or {}
     left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
     return left
 
@@ -141,11 +129,9 @@ def records_below(run: Path) -> list[dict[str, Any]]:
     for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
             found.append(current_document(read_json(path)))
-    return sorted(found, key=lambda record: (_whole(record.get("ended_unix_ns")), _whole(record.get("rank"))))
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    return sorted(
+        found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
+    )
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
@@ -157,24 +143,15 @@ def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
     return text.isdecimal() and summary.get("attempt") != int(text)
 
 
-def _timeline(left: RunReader, path: Path) -> Timeline | None:
+def _read_if_there(left: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
+    """What ``read`` makes of a file; None if there is none, or with a warning if it cannot be read."""
     if not os.path.lexists(path):
         return None
     try:
-        return timeline_of(path)
+        return read(path)
     except RunDirectoryError as error:
-        left.warnings.append(f"{path.name} cannot be read: {error}")
+        left.warnings.append(f"{said}{error}")
         return None
-
-
-def _metrics(left: RunReader, path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
-        return {}
-    try:
-        return last_metrics(path)
-    except RunDirectoryError as error:
-        left.warnings.append(str(error))
-        return {}
 
 
 def _is_mine(left: RunReader, path: Path) -> bool:

@@ -37,11 +37,11 @@ def area(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Series on top of one another.
+    """Series on top of one another, the first lowest.
 
     Args:
         times: seconds, rising; one per value.
-        series: values by name, the lowest first.
+        series: values by name.
         label: what the chart shows, for those who cannot see it.
         unit: turns a value into text.
         width: ``WIDTH``, or ``HALF_WIDTH`` for one of two side by side.

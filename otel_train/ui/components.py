@@ -1,14 +1,16 @@
-"""HTML parts that all pages are made of, their style and the script of the flame graph."""
+"""HTML parts that all pages are made of."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from otel_train.console.text import ABSENT, duration, percent
+from otel_train.rundata.files import FOREIGN
 from otel_train.ui.charts import color_of
 
 if TYPE_CHECKING:
@@ -26,8 +28,11 @@ _FEW = 4
 """Up to so many values keep their width; more share it."""
 
 MARKS = {"critical": "✖", "warning": "▲", "info": "•", "ok": "✓", "live": "●"}
-_FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What reading a document of an unknown shape may raise."""
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this module: style, scripts, icon."""
+    return resources.files("otel_train.ui").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
@@ -40,7 +45,7 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
     """
     try:
         body = draw()
-    except _FOREIGN as error:
+    except FOREIGN as error:
         body = (
             f'<p class="dim">A value of the document has an unexpected shape: {escape(repr(error)[:200])}</p>'
         )
@@ -208,77 +213,3 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return f'<td class="track">{text}</td>' if text.startswith(_BAR) else f"<td>{text}</td>"
-
-
-STYLE = """
-:root { color-scheme: light dark; --bg: #fff; --fg: #1c1e21; --dim: #5d636b; --line: #d9dde2; --box: #f5f6f8;
-  --blue: #2f6fdb; --teal: #0f8f80; --violet: #8347c9; --amber: #c77700; --pink: #c2397f; --green: #3f8f29;
-  --brown: #8a6242; --gray: #8d949d; --bad: #b3261e; --warn: #8a5a00; --good: #2b7a1c; }
-@media (prefers-color-scheme: dark) { :root { --bg: #15171a; --fg: #e6e8eb; --dim: #a2a9b2; --line: #363b42; --box: #1e2125;
-  --blue: #6ea0f5; --teal: #3fbfae; --violet: #b58af0; --amber: #eba23a; --pink: #ec7fb2; --green: #7cc464;
-  --brown: #c29a78; --gray: #7b828b; --bad: #ff8a80; --warn: #f0b94d; --good: #86d272; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; background: var(--bg); color: var(--fg);
-  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
-p { margin: .3rem 0; } .dim { color: var(--dim); } code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
-nav a { margin-right: 1rem; } a { color: var(--blue); }
-:focus-visible { outline: 2px solid var(--blue); outline-offset: 1px; }
-.skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .3rem; background: var(--bg); }
-.finding { background: var(--box); border-left: 4px solid var(--gray); border-radius: 4px; padding: .6rem .9rem; margin: .6rem 0; }
-.finding h3 { margin: 0; } .critical { border-color: var(--bad); } .critical h3 { color: var(--bad); }
-.warning { border-color: var(--amber); } .warning h3 { color: var(--warn); } .ok { border-color: var(--green); } .ok h3 { color: var(--good); }
-.scroll { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .22rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-th { color: var(--dim); font-weight: 500; } .bar { display: inline-block; height: .6em; background: var(--blue); border-radius: 2px; }
-td.track { width: 9rem; text-align: left; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
-.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 1.5rem; }
-.grid { stroke: var(--line); stroke-width: 1; } polyline { fill: none; stroke-width: 1.8; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; margin: .3rem 0; color: var(--dim); }
-.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
-.flame { position: relative; overflow: hidden; border: 1px solid var(--line); border-radius: 4px; background: var(--box); }
-.flame button { position: absolute; height: 19px; padding: 0 3px; border: 0; border-right: 1px solid var(--bg); border-bottom: 1px solid var(--bg);
-  overflow: hidden; white-space: nowrap; text-align: left; font: 11px/18px system-ui, sans-serif; color: #0d0f12; cursor: pointer;
-  background-image: linear-gradient(#ffffff80, #ffffff80); }
-.flame button:focus-visible { outline: 2px solid var(--fg); outline-offset: -2px; z-index: 1; } .flame button[hidden] { display: none; }
-.flame-text { min-height: 1.5em; }
-@media print { nav, .skip { display: none; } }
-"""
-
-COLORS = "".join(
-    f".c-{name} {{ fill: var(--{name}); }} .s-{name} {{ stroke: var(--{name}); }} .b-{name} {{ background: var(--{name}); }}\n"
-    for name in ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
-)
-
-SCRIPT = """
-for (const box of document.querySelectorAll('.flame')) {
-  const all = [...box.querySelectorAll('button')], text = box.nextElementSibling;
-  const of = b => ({s: +b.dataset.s, w: +b.dataset.w, d: +b.dataset.d, p: +b.dataset.p});
-  const zoom = b => {
-    const z = b ? of(b) : {s: 0, w: 1, d: 0};
-    for (const each of all) {
-      const e = of(each), inside = e.s < z.s + z.w - 1e-9 && e.s + e.w > z.s + 1e-9;
-      each.hidden = !inside;
-      const left = Math.max(0, (e.s - z.s) / z.w), right = Math.min(1, (e.s + e.w - z.s) / z.w);
-      each.style.left = 100 * left + '%'; each.style.width = 100 * (right - left) + '%';
-    }
-  };
-  const go = b => { if (b && !b.hidden) { for (const each of all) each.tabIndex = -1; b.tabIndex = 0; b.focus(); } };
-  const beside = (b, by) => {
-    const row = all.filter(each => of(each).d === of(b).d && !each.hidden).sort((x, y) => of(x).s - of(y).s);
-    return row[row.indexOf(b) + by];
-  };
-  box.addEventListener('focusin', event => { text.textContent = event.target.title; });
-  box.addEventListener('mouseover', event => { if (event.target.title) text.textContent = event.target.title; });
-  box.addEventListener('click', event => { if (event.target.tagName === 'BUTTON') zoom(event.target); });
-  box.addEventListener('keydown', event => {
-    const b = event.target, at = all.indexOf(b);
-    const to = {ArrowRight: () => beside(b, 1), ArrowLeft: () => beside(b, -1), ArrowUp: () => all[of(b).p],
-      ArrowDown: () => all.find(each => of(each).p === at && !each.hidden)}[event.key];
-    if (to) { go(to()); event.preventDefault(); }
-    if (event.key === 'Escape') { zoom(null); go(b); }
-  });
-}
-"""

@@ -20,7 +20,7 @@ from otel_train.console.text import (
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
 from otel_train.rundata.alerts import facts_of
-from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
+from otel_train.rundata.files import MOST_FILES, files_of, mapping, number, text, whole
 from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
 from otel_train.ui.components import (
     address,
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from otel_train.rundata.files import File
-    from otel_train.rundata.live_view import RankView
-    from otel_train.rundata.run_list import Row
+    from otel_train.rundata.live_view import RankView, Row
 
 ACCOUNT = "artifacts/profiler_summary.json"
 RECORD = ".record.json"
@@ -760,15 +759,11 @@ def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
     """How far a run was when its summary was written."""
     if not summary:
         return
-    steps, throughput = (_mapping(summary.get(key)) for key in ("steps", "throughput"))
+    steps, throughput = (mapping(summary.get(key)) for key in ("steps", "throughput"))
     yield f"{escape(text(summary.get('state')))} after {duration(number(summary.get('wall_seconds')))}"
     yield f"{rounded(number(steps.get('train')))} training steps"
     speed = number(throughput.get("steps_per_second"))
     yield "" if speed is None else f"{rounded(speed)} steps/s of wall time"
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _rank_links(view: RankView, tab: str) -> str:

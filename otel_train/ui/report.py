@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from otel_train.ui.components import COLORS, SCRIPT, STYLE, board, section
+from otel_train.ui.components import asset, board, section
 from otel_train.ui.pages import capture_analysis, captures_table, memory, name_of, overview, timing, title_of
 
 if TYPE_CHECKING:
@@ -36,15 +35,14 @@ def render(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
         f'<h2 class="part" id="h-{name.lower()}">{name}</h2>{part}</div>'
         for name, part in parts.items()
     )
-    style = STYLE + COLORS + resources.files("otel_train.ui").joinpath("page.css").read_text(encoding="utf-8")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name_of(view))} · otel_train</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f'<style>{style}</style></head><body><a class="skip" href="#main">Skip to the findings</a>'
+        f'<style>{asset("page.css")}</style></head><body><a class="skip" href="#main">Skip to the findings</a>'
         f'<header class="top"><nav aria-label="Sections"><span class="brand">otel_train</span> {links}</nav></header>'
         f'<main id="main">{title_of(view, static=True)}{board(view.notices, unfold=len(view.notices))}{body}</main>'
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f"<script>{asset('flames.js')}flames();</script></body></html>\n"
     )
 
 

@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import webbrowser
-from importlib import resources
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from weakref import WeakKeyDictionary
 
@@ -22,9 +21,8 @@ from otel_train.errors import ConfigError, require
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
-from otel_train.rundata.live_view import RankReader
-from otel_train.rundata.run_list import RunList
-from otel_train.ui.components import COLORS, SCRIPT, STYLE
+from otel_train.rundata.live_view import RankReader, RunList
+from otel_train.ui.components import asset
 from otel_train.ui.pages import TABS, Captures, gone_page, run_page, runs_page
 
 if TYPE_CHECKING:
@@ -83,12 +81,10 @@ class _Site:
         self._ranks = RankReader(documents=documents)
         self._captures = captures
         self._lock = threading.Lock()
-        own = resources.files("otel_train.ui")
-        script = own.joinpath("page.js").read_text(encoding="utf-8")
         self.assets = {
-            "/style.css": ("text/css", STYLE + COLORS + own.joinpath("page.css").read_text(encoding="utf-8")),
-            "/page.js": ("text/javascript", f"function flames() {{{SCRIPT}}}\n{script}"),
-            "/icon.svg": ("image/svg+xml", own.joinpath("icon.svg").read_text(encoding="utf-8")),
+            "/style.css": ("text/css", asset("page.css")),
+            "/page.js": ("text/javascript", asset("flames.js") + asset("page.js")),
+            "/icon.svg": ("image/svg+xml", asset("icon.svg")),
         }
 
     def asset(self, request: Request) -> Response:
