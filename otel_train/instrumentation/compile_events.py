@@ -25,7 +25,26 @@ def _handler() -> object:
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
-class CompilerProbe:
+class _Compilations:
+    """Compilations until they are taken."""
+
+    def __init__(self, part: str, clock: Clock, find: Callable[[], Any], changed: Callable[[], None]) -> None:
+        self._clock = clock
+        self._find = find
+        self._changed = changed
+        self._guard = Guard(part)
+        self._done: deque[Compile] = deque(maxlen=MOST_HELD)
+
+    def take(self) -> list[Compile]:
+        """Returns the compilations since the last call."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def _add(self, compilation: Compile) -> None:
+        self._done.append(compilation)
+        self._changed()
+
+
+class CompilerProbe(_Compilations):
     """Registers callbacks with TorchDynamo once the program has loaded it; imports nothing itself.
 
     TorchDynamo calls back on the thread that waits for the compilation: since torch 2.8 at the outermost compilation only,
@@ -35,13 +54,9 @@ class CompilerProbe:
     def __init__(
         self, clock: Clock, find: Callable[[], Any] = _handler, changed: Callable[[], None] = lambda: None
     ) -> None:
-        self._clock = clock
-        self._changed = changed
-        self._find = find
-        self._guard = Guard("torch compiler")
+        super().__init__("torch compiler", clock, find, changed)
         self._begun_ns = 0
         self._open = 0
-        self._done: deque[Compile] = deque(maxlen=MOST_HELD)
 
     def listen(self) -> None:
         """Registers the callbacks once TorchDynamo is loaded, and again after ``torch._dynamo.reset()``."""
@@ -50,10 +65,6 @@ class CompilerProbe:
             self._open = 0
             handler.register_start_callback(self._begin)
             handler.register_end_callback(self._end)
-
-    def take(self) -> list[Compile]:
-        """Returns the compilations since the last call."""
-        return [self._done.popleft() for _ in range(len(self._done))]
 
     def remove(self) -> None:
         """Unregisters the callbacks."""
@@ -75,8 +86,7 @@ class CompilerProbe:
             if self._open:  # else it began before registration
                 self._open -= 1
                 if not self._open:
-                    self._done.append(Compile(self._begun_ns, self._clock(), _compiled_before(*about)))
-                    self._changed()
+                    self._add(Compile(self._begun_ns, self._clock(), _compiled_before(*about)))
 
 
 def _compiled_before(about: Any = None) -> bool | None:
@@ -149,9 +159,7 @@ def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as a
 
 def name_of(compiled: object) -> str:
     """Returns the program's function that JAX compiled under this name; "" for an operation of JAX."""
-    text = str(compiled or "")
-    wrapped = re.match(_WRAPPED_NAME, text)
-    name = wrapped[1] if wrapped else text
+    name = re.sub(_WRAPPED_NAME, r"\1", str(compiled or ""))
     if not name.isidentifier() or name.startswith("_"):
         return ""
     own = any(name in vars(sys.modules[module]) for module in _OPERATIONS_OF_JAX if module in sys.modules)
@@ -159,12 +167,7 @@ def name_of(compiled: object) -> str:
 
 
 class Call(Protocol):
-    """A timed function of the program during a call.
-
-    Attributes:
-        compiled: it was compiled in an earlier call.
-        compiling: it is compiled in this one.
-    """
+    """A timed function of the program during a call: whether an earlier call compiled it, and whether this one does."""
 
     compiled: bool
     compiling: bool
@@ -179,7 +182,14 @@ class Running(threading.local):
 running = Running()
 
 
-class JaxCompilerProbe:
+class _Parts(threading.local):
+    """Interval of the current compilation on a thread; 0 without one."""
+
+    begun_ns = 0
+    ended_ns = 0
+
+
+class JaxCompilerProbe(_Compilations):
     """Registers a listener with JAX once the program has loaded it; imports nothing itself.
 
     JAX reports each phase of a compilation at its end, on the thread that waits for it; phases may nest.
@@ -188,12 +198,8 @@ class JaxCompilerProbe:
     def __init__(
         self, clock: Clock, find: Callable[[], Any] = events, changed: Callable[[], None] = lambda: None
     ) -> None:
-        self._clock = clock
-        self._changed = changed
-        self._find = find
+        super().__init__("JAX compiler", clock, find, changed)
         self._monitoring: Any = None
-        self._guard = Guard("JAX compiler")
-        self._done: deque[Compile] = deque(maxlen=MOST_HELD)
         self._parts = _Parts()
         self._since_ns = clock()
 
@@ -202,10 +208,6 @@ class JaxCompilerProbe:
         monitoring = self._find()
         if self._monitoring is None and listen(monitoring, self._on_event):
             self._monitoring = monitoring
-
-    def take(self) -> list[Compile]:
-        """Returns the compilations since the last call."""
-        return [self._done.popleft() for _ in range(len(self._done))]
 
     def remove(self) -> None:
         """Unregisters the listener."""
@@ -230,12 +232,4 @@ class JaxCompilerProbe:
             again = None
             if call is not None:
                 again, call.compiling = call.compiled, True
-            self._done.append(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))
-            self._changed()
-
-
-class _Parts(threading.local):
-    """Interval of the current compilation on a thread; 0 without one."""
-
-    begun_ns = 0
-    ended_ns = 0
+            self._add(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))

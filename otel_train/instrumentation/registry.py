@@ -65,11 +65,9 @@ class Probes:
         *,
         compiled: Callable[[], None] | None = None,
         passes: Callable[[], None] = lambda: None,
-        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compiled = compiled or self.attach_again
         self._passes = passes
-        self._monotonic_s = monotonic_s
         self._next_look_s = 0.0
         self._looking = Guard("finding parts of models")
         self.loaders: dict[str, LoaderProbe] = {}
@@ -95,9 +93,8 @@ class Probes:
     def add_loader(self, entry: Loader) -> None:
         """Records a loader; ``iterables`` has what to iterate."""
         made = self._watch(entry)
-        self._iterables[entry.name] = (
-            (lambda: made) if isinstance(made, InstrumentedIterable) else weakref.ref(made)
-        )
+        held = isinstance(made, InstrumentedIterable)
+        self._iterables[entry.name] = (lambda: made) if held else weakref.ref(made)
 
     @property
     def iterables(self) -> dict[str, Any]:
@@ -122,14 +119,15 @@ class Probes:
         """Records a given model once, and drops models that were found."""
         if self._roots is not None:
             self._roots.give_way()
-        self._add_model(name, model)
+        self.record_model(name, model)
 
     def follow_compiled(self) -> None:
         """Records compiled versions of models that were created before the models were given."""
         for compiled in compiled_before(inspect.currentframe()):
             self.follow(compiled, compiled)
 
-    def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
+    def record_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
+        """Records a model; None if it is recorded already."""
         if self._is_recorded(model):
             return None
         with self._lock:
@@ -142,10 +140,6 @@ class Probes:
 
     def _is_recorded(self, model: Any) -> bool:  # Any: as above
         return any(probe.model() is model for probe in self.models)
-
-    def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
-        """Records a model under the name of its class."""
-        return self._add_model(class_name(model), model)
 
     def drop_models(self, probes: Sequence[ModuleProbe]) -> None:
         """Stops recording these."""
@@ -163,7 +157,7 @@ class Probes:
 
     def _pass_starts(self) -> None:
         """Instruments submodules that were added or replaced since the last pass."""
-        now_s = self._monotonic_s()
+        now_s = time.monotonic()
         if now_s < self._next_look_s or self._looking.closed:
             return
         self._next_look_s = now_s + PARTS_EVERY_S
@@ -268,9 +262,8 @@ class Probes:
         name.
         """
         holders = self._places.setdefault(place.key, [])
-        number = next(
-            (n for n, holder in enumerate(holders) if self._is_released(holder, loader)), len(holders)
-        )
+        released = (n for n, holder in enumerate(holders) if self._is_released(holder, loader))
+        number = next(released, len(holders))
         if number < len(holders):
             name = holders[number].name
         elif len(self._found) < MOST_FOUND:
@@ -290,11 +283,10 @@ class Probes:
         Two loaders that both existed before the first of them was iterated are distinct, also if they alternate. Loaders
         created before instrumentation count as created at the start; those of classes other than DataLoader as created now.
         """
-        if holder.running or (
-            holder.awaited and holder.loader() is not None
-        ):  # another thread may be starting it
+        gone = holder.loader() is None
+        if holder.running or (holder.awaited and not gone):  # another thread may be starting it
             return False
-        if holder.loader() is None or self.patch is None or not _is_data_loader(loader):
+        if gone or self.patch is None or not _is_data_loader(loader):
             return True
         return self.patch.made.at_ns(loader) > holder.began_ns
 
@@ -344,14 +336,11 @@ class FoundModels:
     a recorded model is not recorded.
     """
 
-    def __init__(
-        self, finder: RootFinder, probes: Probes, *, monotonic_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, finder: RootFinder, probes: Probes) -> None:
         import torch
 
         self._finder = finder
         self._probes = probes
-        self._monotonic_s = monotonic_s
         self._next_s = 0.0
         self._found: list[ModuleProbe] = []
         self._lock = free_in_forks(threading.Lock())
@@ -366,8 +355,8 @@ class FoundModels:
         """Starts a search when an iterator of a loader is created."""
         if new:
             self._finder.look()
-        elif not self._finder.looking and self._monotonic_s() >= self._next_s:
-            self._next_s = self._monotonic_s() + SHORT_LOOK_EVERY_S
+        elif not self._finder.looking and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + SHORT_LOOK_EVERY_S
             self._finder.look(SHORT_LOOK)
 
     def give_way(self) -> None:
@@ -395,7 +384,7 @@ class FoundModels:
         parts = _parts(model)
         inside = [probe for probe in self._found if id(probe.model()) in parts]
         self._probes.drop_models(inside)
-        made = self._probes.add_found_model(model)
+        made = self._probes.record_model(class_name(model), model)
         self._found = [probe for probe in self._found if probe.model() is not None and probe not in inside]
         self._found += [made] if made else []
 
@@ -431,11 +420,9 @@ class TorchProbes:
     def step_aside_for_compiler(self) -> None:
         """Excludes wrappers from compilation once the compiler is loaded, so that they cause no graph break."""
         self.compiler.listen()
-        if self._stepped_aside or "torch._dynamo.eval_frame" not in sys.modules:
-            return
-        compiler: Any = sys.modules["torch._dynamo.eval_frame"]
+        compiler = sys.modules.get("torch._dynamo.eval_frame")
         skip = getattr(compiler, "skip_code", None)
-        if skip is None:
+        if self._stepped_aside or skip is None:
             return
         self._stepped_aside = True
         for code in (*self._backward.codes, *codes_of_wrappers()):

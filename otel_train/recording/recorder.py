@@ -67,11 +67,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        memory: FlightMemory,
-        *,
-        clock: Clock,
-        in_backward: Callable[[], bool] = lambda: False,
+        self, memory: FlightMemory, *, clock: Clock, in_backward: Callable[[], bool] = lambda: False
     ) -> None:
         self.threads: list[ThreadRing] = []
         self.sources: list[Instrumented] = []
