@@ -12,22 +12,21 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
 from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
-from otel_train.recording.flight_recorder import SharedLayout
 from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, RingReader
-from otel_train.recording.shared_memory import NAMES_OFFSET, OVER, RINGS_OFFSET, TURN_OFFSET, WORD
+from otel_train.recording.shared_memory import NAMES_OFFSET, OVER, RINGS_OFFSET, TURN_OFFSET, WORD, RankMemory
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-
-    import numpy as np
 
     from otel_train.instrumentation.logged_values import UserEvent, Value
 
@@ -92,16 +91,15 @@ class SharedRings:
     def __init__(
         self, memory: int | mmap.mmap, copy: Path | None = None, disk: DiskQueue | None = None
     ) -> None:
-        self._map = mmap.mmap(memory, 0) if isinstance(memory, int) else memory
-        self._layout = SharedLayout.of(self._map)
+        self._memory = RankMemory(mmap.mmap(memory, 0) if isinstance(memory, int) else memory)
         self._threads: dict[int, SharedThread] = {}
         self._names = b""
         self._spent_before_ns = 0
-        self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
+        self._copy = FlightCopy(copy, self._memory) if copy is not None else None
         self._disk = disk or DiskQueue()
         self._copied_s = 0.0
         self.guard = Guard("flight file")
-        self.device_ring = DeviceRingReader(self._layout.device_ring(self._map))
+        self.device_ring = DeviceRingReader(self._memory.device_ring)
         self._limited = True
         self._limiting = threading.Lock()
         self._reported_changes = -1
@@ -110,7 +108,7 @@ class SharedRings:
 
     def unreported(self) -> tuple[list[Value | UserEvent], np.ndarray]:
         """What the rank had logged, and timed by token, since its last report. Call it once the rank is gone."""
-        values, operations = (self._layout.pending(self._map, index) for index in (0, 1))
+        values, operations = (self._memory.pending(index) for index in (0, 1))
         return unreported_values(values), unreported_operations(operations)
 
     @property
@@ -126,7 +124,7 @@ class SharedRings:
 
     def _learn(self) -> None:
         for _ in range(_TRIES):  # the rank may be writing them
-            text = self._layout.names(self._map)
+            text = self._memory.names()
             if text == self._names:
                 return
             with suppress(ValueError):  # it was torn
@@ -155,7 +153,7 @@ class SharedRings:
     @property
     def covered(self) -> bool:
         """Whether the last report of the rank tells what all edges mean that are there now."""
-        return not self._limited or self._layout.changes(self._map) == self._reported_changes
+        return not self._limited or self._memory.changes_word[0] == self._reported_changes
 
     def advance(self) -> None:
         """Let the export loop read what is there now, unless the rank has to report first."""
@@ -172,7 +170,7 @@ class SharedRings:
         self._spent_before_ns += thread.ring.spent_ns
         self._threads.pop(thread.slot, None)
         if thread.slot > 0:
-            self._layout.free(self._map, thread.slot)
+            self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
         """Copy what is new to the file, if it is time."""
@@ -189,7 +187,7 @@ class SharedRings:
     @property
     def ended_by(self) -> str:
         """Name of the signal that came to end the process; "" for none."""
-        number = self._layout.signal(self._map)
+        number = self._memory.signal_word[0]
         return signal.Signals(number).name if number in set(signal.Signals) else ""
 
     @property
@@ -205,10 +203,11 @@ class SharedRings:
             self._disk.do(Guard("flight file"), copy.close)
 
     def _find(self) -> dict[int, SharedThread]:
-        for slot, used, ident, name, engine in self._layout.entries(self._map):
+        for slot, used, ident, name, engine in self._memory.entries():
             thread = self._threads.get(slot)
             if thread is None:
-                words, progress = self._layout.ring(self._map, slot)
+                words = np.frombuffer(self._memory.ring_words(slot), np.int64)
+                progress = np.frombuffer(self._memory.progress(slot), np.int64)
                 thread = SharedThread(SharedRing(words, progress), slot, ident, name, engine=engine)
                 thread.ring.limit = 0 if self._limited else _UNLIMITED
                 self._threads[slot] = thread
@@ -219,10 +218,9 @@ class SharedRings:
 class FlightCopy:
     """A flight file of memory that has no file itself: what is new is copied to it."""
 
-    def __init__(self, path: Path, memory: mmap.mmap, layout: SharedLayout) -> None:
+    def __init__(self, path: Path, memory: RankMemory) -> None:
         self._path = path
-        self._memory = memoryview(memory)
-        self._layout = layout
+        self._memory = memory
         self._file = -1
         self._saved: dict[int, int] = {}
         self._names = b""
@@ -236,14 +234,12 @@ class FlightCopy:
         if self._file < 0:
             self._file = open_to_write(self._path)
             os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, self._layout.end_of_rings)
-        layout, memory = self._layout, self._memory
-        positions = layout.positions(memory)
-        names = layout.names(memory)
+            os.ftruncate(self._file, self._memory.end_of_rings)
+        positions, names = self._memory.positions(), self._memory.names()
         if names != self._names:
             self._write(NAMES_OFFSET, RINGS_OFFSET)
             self._names = names
-        head = bytearray(memory[:NAMES_OFFSET])
+        head = bytearray(self._memory.view[:NAMES_OFFSET])
         head[TURN_OFFSET : TURN_OFFSET + WORD] = struct.pack("<q", unix_ns)
         for slot, words in positions:
             self._save_ring(slot, words)
@@ -256,7 +252,7 @@ class FlightCopy:
             self._file = -1
 
     def _save_ring(self, slot: int, written: int) -> None:
-        offset, size = self._layout.place(slot)
+        offset, size = self._memory.place(slot)
         before = self._saved.get(slot, 0)
         if written < before:  # another thread has the ring
             before = 0
@@ -273,4 +269,4 @@ class FlightCopy:
         self._saved[slot] = written
 
     def _write(self, start: int, stop: int) -> None:
-        os.pwrite(self._file, self._memory[start:stop], start)
+        os.pwrite(self._file, self._memory.view[start:stop], start)

@@ -1,42 +1,33 @@
-"""Reads the memory that a rank records to, in place and as the file ``flight.bin``."""
+"""Reads the file ``flight.bin``: see ``shared_memory``."""
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
-from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
-from otel_train.recording.pending_entries import PENDING_BYTES
 from otel_train.recording.shared_memory import (
-    CHANGES_OFFSET,
     ENTRY,
     ENTRY_BYTES,
-    FREE,
     HEADER,
     MAGIC,
     NAMES_HALF,
     NAMES_OFFSET,
     OVER,
     PAGE,
-    PROGRESS_OFFSET,
     RINGS_OFFSET,
     SIDE_RINGS,
     WORD,
     Header,
     RingEntry,
     end_of_rings,
-    pending_place,
     ring_place,
-    words,
 )
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -63,84 +54,6 @@ _FIELDS: Final[dict[str, tuple[int, int]]] = {
 
 _TEXTS, _NUMBERS = ("run_id", "host"), ("rank", "attempt", "world_size", "started_unix_ns")
 _KINDS = frozenset(map(int, SourceKind))
-
-
-class SharedLayout(NamedTuple):
-    """Where things lie in memory that a rank shares, for the process that reads it.
-
-    Attributes:
-        main_edges: of the first ring.
-        side_edges: of each other ring.
-        side_rings: how many there are.
-    """
-
-    main_edges: int
-    side_edges: int
-    side_rings: int
-
-    @classmethod
-    def of(cls, memory: Any) -> SharedLayout:  # Any: a buffer
-        """The layout of this memory."""
-        header = Header(*HEADER.unpack_from(memory))
-        return cls(header.main_edges, header.side_edges, header.side_rings)
-
-    def names(self, memory: Any) -> bytes:  # Any: a buffer
-        """The table of names, as text; it may be torn if the rank is writing it."""
-        header = Header(*HEADER.unpack_from(memory))
-        start = NAMES_OFFSET + header.names_half * NAMES_HALF
-        return bytes(memory[start : start + header.names_bytes])
-
-    def signal(self, memory: Any) -> int:  # Any: a buffer
-        """The signal that came to end the process; 0 for none."""
-        return int.from_bytes(memory[HEADER.size : HEADER.size + WORD], "little")
-
-    def changes(self, memory: Any) -> int:  # Any: a buffer
-        """See ``FlightMemory.changes_word``."""
-        return int.from_bytes(memory[CHANGES_OFFSET : CHANGES_OFFSET + WORD], "little")
-
-    def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
-        """Of every ring that is or was used: its number, and words written."""
-        slots = range(self.side_rings + 1)
-        entries = [ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES) for slot in slots]
-        return [(slot, entry[3]) for slot, entry in enumerate(entries) if entry[0]]
-
-    def entries(self, memory: Any) -> Iterable[tuple[int, int, int, str, bool]]:
-        """Of every ring that is used: its number, whether its thread is over, and the thread."""
-        for slot in range(self.side_rings + 1):
-            used, ident, _, _, _, name, engine = ENTRY.unpack_from(memory, PAGE + slot * ENTRY_BYTES)
-            if used:
-                yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
-
-    def place(self, slot: int) -> tuple[int, int]:
-        """Where a ring begins, and its words."""
-        offset, edges = ring_place(slot, self.main_edges, self.side_edges)
-        return offset, edges * EDGE_WORDS
-
-    def ring(self, memory: mmap.mmap, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """The words of a ring, and the two words of its progress."""
-        offset, words = self.place(slot)
-        at = PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET
-        return np.frombuffer(memory, np.int64, words, offset), np.frombuffer(memory, np.int64, 2, at)
-
-    @property
-    def end_of_rings(self) -> int:
-        """Where the rings end: what a flight file holds."""
-        return end_of_rings(self.main_edges, self.side_edges, self.side_rings)
-
-    def device_ring(self, memory: Any) -> memoryview:  # Any: a buffer
-        """What devices did: memory of a ``DeviceRing``."""
-        start = self.end_of_rings
-        return words(memoryview(memory)[start : start + DEVICE_RING_WORDS * WORD])
-
-    def pending(self, memory: Any, index: int) -> memoryview:  # Any: a buffer
-        """Entries that wait for a report; see ``FlightMemory.pending``."""
-        start = pending_place(index, self.end_of_rings)
-        return memoryview(memory)[start : start + PENDING_BYTES]
-
-    def free(self, memory: mmap.mmap, slot: int) -> None:
-        """The ring has been read to its end: the rank may give it to another thread."""
-        offset = PAGE + slot * ENTRY_BYTES
-        memory[offset : offset + WORD] = struct.pack("<q", FREE)
 
 
 class ThreadEdges(NamedTuple):

@@ -232,7 +232,8 @@ class Recorder:
 
     def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
         if slot >= 0:
-            words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
+            words = self._memory.ring_words(slot)
+            progress = self._memory.progress(slot) if self._memory.shared else None
             if slot:  # the first is new; another thread may have had any other
                 np.frombuffer(words, dtype=np.int64)[:] = 0
             if progress is not None:

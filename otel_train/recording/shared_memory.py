@@ -30,7 +30,7 @@ from otel_train.recording.events import EDGE_WORDS
 from otel_train.recording.pending_entries import PENDING_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from otel_train.datamodel import Anchor
 
@@ -86,12 +86,96 @@ class RingEntry(FastNamedTuple):
     engine: bool = False
 
 
-class FlightMemory:
+class RankMemory:
+    """Memory in this layout: where what lies, for its rank and for the agent that reads it.
+
+    Args:
+        memory: a buffer.
+        header: what it begins with; None where that is written already.
+
+    Attributes:
+        view: all of it.
+        end_of_rings: where the rings end, in bytes: what a flight file holds.
+    """
+
+    def __init__(self, memory: mmap.mmap, header: Header | None = None) -> None:
+        header = header or Header(*HEADER.unpack_from(memory))
+        self.view = memoryview(memory)
+        self._rings = header.main_edges, header.side_edges, header.side_rings
+        self.end_of_rings = end_of_rings(*self._rings)
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Where a ring begins, in bytes, and its words. Ring 0 is the training thread's, the others are of side threads."""
+        offset, edges = ring_place(slot, *self._rings[:2])
+        return offset, edges * EDGE_WORDS
+
+    def ring_words(self, slot: int) -> memoryview:
+        """The int64 words of a ring."""
+        return self._words(*self.place(slot))
+
+    def progress(self, slot: int) -> memoryview:
+        """Where the writer of a ring says how far it is, and what that took."""
+        return self._words(PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET, 2)
+
+    @property
+    def signal_word(self) -> memoryview:
+        """Where the number of a signal goes that came to end the process."""
+        return self._words(HEADER.size, 1)
+
+    @property
+    def changes_word(self) -> memoryview:
+        """Where it is counted what an agent has to ask the rank for; see ``Recorder.changed``."""
+        return self._words(CHANGES_OFFSET, 1)
+
+    @property
+    def device_ring(self) -> memoryview:
+        """Where it is written what devices did: memory of a ``DeviceRing``."""
+        return self._words(self.end_of_rings, DEVICE_RING_WORDS)
+
+    def pending(self, index: int) -> memoryview:
+        """Memory of ``PendingEntries``: 0 of logged values, 1 of operations."""
+        start = pending_place(index, self.end_of_rings)
+        return self.view[start : start + PENDING_BYTES]
+
+    def names(self) -> bytes:
+        """The table of names, as text; it may be torn if the rank is writing it."""
+        header = Header(*HEADER.unpack_from(self.view))
+        start = NAMES_OFFSET + header.names_half * NAMES_HALF
+        return bytes(self.view[start : start + header.names_bytes])
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Of every ring that is or was used: its number, and words written."""
+        return [(slot, entry[3]) for slot, entry in self._entries() if entry[0]]
+
+    def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
+        """Of every ring that is used: its number, whether its thread is over, and the thread."""
+        for slot, (used, ident, _, _, _, name, engine) in self._entries():
+            if used:
+                yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
+
+    def free(self, slot: int) -> None:
+        """The ring has been read to its end: the rank may give it to another thread."""
+        self._set_used(slot, FREE)
+
+    def _entries(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for slot in range(self._rings[2] + 1):
+            yield slot, ENTRY.unpack_from(self.view, PAGE + slot * ENTRY_BYTES)
+
+    def _set_used(self, slot: int, used: int) -> None:
+        offset = PAGE + slot * ENTRY_BYTES
+        self.view[offset : offset + WORD] = struct.pack("<q", used)
+
+    def _words(self, offset: int, number: int) -> memoryview:
+        return self.view[offset : offset + number * WORD].cast("q")
+
+
+class FlightMemory(RankMemory):
     """Memory for the rings: of this process, or shared with an agent that reads it. No disk stands behind it.
 
     Args:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
+        shared: an agent reads it.
         make: memory of so many bytes; where it is not shared.
 
     Attributes:
@@ -108,65 +192,29 @@ class FlightMemory:
     ) -> None:
         self.descriptor = -1
         self.shared = shared
-        self._main_edges = main_edges
-        self._device_ring = end_of_rings(main_edges, _SIDE_EDGES, SIDE_RINGS)
-        self._bytes = pending_place(2, self._device_ring)
-        self.map = self._share() if shared else make(self._bytes)
-        self._view = memoryview(self.map)
-        self._header = Header(
-            MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
-        )
+        rings = main_edges, _SIDE_EDGES, SIDE_RINGS
+        size = pending_place(2, end_of_rings(*rings))
+        self.map = self._share(size) if shared else make(size)
+        self._header = Header(MAGIC, os.getpid(), *anchor, *rings, 0, 0, anchor.unix_ns)
+        super().__init__(self.map, self._header)
         self._write_header()
-
-    def ring_words(self, index: int) -> memoryview:
-        """int64 memory of ring ``index``: 0 is the training thread's, 1 to ``SIDE_RINGS`` the others."""
-        offset, edges = ring_place(index, self._main_edges, _SIDE_EDGES)
-        return words(self._view[offset : offset + edges * EDGE_WORDS * WORD])
-
-    @property
-    def signal_word(self) -> memoryview:
-        """Where the number of a signal goes that came to end the process."""
-        return words(self._view[HEADER.size : HEADER.size + WORD])
-
-    @property
-    def changes_word(self) -> memoryview:
-        """Where it is counted what an agent has to ask the rank for; see ``Recorder.changed``."""
-        return words(self._view[CHANGES_OFFSET : CHANGES_OFFSET + WORD])
-
-    @property
-    def device_ring(self) -> memoryview:
-        """Where it is written what devices did: memory of a ``DeviceRing``."""
-        return words(self._view[self._device_ring : pending_place(0, self._device_ring)])
-
-    def pending(self, index: int) -> memoryview | None:
-        """Memory of ``PendingEntries``: 0 of logged values, 1 of operations; None where no other process reads it."""
-        start = pending_place(index, self._device_ring)
-        return self._view[start : start + PENDING_BYTES] if self.shared else None
-
-    def progress(self, index: int) -> memoryview | None:
-        """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
-        if not self.shared:
-            return None
-        offset = PAGE + index * ENTRY_BYTES + PROGRESS_OFFSET
-        return words(self._view[offset : offset + 2 * WORD])
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
         """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
         at = PAGE + index * ENTRY_BYTES
         name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
-        self._view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
-        self._view[at + WORD : at + 3 * WORD] = struct.pack("<2q", entry.ident, entry.written)
-        self._view[at : at + WORD] = struct.pack("<q", entry.used)
+        self.view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
+        self.view[at + WORD : at + 3 * WORD] = struct.pack("<2q", entry.ident, entry.written)
+        self._set_used(index, entry.used)
 
     def end_entry(self, index: int) -> None:
         """The thread that has ring ``index`` is over."""
         with contextlib.suppress(ValueError):  # the memory has been given back
-            offset = PAGE + index * ENTRY_BYTES
-            self._view[offset : offset + WORD] = struct.pack("<q", OVER)
+            self._set_used(index, OVER)
 
     def free_entries(self) -> list[int]:
         """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
-        lowest_bytes = self._view[PAGE : PAGE + (SIDE_RINGS + 1) * ENTRY_BYTES : ENTRY_BYTES]
+        lowest_bytes = self.view[PAGE : PAGE + (SIDE_RINGS + 1) * ENTRY_BYTES : ENTRY_BYTES]
         return [index for index, used in enumerate(lowest_bytes) if index and not used]
 
     def write_names(self, names: dict[str, Any]) -> None:
@@ -176,7 +224,7 @@ class FlightMemory:
             return
         half = 1 - self._header.names_half
         offset = NAMES_OFFSET + half * NAMES_HALF
-        self._view[offset : offset + len(text)] = text
+        self.view[offset : offset + len(text)] = text
         self._header = self._header._replace(names_half=half, names_bytes=len(text))
         self._write_header()
 
@@ -190,29 +238,24 @@ class FlightMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        self._view.release()
+        self.view.release()
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
             self.map.close()
 
-    def _share(self) -> mmap.mmap:
+    def _share(self, size: int) -> mmap.mmap:
         try:
             self.descriptor = _anonymous()
-            os.ftruncate(self.descriptor, self._bytes)
-            return mmap.mmap(self.descriptor, self._bytes)
+            os.ftruncate(self.descriptor, size)
+            return mmap.mmap(self.descriptor, size)
         except OSError:
             # None is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process.
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
-            return mmap.mmap(-1, self._bytes)
+            return mmap.mmap(-1, size)
 
     def _write_header(self) -> None:
-        self._view[: HEADER.size] = HEADER.pack(*self._header)
-
-
-def words(part: memoryview) -> memoryview:
-    """The same memory as int64 words."""
-    return part.cast("q")
+        self.view[: HEADER.size] = HEADER.pack(*self._header)
 
 
 def _anonymous() -> int:
