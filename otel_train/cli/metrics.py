@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from otel_train.catalog import Label, Metric
+    from otel_train.catalog import Label, Metric, SpanType
 
 DESCRIPTION = """\
 Print the names this version publishes: metrics with kind and unit, spans, events, and the
@@ -71,17 +71,15 @@ def _facts() -> dict[str, list[dict[str, object]]]:
             }
             for metric in catalog.ALL
         ],
-        "spans": [
-            {"name": span.name, "meaning": span.meaning, "published": span.published}
-            for span in catalog.SPANS
-        ],
-        "events": [
-            {"name": event.name, "meaning": event.meaning, "published": event.published}
-            for event in catalog.EVENTS
-        ],
+        "spans": _named(catalog.SPANS),
+        "events": _named(catalog.EVENTS),
         "attributes": [attribute._asdict() for attribute in catalog.ATTRIBUTES],
         "labels": [label._asdict() for label in labels_of(catalog.ALL)],
     }
+
+
+def _named(types: Iterable[SpanType]) -> list[dict[str, object]]:
+    return [{"name": one.name, "meaning": one.meaning, "published": one.published} for one in types]
 
 
 def labels_of(metrics: Iterable[Metric]) -> list[Label]:

@@ -40,8 +40,7 @@ class Compose:
     def up(self, profiles: Sequence[str]) -> None:
         """Start, or bring up to date, in the background."""
         if self._secure:
-            port = Ports.of(configuration.settings(self._environ)).otlp_http
-            tls.make(self._secure, endpoint_port=port, environ=self._environ)
+            tls.make(self._secure, endpoint_port=self._settings()[1].otlp_http, environ=self._environ)
             self._environ["COLLECTOR_KEYS"] = str(tls.folder(self._secure).resolve())
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
 
@@ -64,8 +63,7 @@ class Compose:
 
     def health_urls(self) -> dict[str, str]:
         """Part to the address that answers when it is well."""
-        settings = configuration.settings(self._environ)
-        ports = Ports.of(settings)
+        settings, ports = self._settings()
         found = {
             "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
             "alertmanager": f"http://{HOST}:{ports.alertmanager}/-/ready",
@@ -78,8 +76,7 @@ class Compose:
 
     def addresses(self) -> dict[str, str]:
         """What to open, and where to send."""
-        settings = configuration.settings(self._environ)
-        ports = Ports.of(settings)
+        settings, ports = self._settings()
         found = {
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",
             "Prometheus": f"http://{HOST}:{ports.prometheus}",
@@ -89,6 +86,10 @@ class Compose:
             "password": f"{' '.join(self._command)} -p otel-train exec grafana cat /run/stack-secrets/grafana_admin",
         }
         return found | ({"Jaeger": f"http://{HOST}:{ports.jaeger}"} if settings["TRACES"] == "jaeger" else {})
+
+    def _settings(self) -> tuple[dict[str, str], Ports]:
+        settings = configuration.settings(self._environ)
+        return settings, Ports.of(settings)
 
     def _run(self, profiles: Sequence[str], words: Sequence[str]) -> None:
         folder = configuration.folder()
