@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -54,6 +55,9 @@ OPEN_S = 10.0
 
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
+
+PRINT_S = 0.5
+"""Longest that standard error may take nothing before the rest of the run summary is left out: the end waits for it."""
 
 STOP_S = 1.0
 """A session that another thread closes waits so long for the training thread to end the count of a step."""
@@ -481,8 +485,13 @@ class AgentClient:
     # -- what the agent asks -----------------------------------------------------------------------
 
     def _do_say(self, text: str) -> None:
-        if sys.stderr is not None:
-            sys.stderr.write(text)
+        """Prints on standard error, as far as that takes it: what reads a pipe or shows a terminal may have stopped."""
+        if sys.stderr is None:
+            return
+        for part in _printed_parts(text):
+            if not _takes_text(sys.stderr):
+                break
+            sys.stderr.write(part)
             sys.stderr.flush()
 
     def _do_refused(self, why: str) -> None:
@@ -843,6 +852,28 @@ class _RemoteTraining:
 
     def active(self, *, active: bool) -> None:
         self._tell("active", active)
+
+
+def _printed_parts(text: str) -> Iterator[str]:
+    """The text in parts of whole lines, which a pipe takes without a pause."""
+    part = ""
+    for line in text.splitlines(keepends=True):
+        if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:
+            yield part
+            part = ""
+        part += line
+    if part:
+        yield part
+
+
+def _takes_text(stream: Any) -> bool:
+    """Whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(PRINT_S * 1e3))
+    except (AttributeError, OSError, ValueError):
+        return True
 
 
 def ends_its_container() -> bool:

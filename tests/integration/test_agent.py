@@ -567,6 +567,33 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(
     summary(tmp_path, "terminated")
 
 
+def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """What reads the pipe has stopped, and the program prints nothing: only the run summary would wait for it."""
+    process = begin(
+        """
+        pipe, full = os.pipe()
+        os.set_blocking(full, False)
+        try:
+            while True:
+                os.write(full, bytes(4096))
+        except BlockingIOError:
+            pass
+        os.set_blocking(full, True)
+        os.dup2(full, 2)
+        session = start(exit_timeout_s=20); train(); otel_train.summary()
+        began = time.monotonic()
+        session.close()
+        say(time.monotonic() - began)
+        """
+    )
+
+    assert float(line(process)) < 2.0
+    assert process.wait(20) == 0
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
 def test_a_second_ctrl_c_ends_the_wait_for_the_agent(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
