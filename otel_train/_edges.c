@@ -24,6 +24,7 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
+#define INTERFACE 2         /* ring.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
@@ -500,6 +501,7 @@ static int execute(PyObject *module) {
     PyObject *writer = PyType_FromModuleAndSpec(module, &writer_spec, NULL);
     hook_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &hook_spec, NULL); /* never freed: it may outlive the module */
     int failed = writer == NULL || hook_type == NULL ? -1 : PyModule_AddObjectRef(module, "Writer", writer);
+    if (!failed) failed = PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
     Py_XDECREF(writer);
     return failed;
 }

@@ -14,10 +14,15 @@ from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS
 
+INTERFACE = 2
+"""What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
+
 EXTENSION: Any
 """``_edges.c``; None where it was not built."""
 try:
     EXTENSION = import_module("otel_train._edges")
+    if getattr(EXTENSION, "INTERFACE", 0) != INTERFACE:
+        EXTENSION = None
 except ImportError:  # no compiler was there when the package was built, or this is another system than Linux
     EXTENSION = None
 

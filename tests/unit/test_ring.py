@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
 import sys
 import threading
 import weakref
@@ -171,3 +172,15 @@ def test_a_hook_goes_on_when_the_module_in_c_is_imported_again(monkeypatch: pyte
 
     assert again.Writer is not ring_buffer.EXTENSION.Writer
     assert ring.read(8).codes.tolist() == [1, 2, 1, 2]
+
+
+def test_a_module_in_c_that_was_built_from_other_sources_is_not_used() -> None:
+    """A checkout that was updated and not built again must not crash training."""
+    program = (
+        "import sys, types; sys.modules['otel_train._edges'] = types.ModuleType('otel_train._edges');"
+        "from otel_train.recording import ring_buffer; print(ring_buffer.EXTENSION, ring_buffer.NATIVE)"
+    )
+
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert said == "None False\n"
