@@ -23,7 +23,7 @@ _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
 
-_BY_SIGNAL = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+_BY_SIGNAL: Final[dict[int, str]] = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _PIDFD_INFO = struct.Struct("=Q52xi")  # linux/pidfd.h, struct pidfd_info: mask, ..., exit_code
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
 _PIDFD_INFO_EXIT = 1 << 3
