@@ -29,19 +29,11 @@ class NativeDriver(NamedTuple):
 
 
 _CUDA = (
-    "cuCtxSetCurrent",
-    "cuThreadExchangeStreamCaptureMode",
-    "cuEventQuery",
-    "cuEventElapsedTime",
-    "cuEventRecord",
-)
+    "cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuEventElapsedTime", "cuEventRecord",
+)  # fmt: skip
 _HIP = (
-    "hipSetDevice",
-    "hipThreadExchangeStreamCaptureMode",
-    "hipEventQuery",
-    "hipEventElapsedTime",
-    "hipEventRecord",
-)
+    "hipSetDevice", "hipThreadExchangeStreamCaptureMode", "hipEventQuery", "hipEventElapsedTime", "hipEventRecord",
+)  # fmt: skip
 """Of the same signatures. A device takes the place of its context, which is the only one."""
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h; hipStreamCaptureModeRelaxed
@@ -210,16 +202,10 @@ class DeviceDriver:
         share = getattr(self._module, "get_per_process_memory_fraction", lambda _: 1.0)(device)
         properties = self._module.get_device_properties(device)
         return DeviceMemory(
-            f"{self.device_type}:{device}",
-            allocated["current"],
-            reserved["current"],
-            int(properties.total_memory * share),
-            allocated["peak"],
-            reserved["peak"],
-            stats.get("num_ooms"),
-            stats.get("num_alloc_retries"),
-            str(getattr(properties, "name", "")),
-        )
+            f"{self.device_type}:{device}", allocated["current"], reserved["current"],
+            int(properties.total_memory * share), allocated["peak"], reserved["peak"],
+            stats.get("num_ooms"), stats.get("num_alloc_retries"), str(getattr(properties, "name", "")),
+        )  # fmt: skip
 
     def _memory_of_apple(self) -> list[DeviceMemory]:
         """There is one device, whose allocator keeps no peaks and counts no failures."""

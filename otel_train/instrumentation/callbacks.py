@@ -91,9 +91,8 @@ class StageCallbacks:
         # A user-defined stage may be created later, so only a misspelt built-in stage is refused.
         plain = name.strip().lower()
         own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
-        own |= plain not in STAGES and not set(STAGES).isdisjoint(
-            re.findall(_WORD, plain)
-        )  # "forward_teacher"
+        words = re.findall(_WORD, plain)
+        own |= plain not in STAGES and not set(STAGES).isdisjoint(words)  # "forward_teacher"
         close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
         if close:
             rule = f"{', '.join(STAGES)}, or a user-defined stage"

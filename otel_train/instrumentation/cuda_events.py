@@ -80,17 +80,8 @@ class StepSampling:
     """
 
     __slots__ = (
-        "_begun",
-        "_enough",
-        "_left",
-        "_random",
-        "_rest",
-        "_work",
-        "number",
-        "one_in",
-        "sampled",
-        "timed",
-    )
+        "_begun", "_enough", "_left", "_random", "_rest", "_work", "number", "one_in", "sampled", "timed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.one_in = FIRST_ONE_IN
@@ -114,13 +105,7 @@ class StepSampling:
         return last
 
     def choose(self, cost_ns: int, lasted_ns: int, steps: int) -> None:
-        """Let recording cost its share.
-
-        Args:
-            cost_ns: of all steps that were timed.
-            lasted_ns: that ``steps`` steps lasted.
-            steps: of any kind.
-        """
+        """Let recording cost its share: ``cost_ns`` of all timed steps, when ``steps`` of any kind lasted ``lasted_ns``."""
         if self.timed >= _KNOWN_BY and steps > 0 and lasted_ns > 0:
             share = cost_ns / self.timed * steps / lasted_ns
             self.one_in = min(_MOST_ONE_IN, max(1, math.ceil(share / WORTH)))
@@ -187,16 +172,19 @@ class DeviceTimer:
 
     Args:
         mode: ``events``, ``sync`` (wait for the device at every edge: exact and slow) or ``off``.
+
+    Attributes:
+        dropped: edges that got no event, because all were in use.
+        spent_ns: time that recording cost the training thread.
+        steps: those that are timed among them.
+        failure: the fault of the driver that switched the timer off; "" for none.
     """
 
     def __init__(self, recorder: Recorder, driver: DeviceDriver | None, *, mode: str, clock: Clock) -> None:
         self.edge = recorder.edge
-        self.dropped = 0
-        """Edges that got no event, because all were in use."""
-        self.spent_ns = 0
-        """Time that recording cost the training thread."""
+        self.dropped = self.spent_ns = 0
+        self.failure = ""
         self.steps = StepSampling()
-        """Those that are timed among them."""
         self._reported = (0, 0)
         self._since: tuple[int, int] | None = None
         self._driver = driver
@@ -205,17 +193,13 @@ class DeviceTimer:
         self._sources = recorder.sources
         self._ring = recorder.device_ring
         self._reader: EventReader | None = None
+        # Events of the edges that the reader has, until they are free again.
         self._recorded: deque[list[Any]] = deque()
-        """Events of the edges that were handed to the reader, until they are free again."""
-        self._free_by = 0
-        """Edges whose events are free again, in all."""
+        self._free_by = 0  # edges whose events are free again, in all
         self._lanes: list[_Lane] = []
-        self._active: list[_Lane] = []
-        """The lanes, or none: what the training thread looks at."""
+        self._active: list[_Lane] = []  # the lanes, or none: what the training thread looks at
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
-        self.failure = ""
-        """The fault of the driver that switched the timer off; "" for none."""
         self._stopped = driver is None or mode == "off" or bool(driver.why_untimed)
         if driver is not None and not self._stopped:
             make = self._recording_edge if mode == "events" else self._waiting_edge

@@ -54,10 +54,8 @@ class BuildTimeReader:
     def read(self) -> BatchBuildTimes:
         """Returns all new build times, in the order of the batches: workers take turns."""
         written = self._words[:, 0].copy()
-        parts = [
-            self._read(worker, int(written[worker]))
-            for worker in np.flatnonzero(written > self._taken).tolist()
-        ]
+        new = np.flatnonzero(written > self._taken).tolist()
+        parts = [self._read(worker, int(written[worker])) for worker in new]
         if not parts:
             return BatchBuildTimes(np.zeros(0, dtype=np.int64), 0)
         turns = np.concatenate([np.arange(len(part.build_ns)) for part in parts])
@@ -202,15 +200,13 @@ def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing'
     status = getattr(popen, "returncode", 0)
     if status is None:
         status = _status_of(pid)
-    if status is None and wait([popen.sentinel], 0):
+    if status is None:
+        if not wait([popen.sentinel], 0):
+            return None
         time.sleep(_REAPING_S)
-        status = popen.returncode
-        if status is None:
-            status = _status_of(pid)
+        status = popen.returncode if popen.returncode is not None else _status_of(pid)
         if status is None:
             return UNKNOWN
-    if status is None:
-        return None
     if status >= 0:
         return f"exit_{status}" if status else ""
     return _signal_name(-status)

@@ -239,9 +239,7 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
         kind = type(tensor)
         if kind is plain:
             return tensor.is_cpu is on_host
-        if (
-            kind not in real
-        ):  # a subclass with its own dispatch may hold no data, or tensors seen by themselves
+        if kind not in real:  # one with its own dispatch may hold no data, or tensors seen by themselves
             real[kind] = kind.__torch_dispatch__ is untraced
         if not real[kind]:
             return False

@@ -83,9 +83,8 @@ def _check(entry: Loader) -> None:
         given = getattr(entry, what)
         if given is not None:
             rule = f"a callable that takes a batch and returns its number of {what}"
-            callable_(
-                f"{what}={{}} of loader {entry.name!r}", given, rule, f"Write {what}=len, or leave it out"
-            )
+            remedy = f"Write {what}=len, or leave it out"
+            callable_(f"{what}={{}} of loader {entry.name!r}", given, rule, remedy)
 
 
 def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
@@ -142,10 +141,8 @@ FRAMEWORKS = frozenset({"lightning", "pytorch_lightning"})
 def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # Any: ``self`` of some frame
     """Returns what a framework object uses a loader for, as a name; "" if it is no framework object or unknown.
 
-    Args:
-        owner: a Trainer of Lightning, a Learner of fastai, or anything else.
-        held: the loader, and its wrappers.
-        alone: no code of the program is between ``owner`` and the call, so the loader belongs to the running stage.
+    ``held``: the loader, and its wrappers. ``alone``: no code of the program is between ``owner`` and the call, so the loader
+    belongs to the running stage.
     """
     for kind in type(owner).__mro__:
         find = _ROLES.get((kind.__module__.partition(".")[0], kind.__name__))

@@ -37,15 +37,13 @@ class StageRecorder:
         self._look = look
         self._recorder = recorder
         self._tokens = itertools.count(1)
-        mark = recorder.source(SourceKind.MARK, "step")
-        self._mark = mark
+        self._mark = recorder.source(SourceKind.MARK, "step")
         self._epoch = recorder.source(SourceKind.MARK, "epoch")
         self._epochs = 0
         self._turn = 0
         self.reports = 0
         self._report = recorder.source(SourceKind.MARK, "report")
-        checkpoint = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
-        self.checkpoint = begin_end_fail(checkpoint)
+        self.checkpoint = begin_end_fail(recorder.source(SourceKind.CHECKPOINT, "checkpoint"))
 
     def join(self, name: str) -> tuple[int, int, int]:
         """Registers a stage name; returns (begin, end, fail)."""
@@ -172,9 +170,8 @@ class Stage:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
         recorder = active_session.stages
         if recorder is not None:
-            recorder.edge(
-                (recorder.codes.get(self.name) or recorder.join(self.name))[1 if kind is None else 2]
-            )
+            codes = recorder.codes.get(self.name) or recorder.join(self.name)
+            recorder.edge(codes[1 if kind is None else 2])
         return False
 
     def __call__(self, function: Function) -> Function:

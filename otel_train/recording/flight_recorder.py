@@ -187,18 +187,17 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         offset, edges = ring_place(index, header.main_edges, header.side_edges)
         if offset + edges * EDGE_WORDS * WORD > min(len(data), len(before)):
             continue
+        words = edges * EDGE_WORDS
         earlier, pairs = (
-            np.frombuffer(d, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
-            for d in (before, data)
+            np.frombuffer(d, np.int64, words, offset).reshape(edges, -1) for d in (before, data)
         )
         if not used and not pairs.any():  # it may have been used since the agent last polled
             continue
         known = written or _fall(pairs[:, 1])
         times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
         name = thread.rstrip(b"\0").decode(errors="replace")
-        yield ThreadEdges(
-            RingEntry(used, ident, written, name, bool(engine)), times, codes, index, known + newer
-        )
+        entry = RingEntry(used, ident, written, name, bool(engine))
+        yield ThreadEdges(entry, times, codes, index, known + newer)
 
 
 def _fall(times: np.ndarray) -> int:
@@ -210,12 +209,8 @@ def _fall(times: np.ndarray) -> int:
 def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Unroll a ring of which we know only how far the agent had read it: later edges have later times.
 
-    Returns times, codes, and how many edges are newer than what the agent had read.
-
-    Args:
-        pairs: int64[n, 2], code and time.
-        stable: bool[n], read twice and found the same, so not caught half copied.
-        written: edges written when the agent last polled.
+    ``stable``: read twice and found the same, so not caught half copied. ``written``: edges written when the agent last
+    polled. Returns times, codes, and how many edges are newer than that.
     """
     turn = -(written % len(pairs))
     pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)
