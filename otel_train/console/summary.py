@@ -48,7 +48,7 @@ def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
         return []
     names = [page.safe(row.get("loader") or ABSENT) for row, _ in entries]
     column = min(_WIDEST_NAME, max(map(display_width, names)))
-    lines = [INDENT + page.paint("inside the loaders", "bold")]
+    lines = [page.line("inside the loaders", "bold")]
     for name, (row, facts) in list(zip(names, entries, strict=True))[:_MOST_LOADERS]:
         margins = chain([page.paint(pad(cut(name, column), column), "cyan")], repeat(" " * column))
         columns = page.columns - len(INDENT) - column - 2
@@ -56,7 +56,7 @@ def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
         body += [page.paint(line, "red") for line in flow(_trouble(page, row), columns)]
         lines += [f"{INDENT}{margin}  {line}" for margin, line in zip(margins, body, strict=False)]
     if len(entries) > _MOST_LOADERS:
-        lines.append(INDENT + page.paint(f"and {len(entries) - _MOST_LOADERS} more in summary.json", "dim"))
+        lines.append(page.line(f"and {len(entries) - _MOST_LOADERS} more in summary.json", "dim"))
     return lines
 
 
@@ -114,7 +114,7 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
     }
     groups = sorted({**dict.fromkeys(stages), **dict.fromkeys(whole)}, key=_phase_order)
     if not groups:
-        return [INDENT + page.paint("no stage has been seen yet", "dim")]
+        return [page.line("no stage has been seen yet", "dim")]
     shown = groups[:_MOST_GROUPS]
     models = len({row.get("model") for rows in stages.values() for row in rows if row.get("model")}) > 1
     labels = [_label(page, row, models=models) for group in shown for row in stages[group]]
@@ -127,7 +127,7 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
         rows = sorted(stages[group], key=_stage_order)
         lines += _table(page, summary, group, _Table(rows, whole.get(group), phase_s, column, models))
     if len(groups) > len(shown):
-        lines += [INDENT + page.paint(f"and {len(groups) - len(shown)} more in summary.json", "dim"), ""]
+        lines += [page.line(f"and {len(groups) - len(shown)} more in summary.json", "dim"), ""]
     return lines[:-1]
 
 
@@ -165,17 +165,12 @@ def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> l
     lines += [_row(page, table, row) for row in table.stages]
     if table.step is not None:
         values = _values(table.step)
-        text = (
-            INDENT
-            + pad("step", table.column)
-            + right(_short_count(table.step.get("count")), _COUNT_COLUMNS)
-            + values
-        )
-        lines.append(page.paint(text, "bold"))
+        number = right(_short_count(table.step.get("count")), _COUNT_COLUMNS)
+        lines.append(page.paint(INDENT + pad("step", table.column) + number + values, "bold"))
     for row in table.stages:
         if row.get("failed"):
             failed = f"{plural(row['failed'], 'call')} of {_label(page, row, models=table.models)} failed"
-            lines.append(INDENT + page.paint(cut(failed, inner), "yellow"))
+            lines.append(page.line(cut(failed, inner), "yellow"))
     return [*lines, ""]
 
 
@@ -205,14 +200,9 @@ def _row(page: TextLayout, table: _Table, row: Row) -> str:
 
 def _column_heads(page: TextLayout, column: int) -> str:
     heads = "".join(right(name, _VALUE_COLUMNS) for name in _STATISTICS)
-    text = (
-        pad("stage", column)
-        + right("count", _COUNT_COLUMNS)
-        + heads
-        + right("share", _SHARE_COLUMNS)
-        + "  of phase"
-    )
-    return INDENT + page.paint(text, "dim")
+    text = pad("stage", column) + right("count", _COUNT_COLUMNS) + heads
+    text += right("share", _SHARE_COLUMNS) + "  of phase"
+    return page.line(text, "dim")
 
 
 def _short_count(number: float | None) -> str:
@@ -315,10 +305,7 @@ def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unico
 def _header(page: TextLayout, summary: Summary) -> list[str]:
     name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
     state = page.safe(summary.get("state") or ABSENT)
-    title = page.rule(
-        [("otel_train", "bold"), (name, "cyan")],
-        (f"● {state}", _STATES.get(state, "")),
-    )
+    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", _STATES.get(state, "")))
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
     per_second = steps_per_second(summary)
@@ -336,8 +323,8 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
         f"attempt {known(summary.get('attempt'))}",
         *(
             []
-            if summary.get("restart_seconds") is None
-            else [f"{duration(summary['restart_seconds'])} after the last"]
+            if (down_s := summary.get("restart_seconds")) is None
+            else [f"{duration(down_s)} after the last"]
         ),
         f"pid {known(summary.get('pid'))} on {page.safe(known(summary.get('host')))}",
         *_unfinished(page, summary),
@@ -345,8 +332,8 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
     inner = page.columns - len(INDENT)
     return [
         title,
-        *(INDENT + page.paint(line, "bold") for line in flow(facts, inner)),
-        *(INDENT + page.paint(line, "dim") for line in flow(identity, inner)),
+        *(page.line(line, "bold") for line in flow(facts, inner)),
+        *(page.line(line, "dim") for line in flow(identity, inner)),
     ]
 
 
@@ -405,7 +392,7 @@ def _findings(page: TextLayout, summary: Summary) -> list[str]:
 def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     glyph, style = _SEVERITIES.get(finding.get("severity") or "info", _SEVERITIES["info"])
     lead = f"{glyph} {'finding' if leading else 'also'}: {page.safe(finding.get('name') or ABSENT)}"
-    lines = [INDENT + page.paint(lead, "bold", style)]
+    lines = [page.line(lead, "bold", style)]
     indent = INDENT * 2
     columns = page.columns - len(indent) - _MARGIN
     lines += [
@@ -417,14 +404,11 @@ def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
         of = "the training time" if finding.get("phase") == "train" else "the run"
         cost = f"{duration(seconds)}, {percent(share)} of {of}"
         lines += _entry(page, "costs", [page.paint(cost, "bold")], indent=indent)
-    evidence = (
-        f"{page.safe(name)} {_evidence(name, value)}"
-        for name, value in (finding.get("evidence") or {}).items()
-    )
+    values = (finding.get("evidence") or {}).items()
+    evidence = (f"{page.safe(name)} {_evidence(name, value)}" for name, value in values)
+    advice = page.prose(finding.get("advice") or "", indent=page.columns - columns)
     lines += _entry(page, "seen", flow(evidence, columns), indent=indent)
-    return lines + _entry(
-        page, "do", page.prose(finding.get("advice") or "", indent=page.columns - columns), indent=indent
-    )
+    return lines + _entry(page, "do", advice, indent=indent)
 
 
 def _evidence(name: str, value: float | None) -> str:
@@ -444,12 +428,8 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
     for row in (summary.get("captures") or ())[-_MOST_CAPTURES:]:
         first, last = row.get("steps") or (-1, -1)
         steps = f"steps {first} to {last}" if first >= 0 else "no steps"
-        lines += _entry(
-            page,
-            "capture",
-            [f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"],
-            indent=INDENT,
-        )
+        said_by = f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"
+        lines += _entry(page, "capture", [said_by], indent=INDENT)
         for said in (row.get("finding"), row.get("problem")):
             if said:
                 wrapped = page.prose(str(said), indent=len(INDENT) + _MARGIN)
@@ -465,7 +445,7 @@ def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
     for row in gaps[:_MOST_GAPS]:
         what, name = page.safe(row.get("what") or ABSENT), page.safe(row.get("name") or "")
         text = f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or ABSENT}"
-        lines += [INDENT + page.paint(line, "yellow") for line in page.prose(text, indent=len(INDENT))]
+        lines += [page.line(line, "yellow") for line in page.prose(text, indent=len(INDENT))]
     if len(gaps) > _MOST_GAPS:
         lines.append(INDENT + f"incomplete, not seen: {len(gaps) - _MOST_GAPS} more, in summary.json")
     return lines
@@ -541,10 +521,7 @@ class Progress:
         )
         before, self._before = self._before, now
         wall_s, samples = now.wall_s - before.wall_s, now.samples - before.samples
-        facts = [
-            f"step {count(step)}",
-            f"{rounded(rate(now.steps - before.steps, wall_s))} steps/s",
-        ]
+        facts = [f"step {count(step)}", f"{rounded(rate(now.steps - before.steps, wall_s))} steps/s"]
         if samples:
             facts.append(f"{rounded(rate(samples, wall_s))} samples/s")
         if loaders:

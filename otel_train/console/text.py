@@ -162,6 +162,10 @@ class TextLayout(FastNamedTuple):
         codes = ";".join(_STYLES[style] for style in styles if style)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.color and codes and text.strip() else text
 
+    def line(self, text: str, *styles: str) -> str:
+        """A painted line, indented."""
+        return INDENT + self.paint(text, *styles)
+
     def safe(self, value: object) -> str:
         """A stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
         text = str(value)[:_NAME_CHARACTERS]

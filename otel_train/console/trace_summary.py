@@ -68,7 +68,7 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
     for finding in document["findings"]:
         style = _STYLES.get(finding["severity"], "")
         title = finding["name"].replace("_", " ")
-        yield INDENT + page.paint(f"▲ {title}" if style in {"red", "yellow"} else f"• {title}", style, "bold")
+        yield page.line(f"▲ {title}" if style in {"red", "yellow"} else f"• {title}", style, "bold")
         for line in page.prose(finding["summary"], indent=4):
             yield INDENT * 2 + line
         for number, line in enumerate(page.prose(finding["advice"], indent=6)):
@@ -89,37 +89,35 @@ def _stages(page: TextLayout, document: Document) -> Iterator[str]:
     rows = document["breakdown"]["stages"]
     heads = right("count", _COUNT) + right("host", _VALUE) + right("device", _VALUE) + right("share", _SHARE)
     guessed = ", by PyTorch's own ranges" if document["breakdown"]["guessed"] else ""
-    yield INDENT + page.paint(pad("stage", _LABEL) + heads + f"  of the steps{guessed}", "dim")
+    yield page.line(pad("stage", _LABEL) + heads + f"  of the steps{guessed}", "dim")
     for row in rows:
-        values = (
-            right(count(row["count"]), _COUNT)
-            + right(duration(row["seconds"]), _VALUE)
-            + right(duration(row["device_seconds"]), _VALUE)
-            + right(percent(row["share"]), _SHARE)
-        )
+        values = _values(row, "device_seconds")
         yield f"{INDENT}{pad(page.safe(row['stage']), _LABEL)}{values}  {bar(row['share'], _BAR)}"
     yield ""
+
+
+def _values(row: Mapping[str, Any], more: str) -> str:
+    """The cells of a row: how often, how long, ``more`` seconds, which share."""
+    seconds = right(duration(row["seconds"]), _VALUE) + right(duration(row[more]), _VALUE)
+    return right(count(row["count"]), _COUNT) + seconds + right(percent(row["share"]), _SHARE)
 
 
 def _device(page: TextLayout, document: Document) -> Iterator[str]:
     idle, overlap, launches = document["idle"], document["overlap"], document["launches"]
     if idle is None:
         return
-    yield INDENT + page.paint(
-        f"device idle {percent(idle['share'])} of the steps, {duration(idle['seconds'])}", "bold"
-    )
+    yield page.line(f"device idle {percent(idle['share'])} of the steps, {duration(idle['seconds'])}", "bold")
     for cause, said in _CAUSES.items():
         part = idle["causes"][cause]
         values = right(duration(part["seconds"]), _VALUE) + right(percent(part["share"]), _SHARE)
         yield f"{INDENT}{pad(said, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{values}  {bar(part['share'], _BAR)}"
     facts = []
     if overlap is not None:
-        facts.append(f"{percent(overlap['overlap_share'])} of communication is hidden")
-        facts.append(f"{duration(overlap['exposed_seconds'])} is not")
+        hidden, exposed = percent(overlap["overlap_share"]), duration(overlap["exposed_seconds"])
+        facts += [f"{hidden} of communication is hidden", f"{exposed} is not"]
     if launches is not None:
-        facts.append(f"{count(launches['count'])} launches")
-        facts.append(f"{duration(launches['kernel_seconds'])} median kernel")
-        facts.append(f"{duration(launches['queue_seconds']['p50'])} in the queue")
+        kernel, queue = duration(launches["kernel_seconds"]), duration(launches["queue_seconds"]["p50"])
+        facts += [f"{count(launches['count'])} launches", f"{kernel} median kernel", f"{queue} in the queue"]
     if document["occupancy"] is not None:
         facts.append(f"{percent(document['occupancy'])} occupancy")
     if document["tensor_cores"] is not None:
@@ -134,7 +132,7 @@ def _path(page: TextLayout, document: Document) -> Iterator[str]:
     if path is None or document["device"] is None:
         return
     step = "" if path["step"] is None else f" of step {path['step']}"
-    yield INDENT + page.paint(f"critical path{step}, {duration(path['seconds'])}", "bold")
+    yield page.line(f"critical path{step}, {duration(path['seconds'])}", "bold")
     for what, seconds in path["parts"].items():
         share = seconds / path["seconds"] if path["seconds"] else None
         values = right(duration(seconds), _VALUE) + right(percent(share), _SHARE)
@@ -146,10 +144,8 @@ def _ranks(page: TextLayout, document: Document) -> Iterator[str]:
     ranks = document.get("ranks")
     if not ranks:
         return
-    yield INDENT + page.paint(
-        f"{plural(ranks['collectives'], 'collective')} of {len(ranks['ranks'])} ranks", "bold"
-    )
-    yield INDENT + page.paint(
+    yield page.line(f"{plural(ranks['collectives'], 'collective')} of {len(ranks['ranks'])} ranks", "bold")
+    yield page.line(
         right("rank", 6) + right("step", _VALUE) + right("waited", _VALUE) + right("made wait", _VALUE + 2),
         "dim",
     )
@@ -159,7 +155,7 @@ def _ranks(page: TextLayout, document: Document) -> Iterator[str]:
             INDENT + right(str(row["rank"]), 6) + values + right(duration(row["caused_seconds"]), _VALUE + 2)
         )
     if ranks["unmatched"]:
-        yield INDENT + page.paint(f"{plural(ranks['unmatched'], 'collective')} had no counterpart", "yellow")
+        yield page.line(f"{plural(ranks['unmatched'], 'collective')} had no counterpart", "yellow")
     yield ""
 
 
@@ -170,7 +166,7 @@ def _ops(page: TextLayout, document: Document) -> Iterator[str]:
 def _shapes(page: TextLayout, document: Document) -> Iterator[str]:
     for name, rows in document.get("shapes", {}).items():
         if not rows:
-            yield INDENT + page.paint(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
+            yield page.line(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
         available = page.columns - len(INDENT) - _COUNT - _VALUE
         for row in rows:
             values = right(count(row["count"]), _COUNT) + right(duration(row["seconds"]), _VALUE)
@@ -191,15 +187,9 @@ def _table(
     taken = _COUNT + 2 * _VALUE + _SHARE
     available = page.columns - len(INDENT) - taken
     heads = right("count", _COUNT) + right("time", _VALUE) + right(head, _VALUE) + right("share", _SHARE)
-    yield INDENT + page.paint(pad(title, available) + heads, "dim")
+    yield page.line(pad(title, available) + heads, "dim")
     for row in rows:
-        values = (
-            right(count(row["count"]), _COUNT)
-            + right(duration(row["seconds"]), _VALUE)
-            + right(duration(row[key]), _VALUE)
-            + right(percent(row["share"]), _SHARE)
-        )
-        yield INDENT + pad(page.safe(row["name"]), available) + values
+        yield INDENT + pad(page.safe(row["name"]), available) + _values(row, key)
     yield ""
 
 
@@ -216,4 +206,4 @@ def _memory(page: TextLayout, document: Document) -> Iterator[str]:
 def _missing(page: TextLayout, document: Document) -> Iterator[str]:
     for sentence in document["missing"]:
         for line in page.prose(sentence, indent=4):
-            yield INDENT + page.paint(line, "dim")
+            yield page.line(line, "dim")

@@ -36,13 +36,7 @@ def asset(name: str) -> str:
 
 
 def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
-    """A part of a tab; "" if there is nothing to show. One that cannot be drawn says so, and the rest is shown.
-
-    Args:
-        title: its heading.
-        draw: makes its body, as HTML.
-        beside: a few words on the source of the values, as HTML.
-    """
+    """A part of a tab; "" if ``draw`` gives nothing. One that cannot be drawn says so, and the rest is shown."""
     try:
         body = draw()
     except FOREIGN as error:
@@ -69,12 +63,7 @@ def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def board(notices: Sequence[Notice], *, unfold: int) -> str:
-    """What a reader must know, a line each; advice and facts unfold.
-
-    Args:
-        notices: the gravest first.
-        unfold: how many are shown with all that belongs to them.
-    """
+    """What a reader must know, a line each; advice and facts unfold, those of the first ``unfold`` are shown."""
     if not notices:
         return ""
     items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
@@ -125,12 +114,7 @@ def address(run: str, **query: object) -> str:
 
 
 def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
-    """Shares of a whole as one strip.
-
-    Args:
-        parts: name, share from 0 to 1, class of the colour.
-        label: what it shows, for those who cannot see it.
-    """
+    """Shares of a whole as one strip: name, share from 0 to 1 and colour of each; ``label`` is for screen readers."""
     said = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share, _ in parts)
     pieces = "".join(
         f'<span class="b-{color}" style="width:{share * 100:.3f}%" title="{escape(name.replace("_", " "))} {percent(share)}"></span>'

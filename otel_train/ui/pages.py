@@ -10,13 +10,7 @@ from urllib.parse import urlencode
 
 from otel_train.artifacts.writer import without_secrets
 from otel_train.console.summary import activity_shares, data_wait_s, steps_per_second
-from otel_train.console.text import (
-    ABSENT,
-    bytes_of,
-    duration,
-    percent,
-    rounded,
-)
+from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
 from otel_train.rundata.alerts import facts_of
@@ -92,13 +86,7 @@ def _analysis(path: Path) -> dict[str, Any]:
 
 
 def artifacts(view: RankView, captures: Captures, chosen: str | None) -> str:
-    """The tab as HTML.
-
-    Args:
-        view: the run.
-        captures: analyses made before.
-        chosen: name of the capture to look into; None for none.
-    """
+    """The tab as HTML, with a look into the capture that is named ``chosen``."""
     files = files_of(view.run, view.rank)
     traces = {file.name: file for file in files if _is_trace(file.name)}
     looked = traces.get(chosen or "")
@@ -166,13 +154,7 @@ def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
-    """A row per capture of the run: its file, its record, or both.
-
-    Args:
-        view: the run.
-        chosen: name of the capture that is shown below.
-        static: without links.
-    """
+    """A row per capture of the run: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
     traces = {file.name: file for file in files_of(view.run, view.rank) if _is_trace(file.name)}
     records = {_trace_name(record): record for record in view.records}
     rows = [
@@ -330,9 +312,7 @@ def _leading_values(view: RankView) -> str:
     steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
     wait, productive = shares.get("data_wait"), shares.get("productive")
     now_s, whole_run = progress.now_step_s, step_row(summary)
-    memory = [
-        value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
-    ]
+    memory = [value for value in _series(view).get(PROCESS_MEMORY, ()) if value is not None]
     ranks = summary.get("ranks") or {}
     going = view.state.live
     return leading_values(
@@ -402,28 +382,14 @@ def _course(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
-    speed = lines(
-        series["times"],
-        {"steps per second": series["steps_per_s"]},
-        label="Training steps per second over time",
-        unit=rounded,
-        width=HALF_WIDTH,
-    )
+    times, steps = series["times"], {"steps per second": series["steps_per_s"]}
+    speed = lines(times, steps, label="Training steps per second over time", unit=rounded, width=HALF_WIDTH)
     doing = area(
-        series["times"],
-        series["activities"],
-        label="Share of time by activity",
-        unit=percent,
-        width=HALF_WIDTH,
+        times, series["activities"], label="Share of time by activity", unit=percent, width=HALF_WIDTH
     )
     drawn = [("Training steps per second", speed), ("What the run was doing", doing)]
-    return (
-        '<div class="two">'
-        + "".join(f"<div><h3>{title}</h3>{chart}</div>" for title, chart in drawn if chart)
-        + "</div>"
-        if speed or doing
-        else ""
-    )
+    shown = "".join(f"<div><h3>{title}</h3>{chart}</div>" for title, chart in drawn if chart)
+    return f'<div class="two">{shown}</div>' if shown else ""
 
 
 def _ranks(view: RankView, *, static: bool) -> str:
@@ -625,11 +591,8 @@ def _steps(view: RankView) -> str:
 
 def _timing_course(view: RankView) -> str:
     series = view.series
-    if not series:
-        return ""
-    return area(
-        series["times"], series["stages"], label="Mean time per training step by stage", unit=duration
-    )
+    label = "Mean time per training step by stage"
+    return area(series["times"], series["stages"], label=label, unit=duration) if series else ""
 
 
 def _loaders(view: RankView) -> str:
@@ -667,14 +630,7 @@ TABS = ("overview", "timing", "memory", "artifacts")
 
 
 def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
-    """A whole page.
-
-    Args:
-        title: of the window.
-        main: what it shows, as HTML.
-        trail: where the reader is, below the list of runs, as HTML.
-        every_s: after how many seconds it asks for what is new; 0 for never.
-    """
+    """A whole page: ``main`` and ``trail``, where the reader is, are HTML; it asks for what is new every ``every_s``."""
     where = f'<span aria-hidden="true">/</span> {trail}' if trail else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · otel_train</title>'
@@ -688,14 +644,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
 
 
 def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | None) -> str:
-    """The page of a run.
-
-    Args:
-        view: what is known.
-        tab: which of ``TABS``.
-        captures: analyses made before.
-        capture: the one to look into; None for none.
-    """
+    """The page of a run, with one of ``TABS`` and a look into the capture that is named ``capture``."""
     draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
     body = draw(view) if draw is not None else artifacts(view, captures, capture)
     if not body:
@@ -728,13 +677,7 @@ def name_of(view: RankView) -> str:
 
 
 def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
-    """Name, state and facts of a run, as HTML.
-
-    Args:
-        view: the run.
-        beside: what stands beside the name, as HTML.
-        static: the page does not change: say how far the run was even if it goes on.
-    """
+    """Name, state and facts of a run, as HTML; ``static`` says how far the run was even if it goes on."""
     known = {**view.about, **view.summary}
     started_s = (
         number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
@@ -795,14 +738,7 @@ _EVERY_S = 2.0
 
 
 def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
-    """The list.
-
-    Args:
-        rows: all runs, the newest first.
-        root: their folder.
-        words: those that each shown run says; "" for all runs.
-        page: from 1; one past the last shows the last.
-    """
+    """The list of runs that say all ``words``; pages count from 1, and one past the last shows the last."""
     found = [row for row in rows if row.says(words)]
     pages = max(1, -(-len(found) // PAGE))
     page = min(max(1, page), pages)
