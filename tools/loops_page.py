@@ -61,6 +61,8 @@ model instead of the function; or a stage around the function |
 | no update | an optimizer that is not `torch.optim`, or parameters changed without an optimizer | nothing: backwards are the steps; \
 or `otel_train.step()` where a step ends |
 | no wait for data | a helper thread reads the loader | `otel_train.watch(...)` around what the training thread reads |
+| no wait for data | the loop iterates another object than the loader that was given, or the pass began before `instrument` | \
+give `instrument` what the loop iterates, before it does |
 """
 MODULES = {
     "shapes": "How batches are asked for",
@@ -70,6 +72,7 @@ MODULES = {
     "gaps": "What lies between batches, epochs and phases",
     "phases": "Training, evaluation, and both at once",
     "evaluating": "Evaluation in every manner",
+    "midway": "Evaluation in the middle of a pass or a step",
     "environments": "Without a loader",
     "models": "What the model is, and how it is called",
     "compiled": "torch.compile",
@@ -77,6 +80,7 @@ MODULES = {
     "updates": "How the loop updates",
     "homemade": "User-defined components",
     "manual": "Marked manually",
+    "threads": "Several threads",
     "faults": "What goes wrong on the way",
     "unseen": "Called past the place where calls are seen",
 }

@@ -11,10 +11,13 @@ from otel_train.accounting.nesting import (
     DATA,
     FORWARD,
     GRAD,
+    GRADIENTS,
     H2D,
     SCALER,
     STAGE,
+    TRAINS,
     UPDATES,
+    WHOLE,
     Nesting,
     OpenStage,
 )
@@ -83,6 +86,18 @@ class ThreadAccount(Nesting):
     def computes(self) -> bool:
         """The thread runs models, not only a loader."""
         return bool(self._latest.met & COMPUTES)
+
+    @property
+    def trains(self) -> bool:
+        """The thread makes gradients or updates."""
+        return bool(self._latest.met & TRAINS)
+
+    @property
+    def is_part(self) -> bool:
+        """It runs a part of the steps of another thread: backwards or updates, not both, and no forward or batch of its own."""
+        met = self._latest.met
+        both = bool(met & GRADIENTS) and bool(met & UPDATES)
+        return self.trains and not both and not met & (1 << FORWARD | 1 << DATA | 1 << WHOLE)
 
     @property
     def asks(self) -> bool:

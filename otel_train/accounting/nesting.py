@@ -34,13 +34,15 @@ DEEPEST: Final = 64
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
 """Kinds that only a thread that runs models has."""
-_GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
+GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
+TRAINS: Final = GRADIENTS | UPDATES | 1 << SCALER
+"""Kinds that only a thread that trains has."""
 _HIDDEN_IN: Final = [0] * 16
 """By kind: kinds of the open stages inside which a call is a part of theirs."""
 _HIDDEN_IN[DATA] = 1 << DATA
-_HIDDEN_IN[H2D] = 1 << DATA | 1 << H2D | _GRADIENTS
-_HIDDEN_IN[FORWARD] = 1 << FORWARD | _GRADIENTS
-_HIDDEN_IN[BACKWARD] = _HIDDEN_IN[GRAD] = _GRADIENTS
+_HIDDEN_IN[H2D] = 1 << DATA | 1 << H2D | GRADIENTS
+_HIDDEN_IN[FORWARD] = 1 << FORWARD | GRADIENTS
+_HIDDEN_IN[BACKWARD] = _HIDDEN_IN[GRAD] = GRADIENTS
 _HIDDEN_IN[OPTIMIZER] = _HIDDEN_IN[SCALER] = 1 << OPTIMIZER | 1 << SCALER
 _HIDDEN_IN[CHECKPOINT] = 1 << CHECKPOINT
 _HIDDEN_IN[WHOLE] = 1 << WHOLE

@@ -193,6 +193,14 @@ class ClosedSteps(NamedTuple):
     said: np.ndarray
     moved: np.ndarray
 
+    def without_steps(self) -> ClosedSteps:
+        """The same time and calls, of no step."""
+        return self._replace(
+            steps=NOTHING.steps,
+            occurrences=self.occurrences._replace(step=np.full_like(self.occurrences.step, -1)),
+            times=self.times._replace(step=np.full_like(self.times.step, -1)),
+        )
+
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "steps": (len(StepRows._fields) + 1, (3,)),

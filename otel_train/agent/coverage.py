@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from otel_train.accounting.types import StepSource
+from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregation.counters import JAX_STEP, missing_step_reason
 from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
@@ -27,6 +27,10 @@ _READS_BESIDE = (
 _NO_LOADER = (
     "no loader was seen: time to get batches is in `other`. Give it to instrument(model, loaders), or wrap what "
     "the loop iterates in otel_train.watch(...)"
+)
+_NO_BATCH = (
+    "no batch of training came from an instrumented loader: time to get batches is in `other`. Give "
+    "instrument(model, loaders) the loader that the loop iterates, before a pass over it begins"
 )
 _NO_BACKWARD = (
     "updates were seen and no backward: it runs inside a compiled function, or gradients are made without autograd. "
@@ -69,18 +73,19 @@ def instrumentation_gaps(run: RunState, state: State, *, now_ns: int | None = No
     # In a program of JAX, forward and backward are inside what is timed.
     whole = WAIT in stages or any(source.kind is SourceKind.WHOLE for source in totals.names.sources)
     listed = any(source.kind is SourceKind.DATA for source in totals.names.sources)
+    read = bool(run.loader_threads) or any(phase == TRAIN for _, phase in totals.batches)
     updated = totals.updates >= UPDATES_WITHOUT_FORWARD
     busy = updated or "backward" in stages
     found = _models(state.models, seen, stages) if busy and not whole else []
     found += [_gap("loop", thread, _READS_BESIDE, "ambiguous") for thread in run.loader_threads]
-    if busy and not listed:
-        found.append(_gap("stage", "data", _NO_LOADER, "unhooked"))
+    if busy and not (listed and read):
+        found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
     if updated and "backward" not in stages and not whole:
         found.append(_gap("stage", "backward", _NO_BACKWARD, "never_seen"))
     if _is_jax(run, stages, state.modules) and _has_no_step(run, stages):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
-    if run.step_source is StepSource.BACKWARD:
+    if run.step_source is StepSource.BACKWARD and not totals.updates:
         found.append(_gap("stage", "optimizer", _NO_UPDATE, "never_seen"))
     return found + [_gap("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in state.untimed.items()]
 

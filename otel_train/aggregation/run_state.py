@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -97,7 +98,8 @@ class ThreadState:
         label: distinguishes its traces from those of the leading thread.
         follows: the leading thread that had ended when this one began; this one's time begins there.
         open_step: calls of the open step, in case the step is sampled.
-        trains: its time is in the rows of phases.
+        in_rows: its time is in the rows of phases.
+        activity_ns: by ``Activity``: its own time, as if it had led from its beginning.
     """
 
     name: str
@@ -111,7 +113,8 @@ class ThreadState:
     last_code: int = 0
     open_step: list[StageCalls] = field(default_factory=list)
     next_number: int = 0
-    trains: bool = False
+    in_rows: bool = False
+    activity_ns: np.ndarray = field(default_factory=partial(np.zeros, len(Activity), dtype=np.int64))
 
     @property
     def idle(self) -> bool:
@@ -207,8 +210,7 @@ class RunState:
             self._release_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        closed = mine.account.take()
-        self._take(mine, closed)
+        self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """Adds compilations."""
@@ -338,30 +340,44 @@ class RunState:
         return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
 
     def _lead(self, thread: ThreadState) -> None:
-        """Selects the first thread that trains; when it has ended, the next one continues its time and numbers."""
+        """Selects the first thread that trains; until one does, the first that evaluates, or the main thread.
+
+        When it has ended, the next one continues its time and numbers. Else a new one brings its own time.
+        """
         before = self._leading
-        if before is None and (thread.account.computes or thread.main):
-            self._leading = thread
-        elif before is not None and not before.account.computes and thread.account.computes:
-            self.totals.activity_ns[:] = 0  # the previous thread only fetched batches for this one
-            self._leading = thread
-        elif before is not None and thread.follows is before and thread.account.computes:
-            thread.next_number += before.next_number
-            thread.follows = None
-            self.training_threads -= 1  # its time begins where that one's ended
+        if before is None:
+            if thread.account.computes or thread.main:
+                self._leading = thread
+                self.totals.activity_ns += thread.activity_ns
+        elif thread.follows is before:
+            if thread.account.computes:
+                thread.next_number += before.next_number
+                thread.follows = None
+                self.training_threads -= 1  # its time begins where that one's ended
+                self._leading = thread
+                self.totals.activity_ns += thread.activity_ns
+        elif thread is not before and _rank(thread) > _rank(before):
+            self.totals.activity_ns[:] = thread.activity_ns
             self._leading = thread
 
     def _only_reads(self, thread: ThreadState) -> bool:
         return not thread.main and not thread.account.computes
 
+    def _helps(self, thread: ThreadState) -> bool:
+        """It makes gradients, or updates, of forwards that another thread runs: the steps are that thread's."""
+        return thread.account.is_part and any(not each.account.is_part for each in self._threads.values())
+
     def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
         self._lead(thread)
+        thread.activity_ns += closed.activity_ns
         if self._only_reads(thread):
             self.totals.add_beside(closed)
             self._take_endings(closed)
             return
-        if not thread.trains:
-            thread.trains = True
+        if self._helps(thread):
+            closed = closed.without_steps()
+        if not thread.in_rows:
+            thread.in_rows = True
             self.training_threads += 1
         self.transfers.add(closed.moved)
         leading = thread is self._leading
@@ -407,3 +423,8 @@ class RunState:
         free = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
         if len(still) and free > 0:
             thread.open_step.append(StageCalls(*(column[still[:free]] for column in closed.occurrences)))
+
+
+def _rank(thread: ThreadState) -> int:
+    """How much a thread's time is the run's: it only reads a loader, evaluates or does a part of steps, or trains."""
+    return int(thread.account.computes) + int(thread.account.trains and not thread.account.is_part)

@@ -26,9 +26,11 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     homemade,
     kinds,
     manual,
+    midway,
     models,
     phases,
     shapes,
+    threads,
     unseen,
     updates,
 )
@@ -226,6 +228,7 @@ def assert_absent_and_said(summary: dict[str, Any], truth: Truth) -> None:
     for stage in truth.unseen:
         assert stage_counts(summary, stage).total() == 0
         assert stage in said or truth.updates < UPDATES_WITHOUT_FORWARD
+    assert not (summary["updates"] and "optimizer" in said)
 
 
 def assert_times_add_up(summary: dict[str, Any], truth: Truth) -> None:

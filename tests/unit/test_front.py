@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.accounting.types import StepSource
+from otel_train.accounting.types import EVAL, TRAIN, StepSource
 from otel_train.agent.coverage import (
     STEPLESS_S,
     UPDATES_WITHOUT_FORWARD,
@@ -183,7 +183,8 @@ def an_account(
 ) -> Any:
     counts = Counts(1 for _ in stages)
     names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
-    totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
+    batches = {(n, TRAIN): 1 for n, each in enumerate(sources) if each.kind is SourceKind.DATA}
+    totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates, batches=batches)
     compiles = SimpleNamespace(jax=jax)
     return SimpleNamespace(
         totals=totals, loader_threads=loader_threads, step_source=source, compiles=compiles, started_ns=0
@@ -208,6 +209,18 @@ def test_what_was_not_given_is_said() -> None:
     assert things(sources=[], loader_threads=["prefetch"]) == [
         ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
     ]  # fmt: skip
+
+
+def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
+    """The loop iterates another object, or its pass began earlier: no wait for data would read as none."""
+    seen = ("forward", "backward")
+    run = an_account(updates=UPDATES_WITHOUT_FORWARD, sources=DATA, loader_threads=[], stages=seen)
+    run.totals.batches = {(0, EVAL): 5}
+
+    [thing] = instrumentation_gaps(run, State())
+
+    assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "data", "unhooked")
+    assert thing["reason"].startswith("no batch of training came from an instrumented loader")
 
 
 def test_updates_without_a_backward_are_said() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
 
 
 def forward_of_both_layers(truth: Truth) -> None:
@@ -109,5 +109,17 @@ def a_method_other_than_call_with_a_user_stage(watch: Watch) -> Truth:
         loss.backward()
         optimizer.step()
         truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def a_loader_that_is_not_the_one_iterated(watch: Watch) -> Truth:
+    """A loader is given, and the loop takes its batches from elsewhere: waits for them are not seen, and that is said."""
+    model, truth = Net(), Truth(unseen=("data",))
+    optimizer = sgd(model)
+    watch(model, {"train": loader(3)})
+    for batch in [(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]))] * 12:
+        learn(truth, model, optimizer, batch)
         truth.step()
     return truth

@@ -431,3 +431,33 @@ def retained_graph(watch: Watch) -> Truth:
         truth.update()
         truth.step()
     return truth
+
+
+@loop
+def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> Truth:
+    """Infinite gradients in one half of the model: the other half updates, so the batch is a step."""
+    model, train, truth = Net(), loader(6), Truth()
+    body, head = sgd(model.first), sgd(model.last)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        model.zero_grad()
+        truth.forward()
+        loss = scaler.scale(loss_of(model, batch))
+        truth.backward()
+        loss.backward()
+        if i % 3 == 1:
+            model.last.bias.grad[0] = float("inf")
+        scaler.step(body)
+        truth.update()
+        before = model.last.bias.detach().clone()
+        scaler.step(head)
+        skips = torch.equal(before, model.last.bias)
+        truth.optimizer += 1
+        truth.updates += not skips
+        truth.skipped += skips
+        scaler.update()
+        truth.step()
+    assert truth.skipped == 2
+    return truth

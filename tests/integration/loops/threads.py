@@ -1,0 +1,147 @@
+"""Loops of several threads: a step belongs to the thread that runs its forwards, and the run's time to the one that trains."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+    train_on,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+def in_a_thread(work: Callable[..., object], *arguments: Any) -> None:
+    """Run it in a new thread, to its end."""
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    thread.join()
+
+
+@timed
+def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> Truth:
+    """The main thread tries the model on some rows, then waits for a thread that trains it: that one's time is the run's."""
+    truth = watch.truth(threads=2, rated={"train": TRAIN})
+    model, train = Slow(truth, 0.0), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(EVAL)
+    with torch.no_grad():
+        truth.forward(EVAL)
+        model(torch.zeros(1, 4))
+    truth.step(EVAL)
+    truth.sleep(0.08, "init")
+    model.takes_s = 0.01
+    in_a_thread(train_on, truth, model, optimizer, train)
+    return truth
+
+
+@loop
+def a_new_thread_every_epoch(watch: Watch) -> Truth:
+    """The thread of the first epoch ends; the next one goes on with its steps."""
+    truth = Truth(threads=2)
+    model, train = Net(), loader(5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(3):
+        in_a_thread(train_on, truth, model, optimizer, train)
+    return truth
+
+
+@loop
+def the_main_thread_evaluates_while_threads_train(watch: Watch) -> Truth:
+    """Two threads train a model each; what the main thread does beside them is evaluation."""
+    truth = Truth(threads=3)
+    models: dict[str, nn.Module] = {"left": Net(), "right": Net()}
+    loaders, val = {name: loader(6) for name in models}, loader(3)
+    watch(models, {**loaders, "val": val})
+    lock = threading.Lock()
+
+    def train(name: str) -> None:
+        model = models[name]
+        optimizer = sgd(model)
+        for batch in loaders[name]:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            with lock:
+                truth.batch(name)
+                truth.forward(model=name)
+                truth.backward()
+                truth.update()
+                truth.step()
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in models]
+    for thread in threads:
+        thread.start()
+    with torch.no_grad():
+        for batch in val:
+            loss_of(models["left"], batch)
+            with lock:
+                truth.batch("val")
+                truth.forward(EVAL, "left")
+                truth.step(EVAL)
+    for thread in threads:
+        thread.join()
+    return truth
+
+
+@loop
+def backward_in_another_thread(watch: Watch) -> Truth:
+    """A pool runs the backwards: they are a part of the steps of the thread that runs the forwards."""
+    truth = Truth(threads=2)
+    model, train = Net(), loader(6)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    with ThreadPoolExecutor(1) as pool:
+        for batch in train:
+            truth.batch("train")
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            pool.submit(loss.backward).result()
+            optimizer.step()
+            truth.update()
+            truth.step()
+    return truth
+
+
+@loop
+def updates_in_another_thread(watch: Watch) -> Truth:
+    """A pool runs the updates, as optimizers do that are overlapped with the step: backwards count the steps."""
+    truth = Truth(threads=2, source="backward")
+    model, train = Net(), loader(12)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    with ThreadPoolExecutor(1) as pool:
+        for batch in train:
+            truth.batch("train")
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            pool.submit(optimizer.step).result()
+            truth.update()
+            truth.step()
+    return truth
