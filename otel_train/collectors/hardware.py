@@ -44,10 +44,10 @@ def peak_flops(model: str) -> float:
 
 
 PROBE_TIMEOUT_S = 0.25
+"""Longest that the export loop waits for an exporter on this machine, once. One that is there answers in milliseconds."""
 
 DCGM_ENDPOINT = "127.0.0.1:9400"
 """Address of a DCGM exporter that is probed where the setting ``hardware`` has no address."""
-"""Longest that the export loop waits for an exporter on this machine, once. One that is there answers in milliseconds."""
 
 _PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
 _WHOLE, _INSTANCE = "GPU-", "MIG-"  # with what the UUID of a device begins, and that of a part of one
@@ -163,10 +163,8 @@ class HardwareReader:
                 mode = self._asked(lambda: nvml.nvmlDeviceGetMigMode(whole))
                 if mode is None or not mode[0]:
                     return whole
-                parts = [
-                    self._part(whole, index) for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole))
-                ]
-                parts = [part for part in parts if part is not None]
+                count = nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
+                parts = [part for n in range(count) if (part := self._part(whole, n)) is not None]
                 self._parts += parts
                 return parts[0] if len(parts) == 1 else None
             uuid = _INSTANCE + uuid.removeprefix(_WHOLE)
@@ -252,10 +250,10 @@ class AcceleratorReader:
             peak = self._device_flops or peak_flops(memory.model)
             if peak:
                 builder.put(c.ACCELERATOR_FLOPS_LIMIT, peak, device)
-            builder.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
-            builder.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
-            builder.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)
             for metric, value in (
+                (c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated),
+                (c.ACCELERATOR_MEMORY_RESERVED, memory.reserved),
+                (c.ACCELERATOR_MEMORY_LIMIT, memory.limit),
                 (c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak),
                 (c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak),
                 (c.ACCELERATOR_MEMORY_OOMS, memory.ooms),

@@ -31,12 +31,6 @@ _FILES = (
 """Limit, usage and details under version 2 and version 1 of control groups."""
 
 
-class _Group(NamedTuple):
-    limit: Path
-    usage: Path
-    stat: Path
-
-
 class ProcessReader:
     """Reads what psutil and the control group say of a process; this one when ``pid`` is None."""
 
@@ -47,12 +41,11 @@ class ProcessReader:
         self._process: Any = None
         with suppress(psutil.NoSuchProcess):  # another process may have ended by now
             self._process = psutil.Process(pid)
-        groups = [_Group(*(cgroup / name for name in names)) for names in _FILES]
-        limits = [_number(group.limit) for group in groups]
-        machine_bytes = self._psutil.virtual_memory().total
-        limited = [g for g, limit in zip(groups, limits, strict=True) if limit and limit < machine_bytes]
-        self._group = limited[0] if limited else None
-        self._limit = next((limit for limit in limits if limit and limit < machine_bytes), machine_bytes)
+        total = self._psutil.virtual_memory().total
+        groups = [[cgroup / name for name in names] for names in _FILES]
+        limited = [(limit, files) for files in groups if (limit := _number(files[0])) and limit < total]
+        self._limit: int
+        self._limit, self._files = limited[0] if limited else (total, [])
 
     def write(self, builder: MetricBuilder) -> None:
         """Put the present readings; of a process that is gone, those of the machine alone."""
@@ -81,22 +74,21 @@ class ProcessReader:
     def host_memory(self) -> tuple[int, int]:
         """(used, limit) in bytes: of the control group where it has a limit, else of the machine."""
         machine = self._psutil.virtual_memory()
-        if self._group is None:
+        if not self._files:
             return machine.total - machine.available, machine.total
-        used = _number(self._group.usage) or 0
-        return max(0, used - self._inactive_files(self._group.stat)), min(self._limit, machine.total)
+        _, usage, stat = self._files
+        used = (_number(usage) or 0) - _inactive_bytes(stat)
+        return max(0, used), min(self._limit, machine.total)
 
-    @staticmethod
-    def _inactive_files(stat: Path) -> int:
-        """Bytes of file cache that the kernel would give back: not what the processes need."""
-        try:
-            lines = stat.read_text().splitlines()
-        except OSError:
-            return 0
-        found = [
-            line.split() for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))
-        ]
-        return int(found[-1][1]) if found else 0
+
+def _inactive_bytes(stat: Path) -> int:
+    """Bytes of file cache that the kernel would give back: not what the processes need."""
+    try:
+        lines = [line.split() for line in stat.read_text().splitlines() if line]
+    except OSError:
+        return 0
+    found = [words[1] for words in lines if words[0] in {"inactive_file", "total_inactive_file"}]
+    return int(found[-1]) if found else 0
 
 
 def _number(path: Path) -> int | None:
@@ -113,9 +105,9 @@ MOST_READINGS = 4096
 """Readings kept for one epoch: a quarter of an hour's worth. Of a longer one two become one, again and again."""
 
 _LIST_EVERY_NS = 10**9
-_REST = (
-    200  # times as long as a look at what is shared has cost the processor, until the next: half a percent
-)
+_REST = 200
+"""Times as long as a look at what is shared has cost the processor, until the next: half a percent."""
+
 _PROC = Path("/proc/self")
 _KIB = 1024
 
@@ -206,9 +198,8 @@ class ProcessTreeReader:
         if self._children and now_ns >= self._look_ns:
             begun_ns = time.thread_time_ns()
             # What was shared becomes a worker's own with every page that it writes to.
-            self._ask(
-                min(self._children.values(), key=attrgetter("looked_ns")), lambda child: child.look(now_ns)
-            )
+            oldest = min(self._children.values(), key=attrgetter("looked_ns"))
+            self._ask(oldest, lambda child: child.look(now_ns))
             self._look_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
         own, highest = self._status()
         others = sum(self._ask(child, Child.held) or 0 for child in self._children.values())

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADED_BY", "OpeningTracker", "Tracker", "TrackerKind", "log_now", "may_log"]
 
-LOADED_BY: Final = {
-    "tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard"),
-}
+LOADED_BY: Final = {"tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard")}
 """By setting, where they are not one module of that name: a program that has imported one of them logs there itself."""
 
 

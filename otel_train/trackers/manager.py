@@ -88,13 +88,9 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
         return value
     remedy = "Leave it out for the default, 'auto'"
     if isinstance(value, (str, os.PathLike)):
-        close = near(str(value).lower(), TRACKER_CHOICES)
-        example = {TRACKERS[name].named_by: str(value)}
-        remedy = (
-            f"Did you mean {close!r}?"
-            if close
-            else f"If that is the {TRACKERS[name].named_by}, write {name}={example}"
-        )
+        close, key = near(str(value).lower(), TRACKER_CHOICES), TRACKERS[name].named_by
+        named = f"If that is the {key}, write {name}={ {key: str(value)} }"
+        remedy = f"Did you mean {close!r}?" if close else named
     rule = f"'auto', True, False, {TRACKERS[name].expected}, or a dict"
     raise refused(f"{name}={shown(value)}", rule, remedy)
 
@@ -164,9 +160,8 @@ class Trackers:
 
     def listened(self) -> bool:
         """Whether there is, or has been, a tracker to log to."""
-        wanted = [
-            queue.tracker.wanted() for queue in list(self._queues.values())
-        ]  # all: some look at their run
+        # All are asked: some look at their run.
+        wanted = [queue.tracker.wanted() for queue in list(self._queues.values())]
         self._awake = self._awake or any(wanted)
         return self._awake
 
@@ -204,17 +199,14 @@ class Trackers:
         wish = getattr(self._config, name)
         if wish == "off" and given is None:
             return
-        settings = dict(given) if isinstance(given, dict) else None
         if given is None and wish == "on":
-            settings = {}
-        run = None if isinstance(given, dict) else given
-        tracker = TRACKERS[name].make(
-            OpeningTracker(
-                run=run, settings=settings, folder=self._folder and self._folder / name, thread=self._thread,
-                before_finish=self._finishing,
-            )
+            given = {}
+        plain = isinstance(given, dict)
+        opening = OpeningTracker(
+            run=None if plain else given, settings=dict(given) if plain else None,
+            folder=self._folder and self._folder / name, thread=self._thread, before_finish=self._finishing,
         )  # fmt: skip
-        self._queues[name] = TrackerQueue(tracker)
+        self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
 
 
 def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:

@@ -292,9 +292,8 @@ class StageMeans:
             spelled, stages = _LOGGED.get(phase, ("", ()))
             stage = self._names.sources[source].stage
             if stage in stages and loader >= 0:
-                self._sums.add(
-                    f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms", part.lasted_ns[mine]
-                )
+                name = f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms"
+                self._sums.add(name, part.lasted_ns[mine])
         train = np.flatnonzero((part.phase == TRAIN) & (part.loader >= 0))
         for loader in np.unique(part.loader[train]).tolist():
             mine = train[part.loader[train] == loader]
@@ -460,9 +459,8 @@ class FlatMetrics:
         """The rows that are due, from closed steps of the training thread: ``rows`` of its steps are counted, with these ``numbers``."""
         made: list[FlatRow] = []
         marks = self._marks(closed, rows, numbers)
-        for part, mark in zip(
-            self._parts(closed, [mark.at_ns for mark in marks]), [*marks, None], strict=True
-        ):
+        parts = self._parts(closed, [mark.at_ns for mark in marks])
+        for part, mark in zip(parts, [*marks, None], strict=True):
             self._means.add(part)
             self._operations.add(part)
             self._epochs.add(part)
