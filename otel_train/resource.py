@@ -44,19 +44,9 @@ LAUNCHERS: Final = (
     # torchrun, and launchers that set the same variables: Ray Train, Kubeflow, accelerate, DeepSpeed.
     Launcher("RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK")),
     # Before Slurm: what mpirun starts inside an allocation inherits the SLURM_* of its daemon.
-    Launcher(
-        "OMPI_COMM_WORLD_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        (),
-    ),
-    Launcher(
-        "MV2_COMM_WORLD_RANK",
-        ("MV2_COMM_WORLD_SIZE",),
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-        (),
+    *(
+        Launcher(f"{mpi}_RANK", (f"{mpi}_SIZE",), f"{mpi}_LOCAL_RANK", (f"{mpi}_LOCAL_SIZE",), ())
+        for mpi in ("OMPI_COMM_WORLD", "MV2_COMM_WORLD")
     ),
     Launcher("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), ()),
     Launcher(

@@ -37,18 +37,14 @@ class Guard:
 
     Args:
         part: what is guarded, as it will read in the log: ``"prometheus export"``.
-        limit: faults to put up with before switching the part off; at least 1.
-        strict: raise instead of swallowing; the fault is counted all the same. For tests.
+        limit: faults to put up with before switching the part off.
     """
 
-    __slots__ = ("faults", "limit", "part", "strict")
+    __slots__ = ("faults", "limit", "part")
 
-    def __init__(self, part: str, *, limit: int = 3, strict: bool = False) -> None:
-        if limit < 1:
-            raise ValueError(f"limit={limit}: expected 1 or more")
+    def __init__(self, part: str, *, limit: int = 3) -> None:
         self.part = part
         self.limit = limit
-        self.strict = strict
         self.faults = 0
 
     @property
@@ -66,8 +62,6 @@ class Guard:
         if not isinstance(fault, Exception):
             return False
         self.faults += 1
-        if self.strict:
-            return False
         if self.faults == 1 and isinstance(fault, OSError) and fault.errno:  # its text says everything
             log.warning("%s failed: %s; training goes on without it", self.part, fault)
         elif self.faults == 1:

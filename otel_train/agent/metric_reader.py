@@ -73,14 +73,7 @@ class MetricReader:
         self._run = run
         self._info = info
         self._config = config
-        self._signals = readings.signals
-        self._process = readings.process
-        self._accelerators = readings.accelerators
-        self._hardware = readings.hardware
-        self._health = readings.health
-        self._loaders = readings.loaders
-        self._watch = readings.watch
-        self._anchor = readings.anchor
+        self._sources = readings
         self._profile = profile_of(config, info)
         most = config.max_label_values
         self._run_metrics = RunMetrics(
@@ -102,12 +95,12 @@ class MetricReader:
             events=REDUCED_EVENTS if reduced else (),
         )
         self._run_metrics.write(builder)
-        self._signals.write(builder, "train")
-        self._process.write(builder)
-        self._accelerators.write(builder)
-        self._hardware.write(builder)
+        self._sources.signals.write(builder, "train")
+        self._sources.process.write(builder)
+        self._sources.accelerators.write(builder)
+        self._sources.hardware.write(builder)
         self._write_run(builder)
-        self._watch.write(builder, self._run_metrics.loaders, self._process.rss_of)
+        self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.rss_of)
         self._write_throughput(builder)
         self._write_health(builder)
         now_ns = system_clock() if at_ns is None else at_ns
@@ -130,21 +123,22 @@ class MetricReader:
             if phase < len(PHASES):
                 key = (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase])
                 found[key] = found.get(key, 0) + number
-        for name, probe in list(self._loaders().items()):
+        for name, probe in list(self._sources.loaders().items()):
             if probe.token_count:
                 found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
-        if self._signals.tokens:
-            found[tokens, "", PHASES[TRAIN]] = self._signals.tokens
+        if self._sources.signals.tokens:
+            found[tokens, "", PHASES[TRAIN]] = self._sources.signals.tokens
         return found
 
     def events(self) -> dict[str, int]:
         """How often what other ranks should know of has happened here, by ``train.rank.event``."""
-        lost = sum(n for (_, reason), n in self._health.drops().items() if reason != "sampled_out")
+        lost = sum(n for (_, reason), n in self._sources.health.drops().items() if reason != "sampled_out")
         return {
-            "oom": self._accelerators.ooms(),
-            "loader_worker_exit": sum(self._watch.worker_exits.values()),
+            "oom": self._sources.accelerators.ooms(),
+            "loader_worker_exit": sum(self._sources.watch.worker_exits.values()),
             # Gradients alone do not count: gradient scalers make them overflow on purpose.
-            "nonfinite": self._signals.nonfinite["loss"] + self._signals.nonfinite["parameter"],
+            "nonfinite": self._sources.signals.nonfinite["loss"]
+            + self._sources.signals.nonfinite["parameter"],
             "exception": int(self._run.totals.failed.sum()),
             "drop": lost,
             "stall": sum(self._run.stalls.events.values()),
@@ -160,14 +154,14 @@ class MetricReader:
                 builder.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
         if self.about:
             builder.put(c.RUN_INFO, 1, *self.about)
-        builder.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        builder.put(c.HEARTBEAT_TIME, self._sources.anchor.unix(run.stalls.last_ns) / NS_PER_S)
         builder.put(c.RUN_RESTARTS, info.attempt)
         builder.put(c.WORLD_SIZE, info.world_size)
         builder.put(c.RANKS_EXPECTED, self._profile.expected)
         if config.total_steps:
             builder.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
         last = run.checkpoints.last_ns or run.started_ns
-        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
+        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._sources.anchor.unix(last) / NS_PER_S)
         if config.checkpoint_every_s or run.checkpoints.interval_s:
             builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
@@ -177,15 +171,15 @@ class MetricReader:
         Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
         """
         totals = self._run.totals
-        if self._signals.tokens:
-            builder.put(c.TOKENS, self._signals.tokens, "", "train")
+        if self._sources.signals.tokens:
+            builder.put(c.TOKENS, self._sources.signals.tokens, "", "train")
         trained: dict[str, int] = {}
         for (loader, phase), count in totals.samples.items():
             if phase == 0:
                 name = totals.names.loaders.names[loader]
                 trained[name] = trained.get(name, 0) + count
         spent = totals.train_s_by_loader()
-        for name, probe in list(self._loaders().items()):
+        for name, probe in list(self._sources.loaders().items()):
             data_s, rest_s = spent.get(name, (0.0, 0.0))
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
                 slower_s = max(data_s, rest_s) / self._info.world_size
@@ -214,16 +208,16 @@ class MetricReader:
         return self._per_sample
 
     def _write_health(self, builder: MetricBuilder) -> None:
-        for (signal, reason), number in self._health.drops().items():
+        for (signal, reason), number in self._sources.health.drops().items():
             # Their labels gone, what is left out on purpose would read as lost.
             if not (self._profile.reduced and reason == "sampled_out"):
                 builder.put(c.TELEMETRY_DROPS, number, signal, reason)
-        builder.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
-        for part, faults in self._health.faults().items():
+        builder.put(c.TELEMETRY_OVERHEAD_TIME, self._sources.health.overhead_s())
+        for part, faults in self._sources.health.faults().items():
             builder.put(c.TELEMETRY_FAULTS, faults, part)
-        for label, number in {**self._run_metrics.overflows(), **self._signals.overflows()}.items():
+        for label, number in {**self._run_metrics.overflows(), **self._sources.signals.overflows()}.items():
             builder.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
-        for gap in self._health.gaps():
+        for gap in self._sources.health.gaps():
             if gap["cause"]:
                 builder.put(c.INSTRUMENTATION_GAPS, 1, gap["what"], gap["cause"])
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
 import math
 import os
 import queue
+import secrets
 import threading
 import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.capture_requests import RequestFolder
 from otel_train.agent.messages import LOGGED_VALUES, Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
+from otel_train.config.validation import variable_of
 from otel_train.datamodel import system_clock
 from otel_train.exporters.manager import ExportManager, SharedExporters
+from otel_train.files import parse_json, read_bytes, replace_text
+from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
+    from pathlib import Path
 
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import Link
@@ -364,3 +369,60 @@ def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> Aler
         config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
         headers=config.alertmanager_headers,
     )  # fmt: skip
+
+
+_MOST_REQUEST_BYTES = 1 << 16
+
+
+class RequestFolder:
+    """The folder of a rank: requests that are left there, and the token that opens ``POST /capture``.
+
+    Without a folder (no run directory, or captures are off) there are none. The token is made when empty.
+    """
+
+    def __init__(self, folder: Path | None, token: str) -> None:
+        self._folder = folder
+        self._token = token or secrets.token_urlsafe(24)
+
+    def refusal(self, token: str) -> str:
+        """Why a client that brings this token may not ask; "" where it may."""
+        if hmac.compare_digest(token.encode(), self._token.encode()):
+            return ""
+        where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
+        return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
+
+    def publish(self) -> None:
+        """Write the token to a file of the owner's alone."""
+        if self._folder is not None:
+            replace_text(self._folder / KEY_FILE, self._token + "\n")
+
+    def withdraw(self) -> None:
+        """Remove that file."""
+        if self._folder is not None:
+            (self._folder / KEY_FILE).unlink(missing_ok=True)
+
+    def waiting(self) -> object:
+        """The request that waits, or text that says why it cannot be read; None for none."""
+        if self._folder is None:
+            return None
+        try:
+            return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_REQUEST_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{self._folder / REQUEST_FILE}: {error}"
+
+    def done(self) -> None:
+        """It has been dealt with."""
+        if self._folder is not None:
+            (self._folder / REQUEST_FILE).unlink(missing_ok=True)
+
+    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        """Leave a request with another rank of this run; why that is not possible."""
+        if self._folder is None:
+            return "without a run directory only the rank that is asked can be captured"
+        folder = self._folder.parent / f"rank{rank}"
+        if not folder.is_dir():
+            return f"rank {rank} has no folder in {folder.parent}"
+        leave_request(folder, request)
+        return ""

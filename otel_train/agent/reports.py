@@ -33,6 +33,9 @@ as a fault of a hook. Each time a thread of Python wakes, the training thread wa
 MOST_UNSENT = 64
 """Reports that wait for an agent which takes nothing: one that is stopped, say."""
 
+_SAME = ("phase", "token_count", "workers", "sized", "prefetch_factor", "persistent", "weights", "given")
+"""Attributes of a ``LoaderProbe`` that are reported as they are."""
+
 _STATE_EVERY_S = 2.0
 _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
@@ -292,16 +295,5 @@ def captures_unasked(config: Config) -> bool:
 
 
 def _loader_report(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
-    return LoaderReport(
-            phase=probe.phase,
-            token_count=probe.token_count,
-            workers=probe.workers,
-            sized=probe.sized,
-            prefetch_factor=probe.prefetch_factor,
-            persistent=probe.persistent,
-            weights=probe.weights,
-            failures=dict(probe.failures),
-            given=probe.given,
-            state=look(probe),
-
-    )  # fmt: skip
+    same = {name: getattr(probe, name) for name in _SAME}
+    return LoaderReport(**same, failures=dict(probe.failures), state=look(probe))

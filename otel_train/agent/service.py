@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock, Snapshot
     from otel_train.exporters import ExportRoute
     from otel_train.exporters.manager import ExportManager
+    from otel_train.recording.ring_buffer import Slice
 
 READ_INTERVAL_S = 2.0
 """Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
@@ -175,9 +176,7 @@ class ExportLoop:
     def up_to_date(self) -> Iterator[None]:
         """Accounts everything recorded so far. The export loop does not run inside the block."""
         with self.lock:
-            if not self._run.closed:
-                with self.guard:
-                    self.read_rings()
+            self._read_up_to_now()
             yield
 
     def read_within(self, patience_s: float) -> bool:
@@ -185,12 +184,17 @@ class ExportLoop:
         if not self.lock.acquire(timeout=patience_s):
             return False
         try:
-            if not self._run.closed:
-                with self.guard:
-                    self.read_rings()
-            return not self._run.closed
+            return self._read_up_to_now()
         finally:
             self.lock.release()
+
+    def _read_up_to_now(self) -> bool:
+        """Unless the run is over. Whether it was done."""
+        if self._run.closed:
+            return False
+        with self.guard:
+            self.read_rings()
+        return True
 
     def read_rings(self) -> None:
         """Read every ring up to now and account its edges."""
@@ -207,7 +211,8 @@ class ExportLoop:
                     task.do()
         for thread in threads:
             if thread.engine:
-                self._read_engine(thread)
+                piece = self._piece(thread, thread.ring.capacity)
+                self._engine.append((piece.times, piece.codes))
         for thread, pending in waiting:
             for first in range(0, pending, SLICE_EDGES):
                 if self._gives_up():
@@ -228,20 +233,18 @@ class ExportLoop:
         return self._stop.is_set() and threading.current_thread() is self._thread
 
     def _read(self, thread: SharedThread, most: int) -> None:
-        piece = thread.ring.read(most)
-        self.edges += len(piece.times)
-        self.missed += piece.missed
+        piece = self._piece(thread, most)
         # A source is registered before its first edge, so its name is known by now.
         self._run.learn(self._recorder.sources)
         main = thread is self._recorder.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
 
-    def _read_engine(self, thread: SharedThread) -> None:
-        piece = thread.ring.read(thread.ring.capacity)
+    def _piece(self, thread: SharedThread, most: int) -> Slice:
+        piece = thread.ring.read(most)
         self.edges += len(piece.times)
         self.missed += piece.missed
-        self._engine.append((piece.times, piece.codes))
+        return piece
 
     def _with_engine(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Edges of autograd's own threads, put where they belong: into the backward that waits for them."""

@@ -16,8 +16,7 @@ from otel_train.aggregation.counters import Compiles, DeviceAccount, Reclaimed, 
 from otel_train.aggregation.epochs import EpochLog
 from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
 from otel_train.aggregation.series_names import SeriesNames
-from otel_train.aggregation.span_sampler import SamplingRules, SpanSampler
-from otel_train.aggregation.spans import MOST_CHILDREN, SpanBuilder
+from otel_train.aggregation.spans import MOST_CHILDREN, SamplingRules, SpanBuilder, SpanSampler
 from otel_train.catalog import (
     RECOMPILE_EVENT,
     RUN_END_CAUSE,

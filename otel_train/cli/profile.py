@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
 from otel_train.autoinstrument.runner import how_it_ended
 from otel_train.cli import arguments
@@ -21,7 +20,7 @@ from otel_train.config.validation import variable_of
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import read_json
-from otel_train.profiler.requests import activities
+from otel_train.profiler.requests import activities, leave_request
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
 from otel_train.rundata.files import FLIGHT, current_document
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     captures = first.parent / "captures"
     before = {rank: _records(captures, rank) for rank in folders}
     try:
-        leave(first, request)
+        leave_request(first, request)
     except OSError as error:
         raise RunDirectoryError(f"the request cannot be left there: {error}") from error
     if not args.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.aggregation.span_sampler import UNDECIDED, SamplingRules
+from otel_train.aggregation.spans import UNDECIDED, SamplingRules
 
 if TYPE_CHECKING:
     from otel_train.config import Config

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import ACTIVITIES
 from otel_train.errors import ConfigError, one_of, truth, whole
+from otel_train.files import replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 NEXT = -1
 """In place of a step number: as soon as a step ends."""
@@ -97,6 +100,9 @@ class Recorded(NamedTuple):
 REQUEST_FILE = "capture-request.json"
 """In the folder of a rank; read and removed by its process."""
 
+KEY_FILE = "capture-token"
+"""Beside it: the token of ``POST /capture``, for the owner alone."""
+
 MOST_STEPS = 10_000
 _SWITCHES = Options._fields[1:]
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
@@ -178,3 +184,12 @@ def _ranks(value: object) -> tuple[int, ...] | None:
     if len(found) < len(given):
         raise ConfigError(f"ranks={value!r:.40}: expected a list of ranks, such as [0, 3]")
     return found
+
+
+def leave_request(folder: Path, request: dict[str, Any]) -> None:
+    """Puts a request into the folder of a rank, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_text(folder / REQUEST_FILE, json.dumps(request))

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_train
 from otel_train import catalog as c
 from otel_train.agent.service import ExportLoop, PeriodicTask
-from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters import ExportRoute
 from otel_train.instrumentation.accelerator import DeviceDriver
@@ -95,8 +95,8 @@ class InstrumentedTraining:
             self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()
-        self.loop.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
-        guard = Guard("device time", strict=True)
+        self.loop.routes.append(ExportRoute(self.kept, Guard("kept"), 0.0))
+        guard = Guard("device time")
         self.loop.early_tasks.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), guard, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)

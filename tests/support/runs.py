@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.span_sampler import SamplingRules
-from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.aggregation.spans import Ids, SamplingRules, Tracer
 from otel_train.datamodel import Anchor, Span
 
 if TYPE_CHECKING:

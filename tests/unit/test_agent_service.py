@@ -13,7 +13,7 @@ from otel_train.agent.remote import RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES
-from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
 from otel_train.recording.events import Flag, Op, SourceKind, code

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.agent.capture_requests import KEY_FILE, RequestFolder, leave
+from otel_train.agent.rank_connection import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.profiler.controller import CaptureController, LoopState
 from otel_train.profiler.endpoint import SLOW_STEPS, CaptureEndpoint, Schedule, SlowSteps
-from otel_train.profiler.requests import CaptureRequest
+from otel_train.profiler.requests import KEY_FILE, CaptureRequest, leave_request
 from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
@@ -429,7 +429,7 @@ def test_slow_steps_of_a_fast_loop_are_seen_between_two_looks() -> None:
 
 def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
     """``otel-train profile`` leaves one."""
-    leave(run.folder / "rank0", {"steps": 3, "reason": "by file"})
+    leave_request(run.folder / "rank0", {"steps": 3, "reason": "by file"})
     run.finish()
 
     assert run.records()[0]["steps_recorded"] == 3
@@ -510,7 +510,7 @@ def test_other_ranks_are_asked_for_the_same_steps(run: Run) -> None:
 def test_a_request_in_a_file_can_name_other_ranks(run: Run) -> None:
     """``otel-train profile --ranks`` leaves it with one of them, which names a step for all."""
     (run.folder / "rank3").mkdir()
-    leave(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
+    leave_request(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
     first = run.finish().steps[0]
 
     assert json.loads((run.folder / "rank3" / "capture-request.json").read_text())["at_step"] == first
@@ -521,7 +521,7 @@ def test_several_ranks_are_asked_once_the_pace_is_known(run: Run) -> None:
     (run.folder / "rank3").mkdir()
     run.step_ns = 0
     assert post(run, {"steps": 1, "ranks": [0, 3]})[0] == 409
-    leave(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
+    leave_request(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
     run.endpoint.turn()
     assert not (run.folder / "rank3" / "capture-request.json").exists()
     run.step_ns = STEP_NS

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from otel_train.aggregation.span_sampler import UNDECIDED
+from otel_train.aggregation.spans import UNDECIDED
 from otel_train.config import Config
 from otel_train.datamodel import Event, ExportBatch, Snapshot, Span
 from otel_train.distributed.export_profile import Profile, profile_of, sampling_rules

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import SamplingRules
 from otel_train.config import Config
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode

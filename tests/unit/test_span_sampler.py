@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import StepRows
-from otel_train.aggregation.span_sampler import ENOUGH_STEPS, REMEMBERED_STEPS, SamplingRules, SpanSampler
+from otel_train.aggregation.spans import ENOUGH_STEPS, REMEMBERED_STEPS, SamplingRules, SpanSampler
 
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
