@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
 from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent, descriptor_of
 from otel_train.agent.reports import Reports, captures_unasked
-from otel_train.config.settings import CODE
+from otel_train.config.settings import CODE, TRACKERS
 from otel_train.distributed.store import find_job, start_of_job
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.controller import LoopState
-    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
+    from otel_train.profiler.endpoint import CaptureEndpoint
+    from otel_train.profiler.setup import Capturing, EpochCaptures, NoEpochCaptures
+    from otel_train.trackers.manager import Trackers
 
 BUSY_S = 10.0
 """Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
@@ -115,7 +117,6 @@ class AgentClient:
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
-        self._capturing: Any = None
         self._setting_up, self._flops_guard = threading.Lock(), Guard("flops")
         self._providers: Any = None
         self._refusal = ""
@@ -163,10 +164,7 @@ class AgentClient:
 
     def _import_ahead(self) -> None:
         """Import what the service thread is known to need: while the program trains, an import holds the interpreter."""
-        wanted = [
-            "otel_train.console.text",
-            "otel_train.distributed.store",
-        ]
+        wanted = ["otel_train.console.text"]
         if log_now(self._config):
             wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
         if captures_unasked(self._config):
@@ -245,10 +243,9 @@ class AgentClient:
 
     def track(self, given: Mapping[str, Any]) -> None:
         """See ``Session.track``."""
-        if given:
-            trackers = self._trackers()
-            if trackers is not None:
-                trackers.attach(given)
+        trackers = self._trackers() if given else None
+        if trackers is not None:
+            trackers.attach(given)
 
     def provide(self, providers: Mapping[str, Any]) -> None:
         """See ``Session.provide``."""
@@ -282,8 +279,7 @@ class AgentClient:
             from otel_train.profiler.setup import NoEpochCaptures
 
             return NoEpochCaptures(_OFF)
-        captures: EpochCaptures = capturing.of_epochs(self._accounted)
-        return captures
+        return capturing.of_epochs(self._accounted)
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
@@ -294,32 +290,22 @@ class AgentClient:
         if not self._reports.follows or self._training.state.rule is None:  # what is known may be old
             with self._accounted():
                 pass
-        refusal: str = capturing.ask(request)
+        refusal = capturing.ask(request)
         self.recording.recorder.changed()
         return refusal
 
     def summary(self, state: str) -> dict[str, Any]:
         """The summary up to now, or since ``reset_window``; empty where there is no agent any more."""
-        if self._last is not None:
-            return self._last[0]
-        self._open()
-        self._report(fresh=True)
-        return self._ask("summary", state) or {}
+        return self._last[0] if self._last is not None else self._ask_now("summary", state) or {}
 
     def reset_window(self) -> None:
         """Let ``summary`` start from now."""
         if self._last is None:
-            self._open()
-            self._report(fresh=True)
-            self._ask("reset_window")
+            self._ask_now("reset_window")
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """What could not be instrumented, with the reason."""
-        if self._last is not None:
-            return self._last[1]
-        self._open()
-        self._report(fresh=True)
-        return self._ask("instrumentation_gaps") or []
+        return self._last[1] if self._last is not None else self._ask_now("instrumentation_gaps") or []
 
     def close(self, state: str) -> None:
         """Have the agent count to the end, and give everything back. Never raises."""
@@ -526,18 +512,12 @@ class AgentClient:
         self._training.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        capturing = self._captures_now()
-        if capturing is None:
-            return 404, {"error": "captures are off"}
-        answer: tuple[int, object] = capturing.endpoint.post(body)
-        return answer
+        endpoint = self._capture_endpoint()
+        return (404, {"error": "captures are off"}) if endpoint is None else endpoint.post(body)
 
     def _do_alert(self, name: str) -> str:
-        capturing = self._captures_now()
-        if capturing is None:
-            return "captures are off"
-        refusal: str = capturing.endpoint.ask_by_alert(name)
-        return refusal
+        endpoint = self._capture_endpoint()
+        return "captures are off" if endpoint is None else endpoint.ask_by_alert(name)
 
     def _do_request(self, document: object) -> None:
         self._requests.left = document
@@ -555,8 +535,6 @@ class AgentClient:
 
     def _check_settings(self) -> None:
         """Refuse what the agent could only refuse later."""
-        from otel_train.config.settings import TRACKERS
-
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE
         if asked and config.exporters.strip() not in ("auto", "off"):
@@ -564,7 +542,7 @@ class AgentClient:
 
             check_known(config.exporters)
 
-        wanted = [name for name in TRACKERS if getattr(self._config, name) == "on"]
+        wanted = [name for name in TRACKERS if getattr(config, name) == "on"]
         if wanted:
             from otel_train.trackers.manager import check_installed
 
@@ -585,7 +563,11 @@ class AgentClient:
                 trackers.before_finish = self._hand_over
                 self._reports.trackers = trackers
 
-    def _captures(self) -> Any:
+    @property
+    def _capturing(self) -> Capturing | None:
+        return self._reports.capturing
+
+    def _captures(self) -> Capturing | None:
         """What captures, set up when something first needs it; None where there can be none."""
         opened = self._opened
         if self._capturing is not None or opened is None or not opened.run_directory:
@@ -596,22 +578,27 @@ class AgentClient:
 
         with self._setting_up:
             if self._capturing is None:
-                self._capturing = self._reports.capturing = Capturing(
+                capturing = Capturing(
                     self._config, opened.info, training=self._training,
                     rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
                     ooms=self.recording.devices.ooms, requests=self._requests,
                 )  # fmt: skip
+                self._reports.capturing = capturing  # first: see _make_flops
                 if self._reports.flops is not None:
-                    self._capturing.give_way_to(self._reports.flops)
+                    capturing.give_way_to(self._reports.flops)
         return self._capturing
 
-    def _captures_now(self) -> Any:
+    def _captures_now(self) -> Capturing | None:
         """The same, knowing how the loop goes now: the agent does not say that all the time."""
         capturing = self._captures()
         if capturing is not None and not self._reports.follows:
             with self._accounted():
                 pass
         return capturing
+
+    def _capture_endpoint(self) -> CaptureEndpoint | None:
+        capturing = self._captures_now()
+        return capturing.endpoint if capturing is not None else None
 
     def _make_flops(self) -> None:
         if self._counts_flops and self._reports.flops is None:
@@ -646,7 +633,7 @@ class AgentClient:
             capturing = self._captures_now() if self._capture_is_asked() else self._capturing
             if capturing is not None:
                 with self._reporting:
-                    if self._signals:
+                    if self._signals and capturing.endpoint is not None:
                         self._signals = 0
                         capturing.endpoint.signalled()
                     if capturing.wanted or self._requests.left is not None:  # before a step is captured
@@ -677,7 +664,7 @@ class AgentClient:
         with self._reporting:
             self._capturing.end(timeout_s / 2)
 
-    def _trackers(self) -> Any:
+    def _trackers(self) -> Trackers | None:
         self._open()
         self._make_trackers()
         self.recording.recorder.changed()
@@ -739,6 +726,12 @@ class AgentClient:
         finally:
             with self._answered:
                 self._answers.pop(number, None)
+
+    def _ask_now(self, what: str, *args: Any) -> Any:
+        """The same, of everything up to now."""
+        self._open()
+        self._report(fresh=True)
+        return self._ask(what, *args)
 
     def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> None:
         """Wait for the agent, and go on as long as it works."""
