@@ -443,7 +443,7 @@ def resource_attributes(
         "train.node_rank": info.node_rank,
         "train.world.size": info.world_size,
     }
-    return attributes | _versions(modules)
+    return {**attributes, **_own_version(), **torch_versions(modules)}
 
 
 ABOUT: Final = (
@@ -555,18 +555,20 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
 
 
-def _versions(modules: Mapping[str, Any]) -> dict[str, str | int]:
-    """Versions of what is loaded already; nothing is imported to find out."""
+def torch_versions(modules: Mapping[str, Any] = sys.modules) -> dict[str, str | int]:
+    """Resource attributes of torch, if it is loaded. Imports nothing."""
+    torch = modules.get("torch")
+    if torch is None:
+        return {}
+    cuda = {"train.cuda.version": str(torch.version.cuda)} if torch.version.cuda else {}
+    return {"train.torch.version": str(torch.__version__), **cuda}
+
+
+def _own_version() -> dict[str, str | int]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str | int] = {}
     try:
-        found["telemetry.distro.version"] = version("otel-train")
+        return {"telemetry.distro.version": version("otel-train")}
     except PackageNotFoundError:
         log.debug("otel-train is not installed, only imported: its version is not known")
-    torch = modules.get("torch")
-    if torch is not None:
-        found["train.torch.version"] = str(torch.__version__)
-        if torch.version.cuda:
-            found["train.cuda.version"] = str(torch.version.cuda)
-    return found
+        return {}

@@ -23,7 +23,7 @@ from otel_train.distributed.store import find_job, start_of_job
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
-from otel_train.resource import Process, detect
+from otel_train.resource import Process, detect, torch_versions
 from otel_train.safety import DaemonThread, Guard, free_in_forks
 from otel_train.trackers import log_now, may_log
 
@@ -413,15 +413,9 @@ class AgentClient:
         from otel_train.console.text import TextLayout
 
         page = TextLayout.of(sys.stderr) if sys.stderr is not None else TextLayout()
-        torch: Any = sys.modules.get("torch")
-        resource: dict[str, Any] = {}
-        if torch is not None:
-            resource["train.torch.version"] = str(torch.__version__)
-            if torch.version.cuda:
-                resource["train.cuda.version"] = str(torch.version.cuda)
         return Hello(
             config=self._config, info=self.info, environ=self._environ, origins=self._origins,
-            anchor=self._anchor, resource=resource, page=page, again=self._opened is not None,
+            anchor=self._anchor, resource=torch_versions(), page=page, again=self._opened is not None,
         )  # fmt: skip
 
     def _report(self, *, fresh: bool = False) -> None:

@@ -42,11 +42,8 @@ class Hello:
     """The first message of a rank. The descriptors of its memory and of its process come with it.
 
     Attributes:
-        config: its settings.
-        info: identity of the rank; the run directory determines run and attempt.
-        environ: its environment.
+        info: the rank; its run directory determines run and attempt.
         origins: where settings come from.
-        anchor: one instant on both clocks.
         resource: attributes of the OpenTelemetry resource that only the rank knows.
         page: what its terminal shows.
         again: an agent has opened its run directory before, and is gone.
@@ -63,7 +60,7 @@ class Hello:
 
 
 class LoopProgress(FastNamedTuple):
-    """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``capturing.around.Loop``.
+    """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``LoopState``.
 
     Attributes:
         ring: of the thread that trains.
@@ -117,20 +114,15 @@ class State:
     """What a rank knows of itself now. The last one holds.
 
     Attributes:
-        loaders: by name.
-        models: names of the instrumented models.
         barrier: stage in which the models wait for other ranks; "" if that is not known.
         job: rank and world size of the process group; None while there is none.
         modules: those of torch and jax that are loaded.
-        memory: of the devices in use.
         taken: bytes taken on them, as their driver says.
         hardware: name and UUID of each.
         copied_to_host: bytes copied to the host, by device.
         spent_ns: nanoseconds of the training thread on device events.
         dropped: logged values, readings and operations that exceeded a queue.
-        faults: otel_train's faults in the rank, by component.
         datasets: by loader: what identifies its dataset, and its bytes.
-        caches: bytes of the program's own, by name.
         trackers: there may be one to log to.
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
@@ -173,13 +165,10 @@ class Report:
         changes: number of the last change when this was made; see ``Recorder.changed``.
         positions: by ring, edges written before anything else here was read.
         device_steps: steps in which a device was in use, and how many of them were timed.
-        outcomes: of updates under a gradient scaler.
         scale: the last loss scale; None if none was read.
-        compiles: runs of compilers.
-        logged_values: values and events that the program logged; a value that is no number is None.
+        logged_values: a value that is no number is None.
         operations: int64[n, 3], see ``Timers.take``.
         builds: batches that workers have built, by loader.
-        exits: of workers, by loader.
         reports: calls of ``Session.report`` so far.
         records: of other ranks, fetched since the last report; None if none were.
         exchange: whether the exchange of records has been given up, and its faults.

@@ -90,7 +90,7 @@ class MetricReader:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
         reduced = self._profile.reduced
         builder = MetricBuilder(
-            self._emits,
+            self._emitters.__getitem__,
             only=REDUCED_METRICS if reduced else None,
             events=REDUCED_EVENTS if reduced else (),
         )
@@ -143,9 +143,6 @@ class MetricReader:
             "drop": lost,
             "stall": sum(self._run.stalls.events.values()),
         }
-
-    def _emits(self, emit: c.Emit) -> bool:
-        return self._emitters[emit]
 
     def _write_run(self, builder: MetricBuilder) -> None:
         run, info, config = self._run, self._info, self._config

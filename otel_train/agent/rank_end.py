@@ -102,8 +102,6 @@ class RankEnd(NamedTuple):
     """A rank that has ended without a word, and was counted to its end by its agent.
 
     Attributes:
-        rank_path: its folder.
-        rank: which.
         steps: training steps counted, up to the end.
         lost: edges that were overwritten before they were read.
     """

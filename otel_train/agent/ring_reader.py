@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,16 +64,15 @@ class SharedRing(RingReader):
         return max(0, min(self.written, self.limit) - self.taken)
 
 
+@dataclass(slots=True)
 class SharedThread:
     """One thread of another process; see ``ThreadRing``."""
 
-    def __init__(self, ring: SharedRing, slot: int, ident: int, name: str, *, engine: bool) -> None:
-        self.ring = ring
-        self.slot = slot
-        self.ident = ident
-        self.name = name
-        self.engine = engine
-        self.ended = False
+    ring: SharedRing
+    slot: int
+    name: str
+    engine: bool
+    ended: bool = False
 
 
 class SharedRings:
@@ -203,12 +203,12 @@ class SharedRings:
             self._disk.do(Guard("flight file"), copy.close)
 
     def _find(self) -> dict[int, SharedThread]:
-        for slot, used, ident, name, engine in self._memory.entries():
+        for slot, used, _, name, engine in self._memory.entries():
             thread = self._threads.get(slot)
             if thread is None:
                 words = np.frombuffer(self._memory.ring_words(slot), np.int64)
                 progress = np.frombuffer(self._memory.progress(slot), np.int64)
-                thread = SharedThread(SharedRing(words, progress), slot, ident, name, engine=engine)
+                thread = SharedThread(SharedRing(words, progress), slot, name, engine)
                 thread.ring.limit = 0 if self._limited else _UNLIMITED
                 self._threads[slot] = thread
             thread.ended = used == OVER and thread.ring.written <= thread.ring.limit

@@ -94,7 +94,7 @@ class Stalls:
         """Time without progress, as of the last look."""
         self.others_ns = 0
         """Largest stall threshold of ranks that this one may wait for."""
-        self.events: dict[str, int] = {}
+        self.events: Counter[str] = Counter()
         self._least_ns = int(after_s * NS_PER_S)
         self.own_ns = self._least_ns
         """Stall threshold of what this rank does itself."""
@@ -140,7 +140,7 @@ class Stalls:
 
     def count(self, stage: str) -> None:
         """Counts a stall in ``stage``."""
-        self.events[stage] = self.events.get(stage, 0) + 1
+        self.events[stage] += 1
 
     def _patience_ns(self, median_step_ns: int) -> int:
         least_ns, longest_ns = self._least_ns, self._longest_ns.get(self._doing, 0)

@@ -266,8 +266,8 @@ class Tracer:
         kind: catalog.SpanType,
         within: tuple[int, int],
         attributes: Mapping[str, AttributeValue],
-        *,
         trace_class: str,
+        *,
         error: str = "",
         links: Sequence[SpanLink] = (),
     ) -> Span:
@@ -408,12 +408,9 @@ class SpanBuilder:
 
     def checkpoint(self, within: tuple[int, int], step: int, *, failed: bool) -> None:
         """Adds a checkpoint."""
-        attributes = {catalog.STEP_NUMBER.name: step}
+        attributes: dict[str, AttributeValue] = {catalog.STEP_NUMBER.name: step}
         error = "checkpoint failed" if failed else ""
-        kind = catalog.CHECKPOINT_SAVE_SPAN
-        self._spans.append(
-            self._tracer.pass_over(kind, within, attributes, trace_class="checkpoint", error=error)
-        )
+        self._pass_over(catalog.CHECKPOINT_SAVE_SPAN, within, attributes, "checkpoint", error=error)
 
     def end(self, at_ns: int, step: int, *, error: str = "") -> None:
         """Adds the end of the run; ``error``: the cause if it did not end normally."""
@@ -427,8 +424,7 @@ class SpanBuilder:
             catalog.SPAN_LOADER.name: over.loader,
             catalog.BATCH_COUNT.name: over.batches,
         }
-        within = (over.started_ns, over.ended_ns)
-        self._spans.append(self._tracer.pass_over(catalog.EVAL_SPAN, within, attributes, trace_class="eval"))
+        self._pass_over(catalog.EVAL_SPAN, (over.started_ns, over.ended_ns), attributes, "eval")
 
     def stall(
         self, within: tuple[int, int], step: int, stage: str, loader: str, *, suspect: int | None = None
@@ -445,9 +441,7 @@ class SpanBuilder:
             catalog.SPAN_LOADER.name: loader,
             catalog.STALL_AGE.name: (within[1] - within[0]) / NS_PER_S,
         }
-        self._spans.append(
-            self._tracer.pass_over(catalog.STALL_SPAN, within, attributes, trace_class="stall")
-        )
+        self._pass_over(catalog.STALL_SPAN, within, attributes, "stall")
         self.event(catalog.STALL_SPAN.name, within[1], attributes)
 
     def capture(self, capture: Capture) -> None:
@@ -468,11 +462,9 @@ class SpanBuilder:
         if capture.problem:
             attributes[catalog.PROFILER_PROBLEM.name] = capture.problem
         steps = range(first, min(last, first + MOST_CHILDREN) + 1) if first >= 0 else ()
-        span = self._tracer.pass_over(
-            catalog.PROFILER_CAPTURE_SPAN, capture.within_ns, attributes, trace_class="profiler",
-            error=capture.error, links=[self._tracer.step_link(number) for number in steps],
-        )  # fmt: skip
-        self._spans.append(span)
+        links = [self._tracer.step_link(number) for number in steps]
+        kind = catalog.PROFILER_CAPTURE_SPAN
+        self._pass_over(kind, capture.within_ns, attributes, "profiler", error=capture.error, links=links)
         self.event(catalog.PROFILER_CAPTURE_SPAN.name, capture.within_ns[1], attributes)
 
     def exhausted(self, loader: str, reason: str, at_ns: int, *, step: int) -> None:
@@ -483,6 +475,9 @@ class SpanBuilder:
             catalog.STEP_NUMBER.name: step,
         }
         self.event(catalog.LOADER_EXHAUSTED_EVENT.name, at_ns, attributes)
+
+    def _pass_over(self, *args: Any, **rest: Any) -> None:
+        self._spans.append(self._tracer.pass_over(*args, **rest))
 
     def _exemplify(self, series: tuple[str, ...], value_ns: int, at_ns: int, where: tuple[int, int]) -> None:
         held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))

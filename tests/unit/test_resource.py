@@ -55,13 +55,8 @@ def test_a_process_alone_is_rank_0_of_1_and_gets_a_readable_id() -> None:
     info = found({})
 
     assert info.run_id == info.run_name == "20231114-221320-000102"
-    assert (info.rank, info.world_size, info.local_rank, info.local_world_size, info.node_rank) == (
-        0,
-        1,
-        0,
-        1,
-        0,
-    )
+    place = info.rank, info.world_size, info.local_rank, info.local_world_size, info.node_rank
+    assert place == (0, 1, 0, 1, 0)
     assert (info.attempt, info.host, info.pid, info.dp_leader) == (0, "node-a", 7, True)
     assert info.started_unix_ns == 1_700_000_000_000_000_000
 
@@ -226,16 +221,10 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
         "open(os.path.join(folder, started), 'w').write(run_id)\n"
         "sys.exit(started.endswith('-0'))\n"
     )
-    launch = [
-        *(
-            "-m",
-            "torch.distributed.run",
-            "--rdzv-id=101",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=localhost:0",
-        ),
-        *("--nproc-per-node=2", "--max-restarts=1", str(program)),
-    ]
+    options = (
+        "--rdzv-id=101 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --nproc-per-node=2 --max-restarts=1"
+    )
+    launch = ["-m", "torch.distributed.run", *options.split(), str(program)]
     bare = {
         name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "OTEL_", "WANDB_"))
     }
@@ -260,12 +249,7 @@ def test_a_configured_run_id_wins() -> None:
 
 def test_ranks_of_one_host_agree_on_an_id_without_talking() -> None:
     """Ids made rank by rank would split one run into many."""
-    environ = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RUN_ID": "none",
-    }
+    environ = {**TORCHRUN, "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
 
     first = found({**environ, "RANK": "0"})
     second = found({**environ, "RANK": "1"}, process=replace(ALONE, pid=8, entropy=os.urandom))
@@ -277,10 +261,10 @@ def test_ranks_of_one_host_agree_on_an_id_without_talking() -> None:
 
 def test_ranks_of_two_hosts_agree_on_an_id_without_talking() -> None:
     """Their rendezvous is all they have in common."""
-    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
-
-    first = found({**environ, "RANK": "0"})
-    last = found({**environ, "RANK": "3"}, process=replace(ALONE, host="node-b", parent=lambda: "other/4/5"))
+    first = found({**ON_TWO_HOSTS, "RANK": "0"})
+    last = found(
+        {**ON_TWO_HOSTS, "RANK": "3"}, process=replace(ALONE, host="node-b", parent=lambda: "other/4/5")
+    )
 
     assert first.run_id == last.run_id
 
@@ -304,121 +288,58 @@ def test_children_of_one_process_see_the_same_parent() -> None:
     ("environ", "place"),
     [
         # torchrun on the second of two hosts
-        (
-            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"},
-            (5, 8, 1, 4, 1),
-        ),
+        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1", (5, 8, 1, 4, 1)),
         # Ray Train
-        (
-            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"},
-            (3, 4, 1, 2, 1),
-        ),
+        ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NODE_RANK=1", (3, 4, 1, 2, 1)),
         # a script that sets what torch.distributed needs, and no more
-        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2, 0)),
+        ("RANK=1 WORLD_SIZE=2", (1, 2, 1, 2, 0)),
         # srun
         (
-            {
-                "SLURM_PROCID": "6",
-                "SLURM_STEP_NUM_TASKS": "8",
-                "SLURM_LOCALID": "2",
-                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-                "SLURM_NODEID": "1",
-            },
+            "SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_NODEID=1",
             (6, 8, 2, 4, 1),
         ),
         # an sbatch script: task 0 of 8 in name, alone in fact
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, (0, 1, 0, 1, 0)),
+        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", (0, 1, 0, 1, 0)),
         # mpirun inside an allocation: Slurm counts its daemons, not the ranks
         (
-            {
-                "OMPI_COMM_WORLD_RANK": "3",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                "SLURM_PROCID": "1",
-                "SLURM_NTASKS": "2",
-            },
+            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2",
             (3, 4, 1, 2, 1),
         ),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 2, 1, 2, 0)),
+        ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", (1, 2, 1, 2, 0)),
         # mpirun of MVAPICH2
         (
-            {
-                "MV2_COMM_WORLD_RANK": "5",
-                "MV2_COMM_WORLD_SIZE": "8",
-                "MV2_COMM_WORLD_LOCAL_RANK": "1",
-                "MV2_COMM_WORLD_LOCAL_SIZE": "4",
-            },
+            "MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4",
             (5, 8, 1, 4, 1),
         ),
         # a pod of Kubeflow's PyTorchJob that starts python itself
         (
-            {
-                "RANK": "2",
-                "WORLD_SIZE": "4",
-                "MASTER_ADDR": "job-master-0",
-                "PET_NNODES": "4",
-                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            },
+            "RANK=2 WORLD_SIZE=4 MASTER_ADDR=job-master-0 PET_NNODES=4 KUBERNETES_SERVICE_HOST=10.0.0.1",
             (2, 4, 0, 1, 2),
         ),
         # a pod of it that starts torchrun
         (
-            {
-                "RANK": "5",
-                "WORLD_SIZE": "8",
-                "LOCAL_RANK": "1",
-                "LOCAL_WORLD_SIZE": "4",
-                "GROUP_RANK": "1",
-                "MASTER_ADDR": "job-master-0",
-                "PET_NODE_RANK": "1",
-                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            },
+            "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=job-master-0 PET_NODE_RANK=1 KUBERNETES_SERVICE_HOST=10.0.0.1",
             (5, 8, 1, 4, 1),
         ),
         # pods of an Indexed Job: ranks, and independent trials
         (
-            {
-                "JOB_COMPLETION_INDEX": "3",
-                "WORLD_SIZE": "4",
-                "MASTER_ADDR": "job-0.job",
-                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            },
+            "JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 MASTER_ADDR=job-0.job KUBERNETES_SERVICE_HOST=10.0.0.1",
             (3, 4, 0, 1, 3),
         ),
-        ({"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (0, 1, 0, 1, 0)),
+        ("JOB_COMPLETION_INDEX=3 KUBERNETES_SERVICE_HOST=10.0.0.1", (0, 1, 0, 1, 0)),
         # ranks that a script has spawned inside one pod
-        (
-            {
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "localhost",
-                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            },
-            (1, 2, 1, 2, 0),
-        ),
+        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost KUBERNETES_SERVICE_HOST=10.0.0.1", (1, 2, 1, 2, 0)),
         # torchrun inside a Slurm step: Slurm's task is the agent
         (
-            {
-                "RANK": "6",
-                "WORLD_SIZE": "8",
-                "LOCAL_RANK": "2",
-                "LOCAL_WORLD_SIZE": "4",
-                "GROUP_RANK": "1",
-                "SLURM_PROCID": "1",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_STEP_ID": "0",
-            },
+            "RANK=6 WORLD_SIZE=8 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0",
             (6, 8, 2, 4, 1),
         ),
-        ({"RANK": "one", "WORLD_SIZE": "many"}, (0, 1, 0, 1, 0)),
+        ("RANK=one WORLD_SIZE=many", (0, 1, 0, 1, 0)),
     ],
 )
-def test_the_place_of_a_process_is_what_its_launcher_says(
-    environ: dict[str, str], place: tuple[int, ...]
-) -> None:
+def test_the_place_of_a_process_is_what_its_launcher_says(environ: str, place: tuple[int, ...]) -> None:
     """A rank that thinks it is rank 0 exports what only rank 0 may export."""
-    assert tuple(place_of(environ)) == place
+    assert tuple(place_of(dict(word.split("=") for word in environ.split()))) == place
 
 
 def test_an_initialised_process_group_knows_better_than_the_environment() -> None:
