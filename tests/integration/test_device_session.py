@@ -95,9 +95,11 @@ class InstrumentedTraining:
             self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()
-        self.loop.routes.append(ExportRoute(self.kept, Guard("kept"), 0.0))
-        guard = Guard("device time")
-        self.loop.early_tasks.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), guard, 0.0))
+        self.guards = Guard("kept"), Guard("device time")
+        self.loop.routes.append(ExportRoute(self.kept, self.guards[0], 0.0))
+        self.loop.early_tasks.append(
+            PeriodicTask(lambda: self.run.device.add(self.agent.take()), self.guards[1], 0.0)
+        )
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())
@@ -114,6 +116,7 @@ class InstrumentedTraining:
         self.loop.read_rings()
         self.run.close(system_clock())
         self.loop.run_once(final=True)
+        assert [guard.faults for guard in self.guards] == [0, 0]
 
 
 AWAY = "meta"
