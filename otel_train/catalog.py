@@ -467,7 +467,7 @@ STEP_FLOPS: Final = Attribute("train.step.flops", "int",
     "Model FLOP of one step of this rank, forward and backward.")
 SPAN_ERROR_TYPE: Final = Attribute("error.type", "str", "Exception class.")
 RUN_END_CAUSE: Final = Attribute("train.run.end.cause", "str",
-    "Name of the signal or the exit code that ended the process; killed: it got no signal that it could handle.")
+    "Name of the signal or the exit code that ended the process; `OOM kill`: the kernel, for want of memory.")
 SPAN_NONFINITE_KIND: Final = Attribute("train.nonfinite.kind", "str", "What was not finite.")
 SPAN_EXHAUSTION_REASON: Final = Attribute("train.loader.exhaustion.reason", "str", "Why the loader ended.")
 WORKER_NUMBER: Final = Attribute("train.loader.worker.id", "int", "Which worker of the loader, from 0.")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, Hello, LoopProgress, Opened, Report, Request, Response
-from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
+from otel_train.agent.rank_end import LauncherFolder, OomKills, RankEnd, how_it_ended
 from otel_train.agent.remote import RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -104,6 +104,7 @@ class RankConnection:
         hello = self._hello
         config, info = hello.config, hello.info
         self.info = self.exporters.info
+        self._oom_kills = OomKills(self.info.pid)
         self.rings = SharedRings(memory, self.exporters.flight_path, self.exporters.disk)
         self._launcher = LauncherFolder(hello.environ, info.pid)
         beside = info.pid != os.getpid()
@@ -309,6 +310,8 @@ class RankConnection:
             state, cause = "terminated", self.rings.ended_by
         if self._said and state == "killed":
             state, cause = self._said, ""
+        if state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
+            cause = "OOM kill"
         self.rings.limit(None)
         with Guard(LOGGED_VALUES):
             self._remote.take_in_unreported()

@@ -48,8 +48,7 @@ ELSEWHERE = {
     "instrumentation/logged_values.py": "an event in shared memory",
     "instrumentation/accelerator_discovery.py": "/sys",
     "stack/": "the state of the stack",
-    "ui/report.py": "files of the package",
-    "ui/server.py": "files of the package",
+    "ui/components.py": "files of the package",
 }
 """Modules that open something else."""
 

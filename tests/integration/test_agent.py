@@ -648,6 +648,45 @@ def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
     assert [row["attributes"]["train.run.end.cause"] for row in ends] == [cause] * bool(cause)
 
 
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of processes with 256 MB of memory."""
+    rows = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    kinds, path = next((row.split(":", 2)[1:] for row in rows if ":memory:" in row), ("", ""))
+    above = Path(f"/sys/fs/cgroup/memory{path}") if kinds else Path("/sys/fs/cgroup")
+    group = above / f"otel-train-test-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if kinds else "memory.max"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(256 << 20))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    yield group
+    waiting.until(lambda: not (group / "cgroup.procs").read_text().strip(), "its processes are gone")
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_by_an_oom_kill(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, small_group: Path
+) -> None:
+    """Else it looks as if a user had killed it: the log of the kernel is not for users to read."""
+    process = begin(
+        "say('up'); sys.stdin.readline(); start(); train(); otel_train.summary(); bytearray(1 << 30)"
+    )
+    line(process)
+    (small_group / "cgroup.procs").write_text(str(process.pid))
+    process.communicate("\n", timeout=60)
+
+    assert process.returncode == -signal.SIGKILL
+    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
+    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
+    events = [json.loads(row) for row in file.read_text().splitlines()]
+    ends = [row["attributes"] for row in events if row["name"] == "train.run.killed"]
+    assert [end["train.run.end.cause"] for end in ends] == ["OOM kill"]
+
+
 # -- several ranks on one node ---------------------------------------------------------------------
 
 

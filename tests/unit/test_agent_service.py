@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.agent.rank_end import OomKills
 from otel_train.agent.remote import RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
@@ -374,3 +376,25 @@ def test_lost_records_are_counted(rig: Rig) -> None:
 
     assert rig.loop.missed >= 800
     assert rig.loop.edges + rig.loop.missed == 8 * ((1 << 16) // 8 + 100)
+
+
+def test_oom_kills_are_counted_in_both_versions_of_control_groups(tmp_path: Path) -> None:
+    """Machines of a cluster have one or the other; earlier kills in the same group are not this process's."""
+    rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
+    places = [tmp_path / "memory" / path.lstrip("/") for _, kinds, path in rows if kinds == "memory"]
+    files = [place / "memory.oom_control" for place in places]
+    files += [tmp_path / path.lstrip("/") / "memory.events" for _, kinds, path in rows if not kinds]
+    assert files
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("low 0\noom_kill 3\n", encoding="ascii")
+
+    kills = OomKills(os.getpid(), tmp_path)
+
+    assert kills.count == 0
+    for number, file in enumerate(files, 1):
+        file.write_text("oom_kill 4\noom_group_kill 0\n", encoding="ascii")
+        assert kills.count == number
+    files[0].write_text("not a number\n\xff", encoding="latin-1")
+    assert kills.count <= 0
+    assert OomKills(-1, tmp_path).count == 0
