@@ -16,7 +16,7 @@ import urllib.request
 import weakref
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
@@ -31,6 +31,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
 from otel_train import catalog as c
+from otel_train.instrumentation import registry
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 from tests.support.receiver import http_receiver
@@ -660,7 +661,7 @@ def test_what_has_been_imported_is_noticed_when_a_pass_begins(
     given = kind([torch.zeros(2)] * 3)
     session = watch(None, {"train": given})
     batches, recorder = session.loaders["train"], session._recording.recorder
-    session._recording.probes._monotonic_s = itertools.count(0.0, 10.0).__next__
+    monkeypatch.setattr(registry, "time", SimpleNamespace(monotonic=itertools.count(0.0, 10.0).__next__))
     list(batches)
     seen = recorder.changes
     list(batches)
