@@ -264,7 +264,11 @@ class BatchPhases:
         self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
         self._book_waiting(ended_too=False)
-        self._book.beside(batch.items, self.phase_of(ended), batch.loader)
+        phase, waits = self.phase_of(ended), self._book.waits
+        for item in (
+            batch.items
+        ):  # what is no wait came between loaders that are asked together: it is time of their batches
+            self._book.beside((item,), phase, batch.loader, () if waits(item) else batch.loaders)
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.agent.summary import summary_values
@@ -52,6 +52,7 @@ def summary_of(tape: Tape, cuts: Sequence[int] = (), *, tail_ns: int = 0, others
 
 @settings(deadline=None, max_examples=300)
 @given(actions, fractions, st.integers(0, 5))
+@example(["ask of a pass", "ask other", "epoch", "gap", "stop"], [], 0)
 def test_the_summary_of_any_loop_is_lawful(names: list[str], at: list[float], tail: int) -> None:
     """Whatever a loop does and however it is sliced, what is shown of it agrees with itself."""
     tape = program(names)
