@@ -297,14 +297,16 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
     int64_t begun = hook_begins(self);
     if (COUNT(count) == 0) return PyErr_Format(PyExc_TypeError, "update: expected an optimizer");
     if (self->latest == NULL || PyWeakref_GetObject(self->latest) != given[0]) {
-        PyObject *join = self->field[2], *key = PyLong_FromVoidPtr(given[0]), *before = self->latest;
+        PyObject *join = self->field[2], *key = PyLong_FromVoidPtr(given[0]);
         PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->field[1], key));
         Py_XDECREF(key);
         if (words == NULL && !PyErr_Occurred() && join != Py_None) words = PyObject_CallFunctionObjArgs(join, given[0], NULL);
-        self->latest = words == NULL ? NULL : PyWeakref_NewRef(given[0], NULL);
-        if (self->latest != NULL) self->words = (const int64_t *)PyBytes_AsString(words);
+        PyObject *latest = words == NULL ? NULL : PyWeakref_NewRef(given[0], NULL);
+        PyObject *before = self->latest; /* only now: while `join` ran, another thread may have replaced it */
+        self->latest = latest;
+        if (latest != NULL) self->words = (const int64_t *)PyBytes_AsString(words);
         Py_XDECREF(before), Py_XDECREF(words); /* the dict has them as long as the optimizer lives */
-        if (self->latest == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+        if (latest == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
     return put(self, self->words[self->field[2] == Py_None], begun) < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -184,3 +184,31 @@ def test_a_module_in_c_that_was_built_from_other_sources_is_not_used() -> None:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert said == "None False\n"
+
+
+@pytest.mark.parametrize("both_writers", [True], indirect=True)
+def test_threads_may_update_new_optimizers_at_once() -> None:
+    """A hook gives up the interpreter while it asks for the codes of an optimizer: another thread meets it half-way."""
+    known: dict[int, bytes] = {}
+    edges: list[int] = []
+
+    class Optimizer:
+        """One that can be referred to weakly."""
+
+    first, outer, inner = Optimizer(), Optimizer(), Optimizer()
+
+    def join(optimizer: Optimizer) -> bytes:
+        number = [first, outer, inner].index(optimizer)
+        if optimizer is outer:
+            hook(inner, (), {})
+        return known.setdefault(id(optimizer), ring_buffer.packed(number, 10 + number, 20 + number))
+
+    hook = ring_buffer.EXTENSION.hook("update", (edges.append, known, join))
+    hook(first, (), {})
+    reference = weakref.ref(first)
+    before = sys.getrefcount(reference)
+    hook(outer, (), {})
+    hook(outer, (), {})
+
+    assert before - sys.getrefcount(reference) == 1
+    assert edges == [0, 2, 1, 1]
