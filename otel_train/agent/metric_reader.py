@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from otel_train.collectors.process import ProcessReader
     from otel_train.config import Config
     from otel_train.datamodel import Anchor
-    from otel_train.instrumentation.dataloader import LoaderProbe
     from otel_train.resource import RunInfo
 
 
@@ -45,7 +44,7 @@ class MetricSources(NamedTuple):
     accelerators: AcceleratorReader
     hardware: HardwareReader
     health: SelfMetrics
-    loaders: Callable[[], Mapping[str, LoaderProbe]]
+    loaders: Callable[[], Mapping[str, Any]]  # Any: as for LoaderWatch
     watch: LoaderWatch
     anchor: Anchor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,19 +13,18 @@ from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.agent.messages import LoopProgress, State
 from otel_train.datamodel import Outcomes, Pace
-from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
 from otel_train.recording.events import SourceKind, StepRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import LoaderReport, Report
+    from otel_train.agent.messages import Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Compile, DeviceTimes, ExportBatch
     from otel_train.distributed.store import ExchangeRequest
-    from otel_train.instrumentation.dataloader_workers import WorkerExit
+    from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.trackers.metrics import FlatRow
 
@@ -62,10 +61,10 @@ class RemoteRecording:
         self.reports = 0
         self.scale: float | None = None
         self.asked_s = 0.0
-        self.loaders: dict[str, RemoteLoader] = {}
         self.logged: deque[Value | UserEvent] = deque()
         self.records: deque[dict[int, str]] = deque(maxlen=1)
-        self._pools: defaultdict[str, _RemotePool] = defaultdict(_RemotePool)
+        self._builds: deque[tuple[str, BatchBuildTimes]] = deque()
+        self._exits: deque[tuple[str, WorkerExit]] = deque()
         self._compiles: deque[Compile] = deque()
         self._outcomes: deque[Outcomes] = deque()
         self._operations: deque[np.ndarray] = deque()
@@ -90,9 +89,6 @@ class RemoteRecording:
         self.asked_s = 0.0
         if report.state is not None:
             self.state = report.state
-            self.loaders = {
-                name: RemoteLoader(loader, self._pools[name]) for name, loader in report.state.loaders.items()
-            }
         if any(report.device_steps):
             self._device_steps.append(report.device_steps)
         if report.outcomes is not None:
@@ -103,10 +99,8 @@ class RemoteRecording:
         self.logged.extend(report.logged_values)
         if report.operations is not None and len(report.operations):
             self._operations.append(report.operations)
-        for name, builds in report.builds:
-            self._pools[name].builds.append(builds)
-        for name, exit_ in report.exits:
-            self._pools[name].held.append(exit_)
+        self._builds.extend(report.builds)
+        self._exits.extend(report.exits)
         self.reports = report.reports
         if report.records is not None:
             self.records.append(report.records)
@@ -123,6 +117,14 @@ class RemoteRecording:
     def compiles(self) -> list[Compile]:
         """What compilers have done since the last call."""
         return list(_drained(self._compiles))
+
+    def builds(self) -> Iterator[tuple[str, BatchBuildTimes]]:
+        """Batches that workers have built since the last call, by loader."""
+        return _drained(self._builds)
+
+    def exits(self) -> Iterator[tuple[str, WorkerExit]]:
+        """Workers that have died since the last call, by loader."""
+        return _drained(self._exits)
 
     def outcomes(self) -> Outcomes:
         """Of updates under a gradient scaler, since the last call."""
@@ -160,41 +162,6 @@ class RemoteRecording:
         """otel_train's faults in the rank and in the copy of its last steps, by component."""
         copy = self.recorder.guard
         return {**self.state.faults, copy.part: copy.faults}
-
-
-class _RemotePool:
-    """In place of a ``WorkerPool``, and of its ``times``."""
-
-    done = False
-
-    def __init__(self) -> None:
-        self.times = self
-        self.builds: deque[BatchBuildTimes] = deque()
-        self.held: deque[WorkerExit] = deque()
-
-    def read(self) -> BatchBuildTimes:
-        parts = list(_drained(self.builds))
-        build_ns = np.concatenate([np.zeros(0, dtype=np.int64), *(part.build_ns for part in parts)])
-        return BatchBuildTimes(build_ns, sum(part.missed for part in parts))
-
-    def exits(self) -> list[WorkerExit]:
-        return list(_drained(self.held))
-
-
-class RemoteLoader:
-    """In place of a ``LoaderProbe``: its attributes are those of the report."""
-
-    def __init__(self, report: LoaderReport, pool: _RemotePool) -> None:
-        self.report = report
-        self.pools = [pool]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "report":
-            raise AttributeError(name)
-        return getattr(self.report, name)
-
-    def weigh_next(self) -> None:
-        """The rank does."""
 
 
 class RemoteTrackers:

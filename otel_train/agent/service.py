@@ -365,17 +365,15 @@ class AgentService:
 
     def _metric_reader(self) -> MetricReader:
         recording, run, config = self._recording, self.run, self._config
-        loaders: Any = lambda: recording.loaders  # noqa: E731 - RemoteLoader has the attributes of LoaderProbe
-        look: Any = lambda loader: loader.report.state  # noqa: E731 - as above
-        self.watch = LoaderWatch(run, loaders, look=look, clock=system_clock)
+        self.watch = LoaderWatch(run, lambda: recording.state.loaders, clock=system_clock)
         self._hardware = HardwareReader.of(config, lambda: recording.state.hardware)
         accelerators = AcceleratorReader(
             lambda: recording.state.memory, lambda: run.transfers.to_devices(run.names.sources),
             lambda: recording.state.copied_to_host, device_flops=config.device_flops,
         )  # fmt: skip
         sources = MetricSources(
-            self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health, loaders,
-            self.watch, self._anchor,
+            self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health,
+            lambda: recording.state.loaders, self.watch, self._anchor,
         )  # fmt: skip
         reader = MetricReader(run, sources, info=self.info, config=config)
         reader.step_flops = lambda: recording.state.step_flops
@@ -409,12 +407,14 @@ class AgentService:
             PeriodicTask(lambda: run.device.add(recording.device_times()), Guard("device time"), 0.0),
             PeriodicTask(self._read_scaler, Guard("gradient scaler"), 0.0),
             PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
-            PeriodicTask(self.watch.read_builds, Guard("build times"), 0.0),
+            PeriodicTask(lambda: self.watch.add_builds(recording.builds()), Guard("build times"), 0.0),
             PeriodicTask(self._value_reader.read, values_guard, 0.0),
             PeriodicTask(self._read_operations, values_guard, 0.0),
         ]
         loop.tasks += [
-            PeriodicTask(self.watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+            PeriodicTask(
+                lambda: self.watch.add_exits(recording.exits()), Guard("loader workers"), _LOOK_EVERY_S
+            ),
             PeriodicTask(self._value_reader.tell, values_guard, 0.0),
             PeriodicTask(self._write_summary, Guard("summary"), tuned.summary_interval_s),
             PeriodicTask(lambda: self.captures.turn(run, loop.read_rings), Guard("captures"), 0.0),

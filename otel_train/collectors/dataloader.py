@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,25 +12,33 @@ from otel_train.aggregation.metrics import LabelLimiter
 from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
-    from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
+    from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
 
 _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class LoaderWatch:
-    """Asks what no edge tells of loaders, and writes them into a MetricBuilder. ``look`` sees a loader's workers."""
+    """Counts what no edge tells of loaders, and writes it into a MetricBuilder.
+
+    Args:
+        run: counts the rest.
+        loaders: by name: a ``LoaderProbe``, or what a rank reports of one.
+        look: sees a loader's workers.
+        clock: monotonic nanoseconds.
+    """
 
     def __init__(
         self,
         run: RunState,
-        loaders: Callable[[], Mapping[str, LoaderProbe]],
+        loaders: Callable[[], Mapping[str, Any]],
         *,
-        look: Callable[[LoaderProbe], LoaderState | None],
+        look: Callable[[Any], LoaderState | None] = attrgetter("state"),
         clock: Clock,
     ) -> None:
         self.worker_exits: dict[tuple[str, str], int] = {}
@@ -40,26 +49,23 @@ class LoaderWatch:
         self._look = look
         self._clock = clock
 
-    def read_builds(self) -> None:
-        """Fetch what the workers have measured."""
-        for name, probe in list(self._loaders().items()):
-            for pool in list(probe.pools):
-                if pool.times is not None:
-                    builds = pool.times.read()
-                    if len(builds.build_ns) or builds.missed:
-                        self._run.totals.loaders.add_builds(name, *builds)
+    def add_builds(self, builds: Iterable[tuple[str, BatchBuildTimes]]) -> None:
+        """Workers have built batches, by loader."""
+        for name, built in builds:
+            self._run.totals.loaders.add_builds(name, *built)
 
-    def look_at_workers(self) -> None:
-        """Notice workers that died, forget those of which everything is known, have a batch weighed."""
-        for name, probe in list(self._loaders().items()):
-            probe.weigh_next()
-            for pool in list(probe.pools):
-                done = pool.done  # asked before the last read: what is done writes no more
-                for worker, pid, cause in pool.exits():
-                    self._tell_death(name, worker, pid, cause=cause)
-                if done:
-                    self.read_builds()
-                    probe.pools.remove(pool)
+    def add_exits(self, exits: Iterable[tuple[str, WorkerExit]]) -> None:
+        """Workers have died, by loader: each is an event."""
+        for loader, (worker, pid, cause) in exits:
+            self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
+            attributes: dict[str, str | int] = {
+                c.STEP_NUMBER.name: self._run.step_number,
+                c.SPAN_LOADER.name: loader,
+                c.SPAN_ERROR_TYPE.name: cause,
+                c.WORKER_NUMBER.name: worker,
+                c.WORKER_PID.name: pid,
+            }
+            self._run.spans.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
 
     def facts(self) -> dict[str, LoaderFacts]:
         """What the account does not know, by loader."""
@@ -81,18 +87,7 @@ class LoaderWatch:
             builder.put(c.LOADER_WORKER_EXITS, number, folded.limit(name), how)
         self._write_histograms(builder, folded)
 
-    def _tell_death(self, loader: str, worker: int, pid: int, *, cause: str) -> None:
-        self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
-        attributes: dict[str, str | int] = {
-            c.STEP_NUMBER.name: self._run.step_number,
-            c.SPAN_LOADER.name: loader,
-            c.SPAN_ERROR_TYPE.name: cause,
-            c.WORKER_NUMBER.name: worker,
-            c.WORKER_PID.name: pid,
-        }
-        self._run.spans.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
-
-    def _facts(self, name: str, probe: LoaderProbe) -> LoaderFacts:
+    def _facts(self, name: str, probe: Any) -> LoaderFacts:
         exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
         return LoaderFacts(
             probe.workers, probe.prefetch_factor, probe.persistent, probe.token_count,
@@ -108,7 +103,7 @@ class LoaderWatch:
                 builder.put(c.LOADER_EXHAUSTIONS, number, label, reason)
         builder.put(c.EPOCH_INDEX, loaders.stops(name), label)
 
-    def _write_errors(self, builder: MetricBuilder, name: str, label: str, probe: LoaderProbe) -> None:
+    def _write_errors(self, builder: MetricBuilder, name: str, label: str, probe: Any) -> None:
         failures = dict(probe.failures)
         # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
         rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
@@ -117,7 +112,7 @@ class LoaderWatch:
             builder.put(c.LOADER_ERRORS, number, label, self._errors.limit(error))
 
     @staticmethod
-    def _write_workers(builder: MetricBuilder, label: str, probe: LoaderProbe, state: LoaderState) -> None:
+    def _write_workers(builder: MetricBuilder, label: str, probe: Any, state: LoaderState) -> None:
         for how in _USUAL_EXITS:  # as above
             builder.put(c.LOADER_WORKER_EXITS, 0, label, how)
         builder.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")

@@ -223,6 +223,20 @@ def test_the_first_batch_of_a_pass_is_counted_separately(tmp_path: Path) -> None
     assert start.waiting_s > 3 * 2 * SLEEP_S
 
 
+def test_workers_of_earlier_passes_are_forgotten_once_their_batches_are_counted(tmp_path: Path) -> None:
+    """Workers made anew for every epoch must not pile up."""
+    loader = DataLoader(Rows(8), batch_size=2, num_workers=1)
+    with otel_train.instrument(loaders={"rows": loader}, run_dir=str(tmp_path), **QUIET) as session:
+        for _ in range(3):
+            list(loader)
+        for _ in range(3):
+            session._service._report(fresh=True)
+        pools = session._recording.probes.loaders["rows"].pools
+
+        assert len(pools) <= 1
+    assert builds(session) == (12, 0)
+
+
 # A worker that is killed while it hands over a batch leaves torch's half of the connection open.
 @pytest.mark.filterwarnings("ignore:.*socket.*listener:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*socket.*listener:pytest.PytestUnraisableExceptionWarning")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,26 +18,7 @@ from otel_train.recording.shared_memory import FlightMemory
 from tests.support.edges import Tape
 from tests.support.runs import Run
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 MS = 10**6
-
-
-class Pool:
-    """Workers that have built what the test gives, and die as it says."""
-
-    def __init__(
-        self, *, builds: Sequence[BatchBuildTimes] = (), exits: Sequence[WorkerExit] = (), done: bool = False
-    ) -> None:
-        left = list(builds)
-        self.times = SimpleNamespace(read=lambda: left.pop(0) if left else BatchBuildTimes(ns(), 0))
-        self.left = list(exits)
-        self.done = done
-
-    def exits(self) -> list[WorkerExit]:
-        left, self.left = self.left, []
-        return left
 
 
 def ns(*milliseconds: float) -> np.ndarray:
@@ -48,13 +28,10 @@ def ns(*milliseconds: float) -> np.ndarray:
 class Scene:
     """One loader named ``code`` in a run."""
 
-    def __init__(
-        self, tape: Tape, *pools: Pool, state: LoaderState | None = None, sized: bool = True
-    ) -> None:
+    def __init__(self, tape: Tape, *, state: LoaderState | None = None, sized: bool = True) -> None:
         self.run = Run().feed(tape).close(tape.now_ns)
         recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
         self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
-        self.probe.pools += pools  # type: ignore[arg-type]  # stand for real ones
         self.watch = LoaderWatch(
             self.run.account, lambda: {"code": self.probe}, look=lambda _: state, clock=lambda: 7
         )
@@ -73,13 +50,9 @@ class Scene:
 
 def test_build_times_of_all_workers_are_one_histogram() -> None:
     """The question is how fast the loader builds, not how fast worker 3 does."""
-    pools = [
-        Pool(builds=[BatchBuildTimes(ns(40, 40), 1), BatchBuildTimes(ns(50), 0)]),
-        Pool(builds=[BatchBuildTimes(ns(60), 2)]),
-    ]
-    scene = Scene(Tape().step(), *pools)
-    scene.watch.read_builds()
-    scene.watch.read_builds()
+    scene = Scene(Tape().step())
+    scene.watch.add_builds([("code", BatchBuildTimes(ns(40, 40), 1)), ("code", BatchBuildTimes(ns(60), 2))])
+    scene.watch.add_builds([("code", BatchBuildTimes(ns(50), 0))])
     found = scene.published()[c.LOADER_BATCH_BUILD_DURATION.name]["code",]
 
     assert (found.count, found.sum, found.max) == (4, 0.19, 0.06)
@@ -88,9 +61,8 @@ def test_build_times_of_all_workers_are_one_histogram() -> None:
 
 def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
-    scene = Scene(Tape().step(), Pool(exits=[WorkerExit(1, 77, "SIGKILL")]))
-    scene.watch.look_at_workers()
-    scene.watch.look_at_workers()
+    scene = Scene(Tape().step())
+    scene.watch.add_exits([("code", WorkerExit(1, 77, "SIGKILL"))])
     (event,) = (e for e in scene.run.account.spans.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
 
     assert scene.values(c.LOADER_WORKER_EXITS) == {("code", "SIGKILL"): 1}
@@ -101,15 +73,6 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
         c.WORKER_NUMBER.name: 1,
         c.WORKER_PID.name: 77,
     }
-
-
-def test_a_pool_that_is_done_is_read_once_more_and_forgotten() -> None:
-    """Workers made anew every epoch must not pile up, and their last batches count."""
-    scene = Scene(Tape().step(), Pool(builds=[BatchBuildTimes(ns(40), 0)], done=True), Pool())
-    scene.watch.look_at_workers()
-
-    assert len(scene.probe.pools) == 1
-    assert scene.run.account.totals.loaders.builds.count(0) == 1
 
 
 def test_endings_are_counted_by_reason() -> None:
@@ -158,7 +121,7 @@ def test_one_batch_is_weighed_per_look() -> None:
     for number in (1, 2, 3):
         scene.probe.payload([np.zeros(number, dtype=np.uint8)])
     assert scene.probe.weights.row() == {"sampled": 1, "min": 1, "avg": 1, "max": 1}
-    scene.watch.look_at_workers()
+    scene.probe.weigh_next()
     for number in (4, 5):
         scene.probe.payload([np.zeros(number, dtype=np.uint8)])
 
