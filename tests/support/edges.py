@@ -12,7 +12,7 @@ from otel_train.accounting.types import PHASES, Activity, ClosedSteps, SourceTab
 from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
 
@@ -126,6 +126,12 @@ class Tape:
         for _ in range(batches):
             self.ask(loader).forward(11, flags=0)
         return self.stop(loader)
+
+    def repeat(self, count: int, part: Callable[[Tape], object]) -> Tape:
+        """The same edges several times."""
+        for _ in range(count):
+            part(self)
+        return self
 
     def mark(self, start: int = -1) -> Tape:
         """A manual step boundary."""
