@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.errors import TraceError
-from otel_train.trace_analysis.reader import Limits, Pieces, decode, json_list
+from otel_train.trace_analysis.reader import Pieces, decode, json_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -205,7 +205,7 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
     path = Path(path)
     sums: dict[str, list[float]] = {}
     try:
-        for event in (event for piece in Pieces(path, json_list, Limits()) for event in piece):
+        for event in (event for piece in Pieces(path, json_list) for event in piece):
             if isinstance(event, dict) and event.get("name") == name and isinstance(event.get("args"), dict):
                 dims, dur_us = event["args"].get("Input Dims"), event.get("dur")
                 if dims and isinstance(dur_us, (int, float)):
@@ -271,15 +271,12 @@ class Trace:
         return wanted[self.spans.name[rows]]
 
 
-def read(
-    path: str | Path, *, progress: Callable[[int, int], None] | None = None, limits: Limits | None = None
-) -> Trace:
+def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Trace:
     """Read a Chrome trace, as ``torch.profiler`` exports it.
 
     Args:
         path: plain JSON or gzip, up to gigabytes: it is read in pieces, and events become columns.
         progress: called with (bytes read, bytes in the file) now and then.
-        limits: what a file may cost before it is refused.
 
     Returns:
         What could be read. ``missing`` says what could not.
@@ -288,7 +285,7 @@ def read(
         TraceError: there is no such file, or it is no trace.
     """
     path = Path(path)
-    columns, about, faults = _collected(path, progress, limits or Limits())
+    columns, about, faults = _collected(path, progress)
     spans, memory = columns.spans()
     order = np.argsort(spans.start_ns, kind="stable")
     if not np.array_equal(order, np.arange(order.size)):
@@ -314,12 +311,12 @@ def read(
 
 
 def _collected(
-    path: Path, progress: Callable[[int, int], None] | None, limits: Limits
+    path: Path, progress: Callable[[int, int], None] | None
 ) -> tuple[Columns, Mapping[str, Any], dict[str, Any]]:
     """The events of a file, what stands around them, and what went wrong."""
     columns, skipped = Columns(), 0
     try:
-        pieces = Pieces(path, decode, limits, progress)
+        pieces = Pieces(path, decode, progress)
         for events, others in pieces:
             columns.add(events)
             skipped += others

@@ -161,12 +161,11 @@ _CLOSES = b"}]"
 _TRIES = 4
 
 
-class Limits(NamedTuple):
-    """What a file may cost before it is refused."""
+LONGEST_BYTES = 64 << 20
+"""Text in which an event, or the head of the file, must end."""
 
-    longest_bytes: int = 64 << 20  # text in which an event, or the head of the file, must end
-    expansion: int = 200  # times its own size that a gzip file may grow to; traces grow 10 to 40 times
-    free_bytes: int = 256 << 20  # text that a gzip file may grow to whatever its own size is
+EXPANSION, FREE_BYTES = 200, 256 << 20
+"""Times its own size that a gzip file may grow to, traces grow 10 to 40 times; text that any may grow to."""
 
 
 class Pieces:
@@ -175,7 +174,6 @@ class Pieces:
     Args:
         path: the file.
         decode: turns the text of a JSON array of events into anything; raises ``BrokenTextError`` if it is not JSON.
-        limits: what the file may cost.
         progress: called with (bytes read, bytes in the file) after each read.
 
     Attributes:
@@ -188,7 +186,6 @@ class Pieces:
         self,
         path: Path,
         decode: Callable[[bytes], Any],
-        limits: Limits,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.about: dict[str, Any] = {}
@@ -196,7 +193,6 @@ class Pieces:
         self.skipped = 0
         self._path = path
         self._decode = decode
-        self._limits = limits
         self._progress = progress
         self._text = self._read()
 
@@ -207,7 +203,7 @@ class Pieces:
             zipped = file.read(2) == _GZIP
             file.seek(0)
             read = gzip.GzipFile(fileobj=file).read1 if zipped else file.read
-            allowed = max(self._limits.free_bytes, self._limits.expansion * size)
+            allowed = max(FREE_BYTES, EXPANSION * size)
             text_bytes = 0
             try:
                 while part := read(_READ_BYTES):
@@ -234,16 +230,16 @@ class Pieces:
                 break
             end, made = self._whole_events(held)
             if end == 0:
-                if len(held) > self._limits.longest_bytes:
+                if len(held) > LONGEST_BYTES:
                     raise TraceError(
-                        f"{self._path}: no event ends within {self._limits.longest_bytes:,} bytes: this is no trace"
+                        f"{self._path}: no event ends within {LONGEST_BYTES:,} bytes: this is no trace"
                     )
                 wanted = 2 * len(held)
                 continue
             yield from made
             wanted, held = PIECE_BYTES, held[end:]
             if held.lstrip()[:1] == b"]":
-                held, _ = self._filled(held, self._limits.longest_bytes)
+                held, _ = self._filled(held, LONGEST_BYTES)
                 break
         yield from self._last(held, listed=listed)
 
@@ -278,7 +274,7 @@ class Pieces:
                     self.about = about
                     return start[found.end() :], False
             tried = len(start)
-            if ended or tried > self._limits.longest_bytes:
+            if ended or tried > LONGEST_BYTES:
                 why = self.broken or "is it a capture of torch.profiler (export_chrome_trace)?"
                 raise TraceError(f"{self._path}: has no traceEvents: {why}")
             start, ended = self._filled(start, 2 * tried)

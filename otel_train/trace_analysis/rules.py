@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +36,15 @@ SEVERE = 0.20
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TraceFinding(Finding):
-    """A finding about a trace."""
+    """A finding about a trace. A rule gives ``share``, of the time of the steps; ``seconds`` and others follow from it."""
 
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    share: float = 0.0
+    seconds: float = 0.0
+    severity: str = ""
     where: tuple[str, ...] = ()  # places in the trace that show it, a sentence each
     hours_per_day: float = 0.0  # of each day of training at the rate of the trace, that would be won back
     confidence: str = "medium"  # ``high``, ``medium`` or ``low``: how well the evidence supports the summary
-
-
-def found(document: Document, name: str, summary: str, *, share: float, **facts: Any) -> TraceFinding:
-    """A finding, with what follows from ``share``, the ratio of the time of the steps that would be won back."""
-    if not document["breakdown"]["steps"] and facts.get("confidence") == "high":
-        # Without steps, what happens once weighs as much as what happens always.
-        facts["confidence"] = "medium"
-    facts.setdefault("severity", "critical" if share >= SEVERE else "warning")
-    seconds, hours = share * document["breakdown"]["seconds"], share * HOURS_PER_DAY
-    return TraceFinding(
-        name=name, summary=summary, share=share, seconds=seconds, hours_per_day=hours, **facts
-    )
 
 
 def waits_for_data(document: Document) -> TraceFinding | None:
@@ -62,10 +55,9 @@ def waits_for_data(document: Document) -> TraceFinding | None:
     if share is None or share < DATA_SHARE:
         return None
     who = "The device stands idle" if idle else "Training waits"
-    return found(
-        document,
-        "input_bound",
-        f"{who} for the next batch during {share:.0%} of the time.",
+    return TraceFinding(
+        name="input_bound",
+        summary=f"{who} for the next batch during {share:.0%} of the time.",
         share=share,
         evidence={"idle_share": share, "host_wait_share": host_share or 0.0},
         where=_gaps(document, "data"),
@@ -85,10 +77,9 @@ def waits_for_host(document: Document) -> TraceFinding | None:
     evidence = {"idle_share": share, "gaps": gaps}
     if launches and launches["short_share"] >= SHORT_SHARE:
         per_step = f"{launches['per_step']:,.0f} per step, " if launches["per_step"] else ""
-        return found(
-            document,
-            "launch_bound",
-            f"The device waits for launches during {share:.0%} of the time: {launches['count']:,} kernels, {per_step}"
+        return TraceFinding(
+            name="launch_bound",
+            summary=f"The device waits for launches during {share:.0%} of the time: {launches['count']:,} kernels, {per_step}"
             f"{launches['short_share']:.0%} of them shorter than 10 µs.",
             share=share,
             evidence={**evidence, "short_share": launches["short_share"], "kernels": launches["count"]},
@@ -99,10 +90,9 @@ def waits_for_host(document: Document) -> TraceFinding | None:
         )
     top = next(iter(document["top_cpu_ops"]), None)
     most = f" Most host time is in {top['name']} ({top['share']:.0%} of operators)." if top else ""
-    return found(
-        document,
-        "host_bound",
-        f"The device waits for Python and the operators of the host during {share:.0%} of the time.{most}",
+    return TraceFinding(
+        name="host_bound",
+        summary=f"The device waits for Python and the operators of the host during {share:.0%} of the time.{most}",
         share=share,
         evidence=evidence,
         where=_gaps(document, "host"),
@@ -118,10 +108,9 @@ def waits_for_sync(document: Document) -> TraceFinding | None:
     if not idle or idle["causes"]["sync"]["share"] < SYNC_SHARE:
         return None
     share, gaps = idle["causes"]["sync"]["share"], idle["causes"]["sync"]["gaps"]
-    return found(
-        document,
-        "sync_bound",
-        f"The device is idle for {share:.0%} of the time because the host waited for it and had nothing queued after: "
+    return TraceFinding(
+        name="sync_bound",
+        summary=f"The device is idle for {share:.0%} of the time because the host waited for it and had nothing queued after: "
         f"{gaps:,} times.",
         share=share,
         evidence={"idle_share": share, "gaps": gaps},
@@ -138,10 +127,9 @@ def waits_for_ranks(document: Document) -> TraceFinding | None:
     if not overlap or overlap["exposed_share_of_steps"] < EXPOSED_SHARE:
         return None
     share = overlap["exposed_share_of_steps"]
-    return found(
-        document,
-        "exposed_communication",
-        f"During {share:.0%} of the time the device only communicates: {overlap['overlap_share']:.0%} of the "
+    return TraceFinding(
+        name="exposed_communication",
+        summary=f"During {share:.0%} of the time the device only communicates: {overlap['overlap_share']:.0%} of the "
         "communication hides behind computation.",
         share=share,
         evidence={"exposed_share": share, "overlap_share": overlap["overlap_share"]},
@@ -165,10 +153,9 @@ def copies_block(document: Document) -> TraceFinding | None:
     share = seconds / steps_s if steps_s else 0.0
     if share < COPY_SHARE:
         return None
-    return found(
-        document,
-        "pageable_copies",
-        f"Copies to the device from memory that is not pinned take {share:.0%} of the time, and the host waits for each.",
+    return TraceFinding(
+        name="pageable_copies",
+        summary=f"Copies to the device from memory that is not pinned take {share:.0%} of the time, and the host waits for each.",
         share=share,
         evidence={"copy_share": share, "copies": sum(row["count"] for row in rows)},
         where=tuple(f"{row['name']}: {row['count']:,} times" for row in rows),
@@ -185,10 +172,9 @@ def spares_tensor_cores(document: Document) -> TraceFinding | None:
     device = document["device"]
     busy_share = min(1.0, device["compute_seconds"] / document["breakdown"]["seconds"])
     share = busy_share * used["matrix_share"] * (1 - used["used_share"]) * TENSOR_CORE_GAIN
-    return found(
-        document,
-        "no_tensor_cores",
-        f"{1 - used['used_share']:.0%} of the time in matrix kernels does not use tensor cores; the share counts half of it.",
+    return TraceFinding(
+        name="no_tensor_cores",
+        summary=f"{1 - used['used_share']:.0%} of the time in matrix kernels does not use tensor cores; the share counts half of it.",
         share=share,
         evidence=dict(used),
         where=tuple(row["name"] for row in document["top_cuda_ops"] if not row["tensor_cores"])[:3],
@@ -203,10 +189,9 @@ def steps_slowly(document: Document) -> TraceFinding | None:
     row = next((row for row in document["breakdown"]["stages"] if row["stage"] == "optimizer"), None)
     if row is None or row["share"] < OPTIMIZER_SHARE or document["breakdown"]["optimizer"] != "single":
         return None
-    return found(
-        document,
-        "unfused_optimizer",
-        f"The optimizer takes {row['share']:.0%} of the step and updates one tensor at a time; the share counts half.",
+    return TraceFinding(
+        name="unfused_optimizer",
+        summary=f"The optimizer takes {row['share']:.0%} of the step and updates one tensor at a time; the share counts half.",
         share=row["share"] / 2,
         evidence={"optimizer_share": row["share"], "updates": row["count"] or 0},
         advice="torch.optim.AdamW(..., fused=True), or foreach=True where there is no fused one.",
@@ -221,11 +206,9 @@ def one_op_weighs(document: Document) -> TraceFinding | None:
     if document["device"] or top is None or top["share"] < HEAVY_OP_SHARE:
         return None
     steps_s = document["breakdown"]["seconds"]
-    return found(
-        document,
-        "heavy_op",
-        f"{top['name']} takes {top['share']:.0%} of the time in operators: {top['count']:,} calls, {top['seconds']:.3g} s.",
-        share=0.0,
+    return TraceFinding(
+        name="heavy_op",
+        summary=f"{top['name']} takes {top['share']:.0%} of the time in operators: {top['count']:,} calls, {top['seconds']:.3g} s.",
         evidence={"op_share": top["share"], "op_seconds": top["seconds"], "steps_seconds": steps_s},
         where=(top["name"],),
         advice=_op_advice(top["name"]),
@@ -240,16 +223,13 @@ def memory_grows(document: Document) -> TraceFinding | None:
         left = part["step_end_bytes"]
         if len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left)):
             per_step = (left[-1] - left[0]) / (len(left) - 1)
-            return found(
-                document,
-                "memory_growth",
-                f"Every step leaves {per_step / 1e6:,.1f} MB more behind on {part['device']}: {len(left)} steps in a row.",
-                share=0.0,
+            return TraceFinding(
+                name="memory_growth",
+                summary=f"Every step leaves {per_step / 1e6:,.1f} MB more behind on {part['device']}: {len(left)} steps in a row.",
                 evidence={"bytes_per_step": per_step, "steps": len(left)},
                 advice="Keep loss.item() or loss.detach(), not loss, in lists and running sums: a tensor with a graph "
                 "keeps every activation. torch.cuda.memory._record_memory_history() shows who allocates.",
                 confidence="medium",
-                severity="warning",
             )
     return None
 
@@ -291,10 +271,24 @@ def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
     """
     if not document["events"]:
         summary = "Nothing can be said: the trace has no events."
-        return [found(document, "nothing_recorded", summary, share=0.0, evidence={}, severity="info",
-                      advice=" ".join(document["missing"]), confidence="high")]  # fmt: skip
-    applying = [finding for rule in RULES if (finding := rule(document)) is not None]
-    return sorted(applying, key=lambda finding: -finding.share) or [_nothing(document)]
+        advice = " ".join(document["missing"])
+        return [TraceFinding(name="nothing_recorded", summary=summary, advice=advice, severity="info")]
+    applying = [_finished(document, finding) for rule in RULES if (finding := rule(document)) is not None]
+    return sorted(applying, key=lambda finding: -finding.share) or [_finished(document, _nothing(document))]
+
+
+def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
+    """A finding with what follows from its share of the time of the steps."""
+    breakdown, share, confidence = document["breakdown"], finding.share, finding.confidence
+    if not breakdown["steps"] and confidence == "high":
+        confidence = "medium"  # without steps, what happens once weighs as much as what happens always
+    return replace(
+        finding,
+        seconds=share * breakdown["seconds"],
+        hours_per_day=share * HOURS_PER_DAY,
+        severity=finding.severity or ("critical" if share >= SEVERE else "warning"),
+        confidence=confidence,
+    )
 
 
 def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> TraceFinding | None:
@@ -307,16 +301,16 @@ def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> Tra
     if share < WAITING_SHARE or worst["caused_seconds"] < BLAMED_SHARE * waited_s:
         return None
     part = worst["caused_seconds"] / waited_s
-    return found(
-        document,
-        "straggler",
-        f"The ranks wait for each other {share:.0%} of the time, and {part:.0%} of that for rank {worst['rank']}.",
+    straggler = TraceFinding(
+        name="straggler",
+        summary=f"The ranks wait for each other {share:.0%} of the time, and {part:.0%} of that for rank {worst['rank']}.",
         share=share * part,
         evidence={"waiting_share": share, "rank": worst["rank"], "caused_seconds": worst["caused_seconds"]},
         advice=f"Compare rank {worst['rank']} with another: `otel-train compare`. Uneven batches, a slow data path, "
         "a throttled device and work that only one rank does are the usual causes.",
         confidence="high" if waiting["unmatched"] == 0 else "medium",
     )
+    return _finished(document, straggler)
 
 
 def _nothing(document: Mapping[str, Any]) -> TraceFinding:
@@ -324,11 +318,9 @@ def _nothing(document: Mapping[str, Any]) -> TraceFinding:
     looked = [] if data is None else [f"data loading takes {data:.1%} of the time, which is fine"]
     looked += [f"the device is idle {idle['share']:.0%} of it"] if idle else []
     said = "; ".join(looked) or "there is no range that says what the time is spent on"
-    return found(
-        document,
-        "no_finding",
-        f"No rule applies: {said}.",
-        share=0.0,
+    return TraceFinding(
+        name="no_finding",
+        summary=f"No rule applies: {said}.",
         evidence={} if data is None else {"data_share": data},
         advice="Look at the operators and kernels that take most of the time.",
         confidence="medium" if document["breakdown"]["steps"] else "low",

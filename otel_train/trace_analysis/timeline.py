@@ -57,35 +57,18 @@ def _calls(trace: Trace) -> Calls:
 
 
 def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
-    """Parents within one thread, and the ends, cut to those of the parents."""
-    lasting = end > start  # what takes no time has nothing in it
-    begun: Ints = np.cumsum(lasting) - lasting
-    depth = begun - np.searchsorted(np.sort(end[lasting]), start, side="right")
-    parent = np.full(start.size, -1, np.intp)
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        above, here = np.flatnonzero((depth == level - 1) & lasting), np.flatnonzero(depth == level)
-        place = np.searchsorted(above, here) - 1
-        parent[here] = np.where(place < 0, -1, above[np.maximum(place, 0)]) if above.size else -1
-    within = parent >= 0
-    outer = parent[within]
-    if (within == (depth > 0)).all() and (depth >= 0).all() and (end[within] <= end[outer]).all():
-        return parent, end
-    return _nested_slowly(start, end)
-
-
-def _nested_slowly(start: Ints, end: Ints) -> tuple[Rows, Ints]:
-    """The same where instants are rounded, so that a call seems to outlast the one around it."""
-    parent, clamped = [], end.tolist()
+    """Parents within one thread, and the ends, cut to those of the parents: instants are rounded."""
+    parents, ends = [], end.tolist()
     open_: list[int] = []
     for number, begun in enumerate(start.tolist()):
-        while open_ and clamped[open_[-1]] <= begun:
+        while open_ and ends[open_[-1]] <= begun:
             open_.pop()
         outer = open_[-1] if open_ else -1
         if outer >= 0:
-            clamped[number] = min(clamped[number], clamped[outer])
-        parent.append(outer)
+            ends[number] = min(ends[number], ends[outer])
+        parents.append(outer)
         open_.append(number)
-    return np.array(parent, np.intp), np.array(clamped, np.int64)
+    return np.array(parents, np.intp), np.array(ends, np.int64)
 
 
 STAGE = "otel_train:"

@@ -6,7 +6,6 @@ import gzip
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from otel_train import TraceError
 from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.events import Trace, read
 from otel_train.trace_analysis.summary import summarize
-from otel_train.trace_analysis.timeline import _nested, _nested_slowly
+from otel_train.trace_analysis.timeline import _nested
 from tests.support.made_trace import NCCL_STREAM, MadeTrace, training
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
@@ -86,30 +85,6 @@ def test_self_times_add_up_whatever_overlaps_what(ranges: list[tuple[int, int]])
     inside = np.zeros(len(ordered), np.int64)
     np.add.at(inside, parent[parent >= 0], (clamped - start)[parent >= 0])
     assert (clamped - start - inside).sum() == roots.sum()
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_both_ways_to_nest_agree_on_proper_nesting(depth: int, width: int, random: Any) -> None:
-    """The quick way is taken where instants are exact; it must be the same as the plain one."""
-    ranges: list[tuple[int, int]] = []
-
-    def grow(start: int, length: int, level: int) -> None:
-        ranges.append((start, length))
-        if level < depth and length > 2 * width:
-            cuts = sorted(random.sample(range(start, start + length), 2 * width))
-            for begun, ended in zip(cuts[::2], cuts[1::2], strict=True):
-                grow(begun, ended - begun, level + 1)
-
-    grow(0, 1000, 0)
-    grow(1000, 500, 0)
-    ranges.sort(key=lambda item: (item[0], -item[1]))
-    start = np.array([begun for begun, _ in ranges], np.int64)
-    end = start + np.array([length for _, length in ranges], np.int64)
-
-    quick, slow = _nested(start, end), _nested_slowly(start, end)
-
-    assert quick[0].tolist() == slow[0].tolist()
-    assert quick[1].tolist() == slow[1].tolist()
 
 
 @settings(deadline=None, max_examples=200)

@@ -12,7 +12,7 @@ import pytest
 from otel_train import TraceError
 from otel_train.trace_analysis import events, reader
 from otel_train.trace_analysis.events import EventKind, read
-from otel_train.trace_analysis.reader import PIECE_BYTES, Limits
+from otel_train.trace_analysis.reader import PIECE_BYTES
 from tests.support.made_trace import MadeTrace, training, write_long
 
 if TYPE_CHECKING:
@@ -158,24 +158,29 @@ def test_an_empty_list_of_events_is_a_trace_that_says_nothing(tmp_path: Path) ->
     assert any("no events" in sentence for sentence in trace.missing)
 
 
-def test_a_file_that_grows_without_bounds_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_grows_without_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gzip bomb: 32 MB of events from 50 KB."""
     bomb = zlib.compressobj(9, wbits=31)
     event = json.dumps(EVENT).encode() + b","
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb.compress(b"[" + event * 400_000) + bomb.flush())
 
+    monkeypatch.setattr(reader, "EXPANSION", 10)
+    monkeypatch.setattr(reader, "FREE_BYTES", 1 << 20)
+
     with pytest.raises(TraceError, match="grow to more than"):
-        read(path, limits=Limits(expansion=10, free_bytes=1 << 20))
+        read(path)
 
 
-def test_text_without_the_end_of_an_event_is_refused(tmp_path: Path) -> None:
+def test_text_without_the_end_of_an_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another bomb: one string that never ends must not be held as a whole."""
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(b'[{"name": "' + b"a" * (8 << 20)))
 
+    monkeypatch.setattr(reader, "LONGEST_BYTES", 4 << 20)
+
     with pytest.raises(TraceError, match="no event ends within"):
-        read(path, limits=Limits(longest_bytes=4 << 20))
+        read(path)
 
 
 @pytest.mark.parametrize(
