@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_train.cli.arguments import add_run_dir, chosen, positive_int, read_all
 from otel_train.console.text import TextLayout
@@ -13,15 +12,10 @@ from otel_train.console.trace_summary import render
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
-from otel_train.trace_analysis.rules import rank_finding
-from otel_train.trace_analysis.summary import summarize, waits
-from otel_train.trace_analysis.timeline import Scene
+from otel_train.trace_analysis.summary import summarize_ranks
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from otel_train.trace_analysis.events import Trace
 
 DESCRIPTION = "Analyse a profiler trace, or the newest capture of a run."
 EPILOG = """\
@@ -54,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the traces say."""
     traces = read_all(chosen(args.trace, Path(args.run_dir)))
-    documents = documents_of(traces, most=args.top)
+    documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(metadata_path(trace.path)):  # it is read and replaced
             note_analysis(trace.path, document)
@@ -69,17 +63,3 @@ def run(args: argparse.Namespace) -> int:
         others = ", ".join(str(document["path"]) for document in documents[1:])
         print(f"\nThe same of the other ranks: otel-train analyze {others}")
     return 0
-
-
-def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which."""
-    documents = [summarize(trace, most=most) for trace in traces]
-    if len(traces) > 1:
-        waiting = waits([Scene(trace) for trace in traces])
-        first = documents[0]
-        first["ranks"] = waiting
-        late = rank_finding(first, waiting)
-        if late is not None:
-            said = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
-            first["findings"] = sorted([*said, asdict(late)], key=lambda finding: -finding["share"])
-    return documents

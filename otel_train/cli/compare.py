@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,14 @@ from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration,
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json, last_metrics
-from otel_train.rundata.files import SUMMARY
-from otel_train.rundata.metrics_history import buckets_of
+from otel_train.rundata.files import METRICS, SUMMARY
+from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_summary
 from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-METRICS = "metrics.otlp.jsonl"
 _TRAIN = "train"
 
 
@@ -33,44 +31,33 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
     """One rank of a run: the histograms of its training steps and stages, as last exported."""
     line = last_metrics(folder / METRICS)
     samples: dict[str, list[Sample]] = {}
-    facts: dict[str, object] = {}
-    for group in line["resourceMetrics"]:
-        items = group["resource"]["attributes"]
-        attributes = {item["key"]: next(iter(item["value"].values())) for item in items}
-        facts |= {key: attributes.get(f"train.{key}.version") for key in ("torch", "cuda")}
-        facts["host"] = attributes.get("host.name")
-        for scope in group["scopeMetrics"]:
-            for key, sample in chain.from_iterable(map(_series, scope["metrics"])):
-                samples.setdefault(key, []).append(sample)
+    for metric in ("train.step.duration", "train.stage.duration"):
+        for about, point in points_of(line, metric):
+            if about.get("train.phase") == _TRAIN:
+                what = " · ".join(
+                    filter(None, (f"stage {about.get('train.stage')}", about.get("train.loader")))
+                )
+                key = STEP if metric == "train.step.duration" else what
+                samples.setdefault(key, []).append(sample_of(point))
     if STEP not in samples:
         raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")
-    facts["loaders"] = ", ".join(sorted(summary.get("batches") or {}))
-    facts["steps"] = (summary.get("steps") or {}).get(_TRAIN)
+    resource = values_of(line["resourceMetrics"][-1]["resource"])
     return Side(
         name=name,
         kind="run",
-        samples={key: together(samples[key]) for key in dict.fromkeys((STEP, *samples))},
+        samples={key: together(parts) for key, parts in samples.items()},
         must_match={
             "ranks": summary.get("world_size"),
             "what steps are counted by": summary.get("step_source"),
         },
-        facts=facts,
+        facts={
+            **{key: resource.get(f"train.{key}.version") for key in ("torch", "cuda")},
+            "host": resource.get("host.name"),
+            "loaders": ", ".join(sorted(summary.get("batches") or {})),
+            "steps": (summary.get("steps") or {}).get(_TRAIN),
+        },
         shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
     )
-
-
-def _series(metric: Mapping[str, Any]) -> Iterator[tuple[str, Sample]]:
-    """Durations of training, by what they are of."""
-    name = metric["name"]
-    if name not in {"train.step.duration", "train.stage.duration"}:
-        return
-    for point in metric["exponentialHistogram"]["dataPoints"]:
-        attributes = {item["key"]: item["value"].get("stringValue") for item in point["attributes"]}
-        if attributes.get("train.phase") != _TRAIN:
-            continue
-        stage, loader = attributes.get("train.stage"), attributes.get("train.loader")
-        of_loader = f" · {loader}" if loader else ""
-        yield STEP if name == "train.step.duration" else f"stage {stage}{of_loader}", sample_of(point)
 
 
 def sample_of(point: Mapping[str, Any]) -> Sample:
@@ -145,17 +132,17 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     name = page.safe(f"{document['before']} → {document['after']}")
     badge = (step["conclusion"], _STYLES.get(step["conclusion"], "bold"))
     yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
-    yield INDENT + page.paint(f"A step takes {_change(step)}.", "bold")
+    yield page.line(f"A step takes {_change(step)}.", "bold")
     for difference in document["differences"]:
         yield from _dim(page, f"differs: {difference}")
     yield ""
     column = page.columns - len(INDENT) - 2 * _VALUE - _RATIO - 20
     heads = right("before", _VALUE) + right("after", _VALUE) + right("ratio", _RATIO) + right("95 %", 18)
-    yield INDENT + page.paint(pad("mean of", column) + heads, "dim")
+    yield page.line(pad("mean of", column) + heads, "dim")
     for row in rows[:_ROWS]:
-        yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["conclusion"], ""))
+        yield page.line(_row(page, row, column), _STYLES.get(row["conclusion"], ""))
     if len(rows) > _ROWS:
-        yield INDENT + page.paint(f"and {len(rows) - _ROWS} more with --json", "dim")
+        yield page.line(f"and {len(rows) - _ROWS} more with --json", "dim")
     yield ""
     yield from _quantiles(page, step)
     for row in document["shares"]:
@@ -168,7 +155,7 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dim(page: TextLayout, text: str) -> Iterator[str]:
-    return (INDENT + page.paint(line, "dim") for line in page.prose(text, indent=2))
+    return (page.line(line, "dim") for line in page.prose(text, indent=2))
 
 
 def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:
@@ -188,7 +175,7 @@ def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
             texts.append(f"{duration(value)}{between}")
         yield f"{INDENT}{pad(f'step {name}', 10)}{texts[0]} → {texts[1]}"
     counts = " and ".join(count(step[key]["count"]) for key in ("before", "after"))
-    yield INDENT + page.paint(f"of {counts} steps", "dim")
+    yield page.line(f"of {counts} steps", "dim")
     yield ""
 
 

@@ -72,7 +72,7 @@ def render(page: TextLayout, report: Report) -> str:
     )
     lines = [
         *_head(page, report, badge, headline(report)),
-        *(INDENT + page.paint(line, "dim") for line in _facts(page, report)),
+        *(page.line(line, "dim") for line in _facts(page, report)),
         "",
         *_open_stages(page, report.get("open") or ()),
         *_recent(page, report.get("recent_steps") or ()),
@@ -80,14 +80,14 @@ def render(page: TextLayout, report: Report) -> str:
         *_captures(page, report.get("captures") or ()),
     ]
     for warning in report.get("warnings") or ():
-        lines += [INDENT + page.paint(line, "yellow") for line in page.prose(warning, indent=len(INDENT))]
+        lines += [page.line(line, "yellow") for line in page.prose(warning, indent=len(INDENT))]
     return page.finish([*lines, page.paint("━" * page.columns, "dim")])
 
 
 def _head(page: TextLayout, report: Report, badge: tuple[str, str], said: str) -> Iterable[str]:
     title = page.safe(report.get("run_id") or ABSENT)
     yield page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge)
-    yield from (INDENT + page.paint(line, "bold") for line in page.prose(said, indent=len(INDENT)))
+    yield from (page.line(line, "bold") for line in page.prose(said, indent=len(INDENT)))
 
 
 def headline(report: Report) -> str:
@@ -126,7 +126,7 @@ def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
         return
     names = ["  " * depth + page.safe(stage.get("stage") or ABSENT) for depth, stage in enumerate(stages)]
     column = min(max(map(text.display_width, names)), _NAME_COLUMNS)
-    yield INDENT + page.paint("open at the end, the outermost first", "bold")
+    yield page.line("open at the end, the outermost first", "bold")
     for name, stage in zip(names, stages, strict=True):
         given = [what for what in ("loader", "model", "thread") if stage.get(what)]
         facts = [f"{what} {page.safe(stage[what])}" for what in given]
@@ -135,7 +135,7 @@ def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
         if text.display_width(beside) > available:
             beside = " · ".join(cut(fact, available // len(facts) - 3) for fact in facts)
         line = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
-        yield INDENT + page.paint(line, "red" if stage is stages[-1] else "")
+        yield page.line(line, "red" if stage is stages[-1] else "")
     yield ""
 
 
@@ -151,9 +151,9 @@ def _recent(page: TextLayout, steps: Sequence[Report]) -> Iterable[str]:
     before = _STEP_COLUMNS + _TIME_COLUMNS + 2 + _BAR_COLUMNS
     column = min(12, (page.columns - len(INDENT) - before) // _STAGES_SHOWN)
     heads = "".join(right(cut(page.safe(stage), column - 1), column) for stage in shown)
-    yield INDENT + page.paint("the last steps", "bold")
+    yield page.line("the last steps", "bold")
     first = right("step", _STEP_COLUMNS) + right("took", _TIME_COLUMNS)
-    yield INDENT + page.paint(first + " " * (_BAR_COLUMNS + 2) + heads, "dim")
+    yield page.line(first + " " * (_BAR_COLUMNS + 2) + heads, "dim")
     for step in steps:
         took_s = step.get("duration_s")
         share = took_s / longest_s if took_s and longest_s else None
@@ -167,7 +167,7 @@ def _recent(page: TextLayout, steps: Sequence[Report]) -> Iterable[str]:
 def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
     if len(threads) < 2:  # noqa: PLR2004 - with one thread all has been said above
         return
-    yield INDENT + page.paint("threads", "bold")
+    yield page.line("threads", "bold")
     for thread in threads:
         inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
         name = pad(page.safe(known(thread.get("name"))), _NAME_COLUMNS)
@@ -182,7 +182,7 @@ def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
     """The newest: what the last look into the run has shown."""
     for record in records[-1:]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
-        yield INDENT + page.paint("the last capture", "bold")
+        yield page.line("the last capture", "bold")
         yield INDENT + cut(f"steps {steps}  {page.safe(record.get('file'))}", page.columns - len(INDENT))
         for said in (finding_summary(record), record.get("problem")):
             for line in page.prose(str(said), indent=len(INDENT)) if said else ():
@@ -207,7 +207,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
     lines = [
         *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects)),
         "",
-        INDENT + page.paint(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
+        page.line(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
     ]
     for report in reports:
         inside = (report.get("open") or [{}])[-1]
@@ -217,7 +217,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
         )
         rank, step = (str(known(report.get(key))) for key in ("rank", "step"))
         line = _rank_line(rank, _state(report), step, stage[:_STAGE], loader)
-        lines.append(INDENT + page.paint(line.rstrip(), "red" if report.get("rank") in named else ""))
+        lines.append(page.line(line.rstrip(), "red" if report.get("rank") in named else ""))
     return page.finish([*lines, ""])
 
 

@@ -29,17 +29,19 @@ _ORDER = ("productive", "data_wait", *catalog.STAGES)
 _HISTOGRAMS = 8
 
 
-def _points(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def values_of(owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a resource or of a point, by key."""
+    return {item["key"]: next(iter(item["value"].values())) for item in owner["attributes"]}
+
+
+def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Points of a metric, each with its attributes."""
     for group in line["resourceMetrics"]:
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
             if metric["name"] == name:
                 kinds = ("sum", "gauge", "exponentialHistogram")
                 for point in next(metric[kind] for kind in kinds if kind in metric)["dataPoints"]:
-                    yield (
-                        {item["key"]: next(iter(item["value"].values())) for item in point["attributes"]},
-                        point,
-                    )
+                    yield values_of(point), point
 
 
 def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -114,22 +116,22 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     """What one line says of the run so far; ``at`` is None where it does not say when."""
     activities = {
         attributes.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
-        for attributes, point in _points(line, "train.run.time")
+        for attributes, point in points_of(line, "train.run.time")
     }
     stages: dict[str, float] = {}
-    for attributes, point in _points(line, "train.stage.duration"):
+    for attributes, point in points_of(line, "train.stage.duration"):
         if attributes.get("train.phase") == "train":
             stage = attributes["train.stage"]
             stages[stage] = stages.get(stage, 0.0) + float(point["sum"])
     steps = sum(
         float(point["asDouble"])
-        for attributes, point in _points(line, "train.steps")
+        for attributes, point in points_of(line, "train.steps")
         if attributes.get("train.phase") == "train"
     )
     memory = {
         " ".join([name.removeprefix("train.").replace(".", " "), *about.values()]): float(point["asDouble"])
         for name in _MEMORY
-        for about, point in _points(line, name)
+        for about, point in points_of(line, name)
     }
     instants = [at for _, at in activities.values()]
     return {
@@ -145,7 +147,7 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The last histograms of steps and stages, the longest first."""
     found = []
     for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
-        for attributes, point in _points(line, metric):
+        for attributes, point in points_of(line, metric):
             low, high, number = buckets_of(point)
             stage = what or attributes.get("train.stage", "")
             parts = [attributes.get("train.phase"), attributes.get("train.loader"), stage]

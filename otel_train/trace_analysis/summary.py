@@ -12,7 +12,7 @@ from otel_train.errors import TraceError
 from otel_train.trace_analysis.breakdown import allocations, breakdown, critical_path, idle, overlap, temporal
 from otel_train.trace_analysis.events import Trace, read
 from otel_train.trace_analysis.hot_spots import launches, occupancy, tensor_cores, top_kernels, top_ops
-from otel_train.trace_analysis.rules import findings
+from otel_train.trace_analysis.rules import findings, rank_finding
 from otel_train.trace_analysis.timeline import Scene
 
 if TYPE_CHECKING:
@@ -75,6 +75,18 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
     }
     document["findings"] = [asdict(finding) for finding in findings(document)]
     return document
+
+
+def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
+    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which."""
+    documents = [summarize(trace, most=most) for trace in traces]
+    if len(traces) > 1:
+        first = documents[0]
+        first["ranks"] = waiting = waits([Scene(trace) for trace in traces])
+        if (late := rank_finding(first, waiting)) is not None:
+            others = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
+            first["findings"] = sorted([*others, asdict(late)], key=lambda finding: -finding["share"])
+    return documents
 
 
 def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
