@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
@@ -244,31 +244,31 @@ exit status: 0 everything was accepted (--verify: is there), 1 something was kep
 EPILOG = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
-    """What became of the requests of a run.
+    """What became of the requests of a run."""
 
-    Attributes:
-        accepted: by the collector; in a dry run, what would be sent.
-        kept: still in the spool, or still to be sent from the recording.
-        rejected: refused for good, or no OTLP; moved to ``spool/rejected/``.
-        torn: torn off by a crash, skipped.
-        old: of metrics, older than the window of the shipped Prometheus; in one of the others, too.
-        kept_because: why, and how many.
-        rejected_because: why, and how many.
-    """
-
-    accepted: int = 0
-    kept: int = 0
-    rejected: int = 0
-    torn: int = 0
-    old: int = field(default=0, compare=False)
+    accepted: int = 0  # by the collector; in a dry run, what would be sent
+    kept: int = 0  # still in the spool, or still to be sent from the recording
+    rejected: int = 0  # refused for good, or no OTLP; moved to ``spool/rejected/``
+    torn: int = 0  # torn off by a crash, skipped
+    old: int = field(default=0, compare=False)  # of metrics, older than the window of the shipped Prometheus
     kept_because: Counter[str] = field(default_factory=Counter, compare=False)
     rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
-    def __add__(self, other: Counts) -> Counts:
-        names = [each.name for each in fields(self)]
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+    def take(self, answer: ExportResponse) -> None:
+        """Count a request that was accepted or refused; any other is counted with what is kept."""
+        if answer.result is ExportResult.ACCEPTED:
+            self.accepted += 1
+        elif answer.result is ExportResult.REFUSED:
+            self.rejected += 1
+            self.rejected_because[answer.reason] += 1
+
+    def keep(self, number: int, reason: str) -> None:
+        """Count requests that are kept."""
+        if number:
+            self.kept += number
+            self.kept_because[reason] += number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -356,14 +356,14 @@ def replay(
     counts = Counts()
     try:
         for signal in settings.targets:
-            one = _Signal(signal, transport)
+            one = _Signal(signal, transport, counts)
             for rank in rank_directories(run_directory):
                 if recorded:
-                    counts += one.send_recorded(rank)
+                    one.send_recorded(rank)
                 # Before the spool, whose refused requests land in the same file.
                 if rejected:
-                    counts += one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
-                counts += one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
+                    one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
+                one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
     finally:
         transport.close()
     return counts
@@ -372,40 +372,46 @@ def replay(
 class _Signal:
     """Sends the requests of one signal, until its collector is taken to be away."""
 
-    def __init__(self, signal: str, transport: OtlpTransport) -> None:
+    def __init__(self, signal: str, transport: OtlpTransport, counts: Counts) -> None:
         self._signal = signal
         self._transport = transport
+        self._counts = counts
         self._away = ""
         """Why nothing more is tried; "" while something is."""
 
-    def send_spool(self, queue: SpoolQueue) -> Counts:
+    def send_spool(self, queue: SpoolQueue) -> None:
         """Send what a rank's queue holds, and remove what was accepted."""
-        counts = Counts(old=sum(map(_is_old, queue.waiting())) if self._signal == "metrics" else 0)
+        counts = self._counts
+        counts.old += sum(map(_is_old, queue.waiting())) if self._signal == "metrics" else 0
         while not self._away:
             delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
             if delivery.busy:
-                return counts + _kept(_number(queue.waiting()), _BUSY)
+                counts.keep(sum(1 for _ in queue.waiting()), _BUSY)
+                return
             if delivery.answer is None:
                 break
-            counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
-        counts += _kept(_number(queue.waiting()), self._away) + Counts(torn=queue.torn)
+            counts.take(delivery.answer)
+            counts.accepted += delivery.behind
+        counts.keep(sum(1 for _ in queue.waiting()), self._away)
+        counts.torn += queue.torn
         queue.close()
-        return counts
 
-    def send_rejected(self, queue: SpoolQueue) -> Counts:
+    def send_rejected(self, queue: SpoolQueue) -> None:
         """Send what a rank's queue was refused, and remove what is accepted now."""
         path = queue.rejected_file
         waiting = len(rejected_in(path)) if path is not None else 0
         if path is None or not waiting:
-            return Counts()
+            return
         for _ in range(_BUSY_TRIES):
             with queue.sending() as granted:
                 if granted:
-                    counts = sum(map(_counted, send_again(path, self._answer)), Counts())
-                    left = waiting - counts.accepted - counts.rejected
-                    return counts + _kept(left, self._away or _NO_REQUEST)
+                    answers = send_again(path, self._answer)
+                    for answer in answers:
+                        self._counts.take(answer)
+                    self._counts.keep(waiting - len(answers), self._away or _NO_REQUEST)
+                    return
             time.sleep(_BUSY_S)
-        return _kept(waiting, _BUSY)
+        self._counts.keep(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> ExportResponse | None:
         """A good answer to a request; None once the receiver cannot be reached."""
@@ -415,14 +421,15 @@ class _Signal:
         answer = self._insist(lambda _: Delivery(send(self._signal, request, _REQUEST_TIMEOUT_S))).answer
         return None if answer is None or answer.result is ExportResult.RETRY else answer
 
-    def send_recorded(self, rank: Path) -> Counts:
+    def send_recorded(self, rank: Path) -> None:
         """Send every request of a recording, which stays as it is."""
-        counts = Counts()
         for line in _recorded(rank, self._signal):
-            answer = self._answer(line) if line is not None else None
-            sent = _counted(answer) if answer else _kept(1, self._away)
-            counts += Counts(torn=1) if line is None else sent
-        return counts
+            if line is None:
+                self._counts.torn += 1
+            elif answer := self._answer(line):
+                self._counts.take(answer)
+            else:
+                self._counts.keep(1, self._away)
 
     def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
         for _ in range(_BUSY_TRIES):
@@ -448,20 +455,7 @@ class _Signal:
 
 
 def _raised(error: OSError) -> None:
-    """A spool that cannot be read or changed: nothing can be sent from it."""
-    raise error
-
-
-def _counted(answer: ExportResponse) -> Counts:
-    if answer.result is ExportResult.ACCEPTED:
-        return Counts(accepted=1)
-    if answer.result is ExportResult.REFUSED:
-        return Counts(rejected=1, rejected_because=Counter({answer.reason: 1}))
-    return Counts()  # it is counted with what is kept
-
-
-def _kept(number: int, reason: str) -> Counts:
-    return Counts(kept=number, kept_because=Counter({reason: number}) if number else Counter())
+    raise error  # nothing can be sent from a spool that cannot be read or changed
 
 
 def _is_old(line: bytes) -> bool:
@@ -469,19 +463,16 @@ def _is_old(line: bytes) -> bool:
     return time_ms is not None and time_ms < (time.time() - WINDOW_S) * 1000
 
 
-def _number(lines: Iterable[bytes]) -> int:
-    return sum(1 for _ in lines)
-
-
 def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts:
     counts = Counts()
     for rank, signal in product(rank_directories(run_directory), SIGNALS):
         queue = SpoolQueue(rank, signal)
-        counts += Counts(accepted=_number(queue.waiting()))
-        torn = [line is None for line in _recorded(rank, signal)] if recorded else []
-        counts += Counts(accepted=torn.count(False), torn=torn.count(True))
+        counts.accepted += sum(1 for _ in queue.waiting())
+        for line in _recorded(rank, signal) if recorded else ():
+            counts.accepted += line is not None
+            counts.torn += line is None
         if rejected and queue.rejected_file is not None:
-            counts += Counts(accepted=len(rejected_in(queue.rejected_file)))
+            counts.accepted += len(rejected_in(queue.rejected_file))
     return counts
 
 
