@@ -127,11 +127,9 @@ _ROW_PX = 20
 _BAR = '<span class="bar'
 
 
-def finding(each: Mapping[str, Any], *, source: str = "") -> str:
-    """One finding, as a box; ``source`` is the capture that shows it."""
+def finding(each: Mapping[str, Any]) -> str:
+    """One finding, as a box."""
     title = escape(str(each["name"]).replace("_", " "))
-    if source:
-        title += f' <span class="dim">in <code>{escape(source)}</code></span>'
     gain = ""
     if each.get("share"):
         saved_s = (each.get("hours_per_day") or 0.0) * 3600

@@ -1,27 +1,21 @@
-"""The pages: runs, one run at a glance, its timing, its memory, its files."""
+"""The pages: runs, one run at a glance, its timing, its memory."""
 
 from __future__ import annotations
 
-import shlex
-import threading
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from otel_train.artifacts.writer import without_secrets
 from otel_train.console.summary import activity_shares, data_wait_s, steps_per_second
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
-from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import Mark, is_folder, read_json
 from otel_train.rundata.alerts import facts_of
-from otel_train.rundata.files import MOST_FILES, files_of, mapping, number, text, whole
+from otel_train.rundata.files import mapping, number, text, whole
+from otel_train.ui.captures import artifacts
 from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
 from otel_train.ui.components import (
     address,
     badge,
     board,
-    finding,
-    flame_graph,
     leading_values,
     moment,
     section,
@@ -34,240 +28,8 @@ from otel_train.ui.components import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
-    from otel_train.rundata.files import File
     from otel_train.rundata.live_view import RankView, Row
-
-ACCOUNT = "artifacts/profiler_summary.json"
-RECORD = ".record.json"
-_TRACES = (".json", ".json.gz")
-_MOST_TRACE_BYTES = 32 << 20
-"""A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
-
-_KEPT = 4
-
-
-class Captures:
-    """Analyses of captures, made on request, one at a time; other pages are served meanwhile."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[Path, Mark], dict[str, Any]] = {}
-
-    def analysis(self, file: File) -> dict[str, Any]:
-        """What a capture says.
-
-        Raises:
-            TraceError: it cannot be read, or is too large for a page.
-        """
-        if file.mark.size_bytes > _MOST_TRACE_BYTES:
-            raise TraceError(
-                f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze"
-            )
-        key = (file.path, file.mark)
-        with self._lock:
-            if key not in self._kept:
-                found = _analysis(file.path)
-                while len(self._kept) >= _KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[key] = found
-            return self._kept[key]
-
-
-def _analysis(path: Path) -> dict[str, Any]:
-    from otel_train.trace_analysis.events import read
-    from otel_train.trace_analysis.hot_spots import flame
-    from otel_train.trace_analysis.summary import summarize
-    from otel_train.trace_analysis.timeline import Scene
-
-    trace = read(path)
-    return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
-
-
-def artifacts(view: RankView, captures: Captures, chosen: str | None) -> str:
-    """The tab as HTML, with a look into the capture that is named ``chosen``."""
-    files = files_of(view.run, view.rank)
-    traces = {file.name: file for file in files if _is_trace(file.name)}
-    looked = traces.get(chosen or "")
-    return "".join(
-        (
-            section("Capture", lambda: _capture(captures, looked)) if looked is not None else "",
-            section("Captures", lambda: captures_table(view, chosen=chosen)),
-            section("Artifacts", lambda: _account(view)),
-            section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
-            section("Settings", lambda: _settings(view)),
-            section("On the command line", lambda: _commands(view)),
-        )
-    )
-
-
-def _is_trace(name: str) -> bool:
-    return name.startswith("captures/") and name.endswith(_TRACES) and not name.endswith(RECORD)
-
-
-def _capture(captures: Captures, file: File) -> str:
-    try:
-        found = captures.analysis(file)
-    except (TraceError, OSError) as error:
-        return f'<p class="dim">It cannot be analyzed: {escape(str(error))}</p>'
-    return f"<p><code>{escape(file.name)}</code></p>" + capture_analysis(found["analysis"], found["flame"])
-
-
-def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, Any]]) -> str:
-    """The analysis of a capture as HTML."""
-    parts, idle = analysis["breakdown"], analysis["idle"]
-    facts = [
-        f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
-        duration(parts["seconds"]),
-        f"device idle {percent(idle['share'])}" if idle else "nothing on a device",
-        f"data {percent(parts['data_share'])}" if parts["data_share"] is not None else "",
-    ]
-    return (
-        f"<p>{' · '.join(fact for fact in facts if fact)}</p>"
-        + "".join(map(finding, analysis["findings"]))
-        + flame_graph(flame)
-        + "".join(map(_allocated, analysis["memory"]))
-        + _hot("operator", analysis["top_cpu_ops"])
-        + _hot("kernel", analysis["top_cuda_ops"])
-        + "".join(f'<p class="dim">{escape(sentence)}</p>' for sentence in analysis["missing"])
-    )
-
-
-def _allocated(part: Mapping[str, Any]) -> str:
-    """Memory of a device within a capture, where allocations were recorded."""
-    chart = lines(
-        [at - part["timeline"][0][0] for at, _ in part["timeline"]],
-        {part["device"]: [size for _, size in part["timeline"]]},
-        label=f"Memory allocated on {part['device']} during the capture",
-        unit=bytes_of,
-    )
-    return f"<h3>Memory allocated on {escape(part['device'])}</h3>{chart}"
-
-
-def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    body = [
-        [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
-        for row in rows
-    ]  # fmt: skip
-    return table((what, "count", "time", "share"), body)
-
-
-def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
-    """A row per capture of the run: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
-    traces = {file.name: file for file in files_of(view.run, view.rank) if _is_trace(file.name)}
-    records = {_trace_name(record): record for record in view.records}
-    rows = [
-        _capture_row(view, name, file, records.get(name, {}), link=not static and name != chosen)
-        for name, file in traces.items()
-    ]
-    rows += [
-        _capture_row(view, name, None, record, link=False)
-        for record in view.records
-        if (name := _trace_name(record)) not in traces
-    ]
-    if rows:
-        return texts(
-            table(("capture", "taken", "size", "rank", "steps", "asked for by", "what was found"), rows)
-        )
-    if static:
-        return '<p class="dim">No capture was taken.</p>'
-    return (
-        '<p class="empty">No capture has been taken. <code>otel-train profile '
-        f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
-    )
-
-
-def _trace_name(record: Mapping[str, Any]) -> str:
-    """Name of a record's trace below the run directory; "" for a capture that failed."""
-    file = text(record.get("file")).rpartition("/")[2]
-    return f"captures/{file}" if file else ""
-
-
-def _capture_row(
-    view: RankView, name: str, file: File | None, record: Mapping[str, Any], *, link: bool
-) -> list[str]:
-    short = escape(name.removeprefix("captures/"))
-    target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
-    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("warnings")
-    asked = (text(record.get(key)) for key in ("trigger", "reason"))
-    found = [text(said.get("summary")) if isinstance(said, dict) else "", text(record.get("problem"))]
-    found += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
-    return [
-        f'<a href="{target}" data-go>{short}</a>'
-        if link and file is not None
-        else f"<strong>{short or ABSENT}</strong>",
-        ABSENT if file is None else moment(file.mark.changed_ns / 1e9),
-        ABSENT if file is None else bytes_of(file.mark.size_bytes),
-        rounded(whole(record.get("rank"))),
-        escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
-        escape(" · ".join(part for part in asked if part) or ABSENT),
-        escape(" · ".join(part for part in found if part) or ABSENT),
-    ]
-
-
-def _account(view: RankView) -> str:
-    """What ``profiler_summary.json`` says of the artifacts beside it."""
-    command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
-    absent = f'<p class="empty">None have been written. {command} writes them.</p>'
-    if not is_folder(view.run / "artifacts"):
-        return absent
-    try:
-        entries = read_json(view.run / ACCOUNT).get("artifacts") or {}
-    except RunDirectoryError:
-        return absent
-    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in entries.items()]
-    return texts(table(("artifact", "there"), rows))
-
-
-def _there(row: Mapping[str, Any]) -> str:
-    if (size := number(row.get("bytes"))) is not None:
-        return f"✓ {bytes_of(size)}"
-    files = row.get("files")
-    if isinstance(files, list):
-        return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
-    return f'<span class="dim">absent: {escape(text(row.get("absent")) or "no reason recorded")}</span>'
-
-
-def _files(view: RankView, files: Sequence[File]) -> str:
-    rows = [
-        [
-            f'<a href="{_download(view, file)}" download>{escape(file.name)}</a>',
-            bytes_of(file.mark.size_bytes),
-            moment(file.mark.changed_ns / 1e9),
-        ]
-        for file in files
-    ]
-    more = f'<p class="dim">The first {MOST_FILES} are shown.</p>' if len(files) == MOST_FILES else ""
-    return table(("file", "size", "written"), rows) + more
-
-
-def _download(view: RankView, file: File) -> str:
-    return address(view.run.name, rank=view.rank, file=file.name)
-
-
-def _settings(view: RankView) -> str:
-    rows = [[f"<code>{escape(name)}</code>", escape(value)] for name, value in _said_of_artifact(view.about)]
-    if not rows:
-        return ""
-    return f"<details><summary>{len(rows)} settings and facts of <code>run.json</code></summary>{texts(table(('name', 'value'), rows))}</details>"
-
-
-def _said_of_artifact(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in without_secrets(about).items():
-        if isinstance(value, dict):
-            yield from (
-                (f"{name[:200]}.{str(key)[:200]}", str(inside)[:500]) for key, inside in value.items()
-            )
-        else:
-            yield name[:200], str(value)[:500]
-
-
-def _commands(view: RankView) -> str:
-    where = shlex.quote(str(view.run))
-    commands = ("summary", "report", "postmortem", "export", "validate")
-    return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"
-
 
 _EVENTS_SHOWN = 15
 _RANKS_SHOWN = 100
@@ -643,10 +405,10 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
     )
 
 
-def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | None) -> str:
+def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
     """The page of a run, with one of ``TABS`` and a look into the capture that is named ``capture``."""
     draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
-    body = draw(view) if draw is not None else artifacts(view, captures, capture)
+    body = draw(view) if draw is not None else artifacts(view, capture)
     if not body:
         body = '<p class="empty">Nothing has been written yet. Metrics appear as soon as training begins.</p>'
     main = (

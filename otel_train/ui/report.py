@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from otel_train.ui.captures import capture_analysis, captures_table
 from otel_train.ui.components import asset, board, section
-from otel_train.ui.pages import capture_analysis, captures_table, memory, name_of, overview, timing, title_of
+from otel_train.ui.pages import memory, name_of, overview, timing, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

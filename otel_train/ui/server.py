@@ -23,7 +23,7 @@ from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader, RunList
 from otel_train.ui.components import asset
-from otel_train.ui.pages import TABS, Captures, gone_page, run_page, runs_page
+from otel_train.ui.pages import TABS, gone_page, run_page, runs_page
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,18 +51,15 @@ _CHUNK_BYTES = 1 << 18
 _LONGEST, _DIGITS = 200, 9
 
 
-def application(
-    root: Path, *, only: str | None = None, hosts: Collection[str] = (), captures: Captures | None = None
-) -> ASGIApp:
+def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
     """The page over a folder of runs. It reads, and changes nothing.
 
     Args:
         root: the folder.
         only: the one run to show; None for all.
         hosts: names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
-        captures: analyses captures; a new one if None.
     """
-    site = _Site(root, only, captures or Captures())
+    site = _Site(root, only)
     routes = [
         Route("/", site.runs),
         Route("/run/{name}", site.run),
@@ -74,12 +71,11 @@ def application(
 class _Site:
     """Answers requests, in threads: a lock keeps what has been read whole."""
 
-    def __init__(self, root: Path, only: str | None, captures: Captures) -> None:
+    def __init__(self, root: Path, only: str | None) -> None:
         documents = JsonFileCache()
         self._root, self._only = root, only
         self._run_list = RunList(root, only=only, documents=documents)
         self._ranks = RankReader(documents=documents)
-        self._captures = captures
         self._lock = threading.Lock()
         self.assets = {
             "/style.css": ("text/css", asset("page.css")),
@@ -114,7 +110,7 @@ class _Site:
                 return _download(run, rank, query["file"])
             view = self._ranks.view(run, rank)
         tab = tab if tab in TABS else TABS[0]
-        return _answer(request, run_page(view, tab, captures=self._captures, capture=query.get("capture")))
+        return _answer(request, run_page(view, tab, capture=query.get("capture")))
 
 
 def _number(text: str) -> int | None:

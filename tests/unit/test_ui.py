@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from otel_train.ui.pages import Captures
+from otel_train.ui import captures
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
@@ -372,33 +372,27 @@ def test_a_capture_that_cannot_be_read_is_said(tmp_path: Path, capture: str) -> 
     assert ("It cannot be analyzed" in answer.text) == (capture != "none")
 
 
-class Slow(Captures):
-    """Looks into captures for as long as it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.over = threading.Event(), threading.Event()
-
-    def analysis(self, file: File) -> dict[str, Any]:
-        self.begun.set()
-        self.over.wait(60)
-        return super().analysis(file)
-
-
-def test_a_slow_capture_does_not_block_other_pages(tmp_path: Path) -> None:
+def test_a_slow_capture_does_not_block_other_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one takes seconds; runs that go on are followed meanwhile."""
     a_run(tmp_path)
-    captures = Slow()
-    site = application(tmp_path, captures=captures)
+    begun, over, analyzed = threading.Event(), threading.Event(), captures.analyzed
+
+    def slow(file: File) -> dict[str, Any]:
+        begun.set()
+        over.wait(60)
+        return analyzed(file)
+
+    monkeypatch.setattr(captures, "analyzed", slow)
+    site = application(tmp_path)
     answers: list[Answer] = []
     target = f"/run/20260131-x7?tab=artifacts&capture={quote(CAPTURE, safe='')}"
     patient = threading.Thread(target=lambda: answers.append(ask(site, target)))
     patient.start()
-    assert captures.begun.wait(60)
+    assert begun.wait(60)
 
     meanwhile = ask(site, "/run/20260131-x7")
     waited = not answers
-    captures.over.set()
+    over.set()
     patient.join()
 
     assert (meanwhile.status, waited) == (200, True)

@@ -1,0 +1,231 @@
+"""Captures, artifacts and files of a run, as HTML."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from functools import lru_cache
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from otel_train.artifacts.writer import without_secrets
+from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
+from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.files import is_folder, read_json
+from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
+from otel_train.ui.charts import lines
+from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from otel_train.files import Mark
+    from otel_train.rundata.files import File
+    from otel_train.rundata.live_view import RankView
+
+ACCOUNT = "artifacts/profiler_summary.json"
+RECORD = ".record.json"
+_TRACES = (".json", ".json.gz")
+_MOST_TRACE_BYTES = 32 << 20
+"""A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
+
+_one_at_a_time = threading.Lock()
+
+
+def analyzed(file: File) -> dict[str, Any]:
+    """What a capture says; other pages are served while it is read.
+
+    Raises:
+        TraceError: it cannot be read, or is too large for a page.
+    """
+    if file.mark.size_bytes > _MOST_TRACE_BYTES:
+        raise TraceError(f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze")
+    with _one_at_a_time:
+        return _analyzed(file.path, file.mark)
+
+
+@lru_cache(maxsize=4)
+def _analyzed(path: Path, _: Mark) -> dict[str, Any]:
+    from otel_train.trace_analysis.events import read
+    from otel_train.trace_analysis.hot_spots import flame
+    from otel_train.trace_analysis.summary import summarize
+    from otel_train.trace_analysis.timeline import Scene
+
+    trace = read(path)
+    return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
+
+
+def artifacts(view: RankView, chosen: str | None) -> str:
+    """The tab as HTML, with a look into the capture that is named ``chosen``."""
+    files = files_of(view.run, view.rank)
+    looked = _traces(files).get(chosen or "")
+    return "".join(
+        (
+            section("Capture", lambda: _capture(looked)) if looked is not None else "",
+            section("Captures", lambda: captures_table(view, chosen=chosen)),
+            section("Artifacts", lambda: _account(view)),
+            section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
+            section("Settings", lambda: _settings(view)),
+            section("On the command line", lambda: _commands(view)),
+        )
+    )
+
+
+def _traces(files: Sequence[File]) -> dict[str, File]:
+    names = {file.name: file for file in files if file.name.startswith("captures/")}
+    return {name: names[name] for name in names if name.endswith(_TRACES) and not name.endswith(RECORD)}
+
+
+def _capture(file: File) -> str:
+    try:
+        found = analyzed(file)
+    except (TraceError, OSError) as error:
+        return f'<p class="dim">It cannot be analyzed: {escape(str(error))}</p>'
+    return f"<p><code>{escape(file.name)}</code></p>" + capture_analysis(found["analysis"], found["flame"])
+
+
+def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, Any]]) -> str:
+    """The analysis of a capture as HTML."""
+    parts, idle = analysis["breakdown"], analysis["idle"]
+    facts = [
+        f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
+        duration(parts["seconds"]),
+        f"device idle {percent(idle['share'])}" if idle else "nothing on a device",
+        f"data {percent(parts['data_share'])}" if parts["data_share"] is not None else "",
+    ]
+    return (
+        f"<p>{' · '.join(fact for fact in facts if fact)}</p>"
+        + "".join(map(finding, analysis["findings"]))
+        + flame_graph(flame)
+        + "".join(map(_allocated, analysis["memory"]))
+        + _hot("operator", analysis["top_cpu_ops"])
+        + _hot("kernel", analysis["top_cuda_ops"])
+        + "".join(f'<p class="dim">{escape(sentence)}</p>' for sentence in analysis["missing"])
+    )
+
+
+def _allocated(part: Mapping[str, Any]) -> str:
+    """Memory of a device within a capture, where allocations were recorded."""
+    chart = lines(
+        [at - part["timeline"][0][0] for at, _ in part["timeline"]],
+        {part["device"]: [size for _, size in part["timeline"]]},
+        label=f"Memory allocated on {part['device']} during the capture",
+        unit=bytes_of,
+    )
+    return f"<h3>Memory allocated on {escape(part['device'])}</h3>{chart}"
+
+
+def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    body = [
+        [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
+        for row in rows
+    ]  # fmt: skip
+    return table((what, "count", "time", "share"), body)
+
+
+def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
+    """A row per capture of the run: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
+    traces = _traces(files_of(view.run, view.rank))
+    records = {_trace_name(record): record for record in view.records}
+    rows = [
+        _capture_row(view, name, file, records.get(name, {}), link=not static and name != chosen)
+        for name, file in traces.items()
+    ]
+    rows += [
+        _capture_row(view, name, None, record, link=False)
+        for record in view.records
+        if (name := _trace_name(record)) not in traces
+    ]
+    if rows:
+        heads = ("capture", "taken", "size", "rank", "steps", "asked for by", "what was found")
+        return texts(table(heads, rows))
+    if static:
+        return '<p class="dim">No capture was taken.</p>'
+    return (
+        '<p class="empty">No capture has been taken. <code>otel-train profile '
+        f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
+    )
+
+
+def _trace_name(record: Mapping[str, Any]) -> str:
+    """Name of a record's trace below the run directory; "" for a capture that failed."""
+    file = text(record.get("file")).rpartition("/")[2]
+    return f"captures/{file}" if file else ""
+
+
+def _capture_row(
+    view: RankView, name: str, file: File | None, record: Mapping[str, Any], *, link: bool
+) -> list[str]:
+    short = escape(name.removeprefix("captures/"))
+    target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
+    said, steps, warnings = record.get("finding"), record.get("steps"), record.get("warnings")
+    asked = (text(record.get(key)) for key in ("trigger", "reason"))
+    found = [text(said.get("summary")) if isinstance(said, dict) else "", text(record.get("problem"))]
+    found += [text(warning) for warning in warnings] if isinstance(warnings, list) else []
+    return [
+        f'<a href="{target}" data-go>{short}</a>'
+        if link and file is not None
+        else f"<strong>{short or ABSENT}</strong>",
+        ABSENT if file is None else moment(file.mark.changed_ns / 1e9),
+        ABSENT if file is None else bytes_of(file.mark.size_bytes),
+        rounded(whole(record.get("rank"))),
+        escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
+        escape(" · ".join(part for part in asked if part) or ABSENT),
+        escape(" · ".join(part for part in found if part) or ABSENT),
+    ]
+
+
+def _account(view: RankView) -> str:
+    """What ``profiler_summary.json`` says of the artifacts beside it."""
+    command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
+    absent = f'<p class="empty">None have been written. {command} writes them.</p>'
+    if not is_folder(view.run / "artifacts"):
+        return absent
+    try:
+        entries = read_json(view.run / ACCOUNT).get("artifacts") or {}
+    except RunDirectoryError:
+        return absent
+    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in entries.items()]
+    return texts(table(("artifact", "there"), rows))
+
+
+def _there(row: Mapping[str, Any]) -> str:
+    if (size := number(row.get("bytes"))) is not None:
+        return f"✓ {bytes_of(size)}"
+    files = row.get("files")
+    if isinstance(files, list):
+        return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
+    return f'<span class="dim">absent: {escape(text(row.get("absent")) or "no reason recorded")}</span>'
+
+
+def _files(view: RankView, files: Sequence[File]) -> str:
+    rows = [
+        [
+            f'<a href="{address(view.run.name, rank=view.rank, file=file.name)}" download>{escape(file.name)}</a>',
+            bytes_of(file.mark.size_bytes),
+            moment(file.mark.changed_ns / 1e9),
+        ]
+        for file in files
+    ]
+    more = f'<p class="dim">The first {MOST_FILES} are shown.</p>' if len(files) == MOST_FILES else ""
+    return table(("file", "size", "written"), rows) + more
+
+
+def _settings(view: RankView) -> str:
+    facts: dict[str, object] = {}
+    for name, value in without_secrets(view.about).items():
+        if isinstance(value, dict):
+            facts |= {f"{name[:200]}.{str(key)[:200]}": inside for key, inside in value.items()}
+        else:
+            facts[name[:200]] = value
+    if not facts:
+        return ""
+    rows = [[f"<code>{escape(name)}</code>", escape(str(value)[:500])] for name, value in facts.items()]
+    return f"<details><summary>{len(rows)} settings and facts of <code>run.json</code></summary>{texts(table(('name', 'value'), rows))}</details>"
+
+
+def _commands(view: RankView) -> str:
+    where = shlex.quote(str(view.run))
+    commands = ("summary", "report", "postmortem", "export", "validate")
+    return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"
