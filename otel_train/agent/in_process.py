@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
 from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent, descriptor_of
-from otel_train.agent.reports import Reports, captures_unasked
+from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked
 from otel_train.config.settings import CODE, TRACKERS
 from otel_train.distributed.store import find_job, start_of_job
 from otel_train.errors import ConfigError
@@ -422,9 +422,10 @@ class AgentClient:
         """Report what is new. Waits for another report, but not for long."""
         if not self._reporting.acquire(timeout=self._config.exit_timeout_s):
             return
+        hurried = threading.current_thread() is not self._thread or self._ending
         try:
             with suppress(OSError):
-                self._reports.send(self._link.send, fresh=fresh)
+                self._reports.send(self._link.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S)
         finally:
             self._reporting.release()
 
@@ -460,7 +461,6 @@ class AgentClient:
                 self._make_flops()
         self._is_open.set()
         self._report(fresh=True)
-        self.recording.recorder.touch()
 
     # -- what the agent asks -----------------------------------------------------------------------
 

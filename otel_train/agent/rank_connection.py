@@ -147,6 +147,7 @@ class RankConnection:
         )
         with suppress(OSError):
             self._link.send(opened)
+        self.rings.touch()
         with Guard("captures"):
             self._captures.ask_for_alerts()
         while not self._ended.is_set():

@@ -36,7 +36,14 @@ MOST_UNSENT = 64
 _SAME = ("phase", "token_count", "workers", "sized", "prefetch_factor", "persistent", "weights", "given")
 """Attributes of a ``LoaderProbe`` that are reported as they are."""
 
+PAUSE_S = 100e-6
+"""Between two parts of a report that nothing waits for. The training thread runs meanwhile: it waits for the interpreter as long
+as one part takes, some 50 µs, and not as long as a report, up to 1 ms."""
+
 _STATE_EVERY_S = 2.0
+_FIRST_REPORTS = 4
+"""All with the state: what a program begins with is new in these, and no other report has to follow for it."""
+
 _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
 
@@ -78,6 +85,8 @@ class Reports:
         self._last_instrumented: tuple[Any, ...] = ()
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
+        self._pause_s = 0.0
+        self._made = 0
         self._unsent: deque[Report] = deque()
         self._changes = self._state_changes = -1
         self._reported_follows = False
@@ -86,12 +95,13 @@ class Reports:
         self._hardware: dict[str, str] = {}
         self._datasets: dict[str, tuple[int, int]] = {}
 
-    def send(self, send: Callable[[Report], None], *, fresh: bool = False) -> None:
+    def send(self, send: Callable[[Report], None], *, fresh: bool = False, pause_s: float = 0.0) -> None:
         """Make a report, and send it behind those that could not be sent before.
 
         Args:
             send: sends one; raises OSError where it cannot.
             fresh: see ``make``.
+            pause_s: see ``PAUSE_S``; 0: none.
 
         Raises:
             OSError: some could not be sent; they wait.
@@ -99,7 +109,9 @@ class Reports:
         values, timers = self._recording.values, self._recording.timers
         if len(self._unsent) == MOST_UNSENT:
             values.dropped += len(self._unsent.popleft().logged_values)
+        self._pause_s = pause_s
         self._unsent.append(self.make(fresh=fresh))
+        self._pause()
         while self._unsent:
             send(self._unsent[0])
             self._unsent.popleft()
@@ -122,7 +134,7 @@ class Reports:
         fresh = fresh or instrumented != self._last_instrumented
         self._last_instrumented = instrumented
         exits: list[tuple[str, WorkerExit]] = []
-        with_state = self._is_due("state", _STATE_EVERY_S) or fresh
+        with_state = self._state_is_due() or fresh
         if with_state:
             exits = self._do("loader workers", self._look_at_workers, [])
             self._state_changes = changes
@@ -179,11 +191,16 @@ class Reports:
         return self._ranks > 1 and self._last_instrumented[-1:] in ((), (None,))
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
+        self._pause()
         guard = self._guards[part]
         if not guard.closed:
             with guard:
                 return do()
         return otherwise
+
+    def _pause(self) -> None:
+        if self._pause_s:
+            time.sleep(self._pause_s)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now_s = time.monotonic()
@@ -191,6 +208,10 @@ class Reports:
             return False
         self._due_s[what] = now_s + every_s
         return True
+
+    def _state_is_due(self) -> bool:
+        self._made += 1
+        return self._is_due("state", _STATE_EVERY_S if self._made > _FIRST_REPORTS else 0.0)
 
     def _logged_values(self) -> list[Value | UserEvent]:
         return [
@@ -236,7 +257,7 @@ class Reports:
             models=tuple(probe.name for probe in recording.probes.models),
             barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
             job=self._do("ranks", find_job, None),
-            modules=frozenset({"torch", "jax"}.intersection(sys.modules)),
+            modules=frozenset(name for name in ("torch", "jax") if name in sys.modules),
             memory=self._memory,
             taken=self._taken,
             hardware=self._hardware,

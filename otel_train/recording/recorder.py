@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.recording.ring_buffer import Ring
-from otel_train.recording.shared_memory import PAGE, SIDE_RINGS, FlightMemory, RingEntry
+from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -142,14 +142,6 @@ class Recorder:
     def spent_ns(self) -> int:
         """Nanoseconds that recording took of the threads of now; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))
-
-    def touch(self) -> None:
-        """Have the system give all memory of the first ring: else it stops the training thread for every 256th edge.
-
-        For another thread: 4 MiB take 3 ms. Nothing is written, and numpy holds no lock while it reads.
-        """
-        words = np.frombuffer(self._memory.ring_words(0), dtype=np.int64)
-        words[:: PAGE // words.itemsize].max()
 
     def writes(self) -> bool:
         """Whether the calling thread, which is not the one that made the recorder, has written before."""

@@ -85,6 +85,17 @@ def rig() -> Iterator[Rig]:
     made.memory.close()
 
 
+def test_to_touch_the_memory_of_a_rank_changes_nothing_that_was_written() -> None:
+    """The agent touches it while the training thread writes."""
+    rig = Rig(shared=True)
+    word = code(Op.BEGIN, rig.recorder.source(SourceKind.STAGE, "work"))
+    rig.recorder.edge(word)
+    assert rig.rings is not None
+    rig.rings.touch()
+
+    assert rig.recorder.main.ring.read(10).codes.tolist() == [word]
+
+
 def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
     """From ring to metrics; the last step is open until the next ask."""
     kept = rig.route()

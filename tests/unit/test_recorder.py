@@ -123,12 +123,3 @@ def test_after_silence_nothing_is_written(recorder: Recorder) -> None:
 
     assert recorder.main.ring.pending == 0
     assert recorder.threads == [recorder.main]
-
-
-def test_to_touch_the_memory_changes_nothing_that_was_written(recorder: Recorder) -> None:
-    """The service thread touches it while the training thread writes."""
-    word = code(Op.BEGIN, recorder.source(SourceKind.STAGE, "work"))
-    recorder.edge(word)
-    recorder.touch()
-
-    assert recorder.main.ring.read(10).codes.tolist() == [word]
