@@ -6,6 +6,7 @@ import logging
 import math
 import queue
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from otel_train.safety import Guard, daemon_thread
@@ -13,9 +14,6 @@ from otel_train.safety import Guard, daemon_thread
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-
-    from otel_train.datamodel import ExportBatch
-    from otel_train.exporters import Exporter
 
 T = TypeVar("T")
 
@@ -63,16 +61,14 @@ class BackgroundQueue(Generic[T]):
 
     def end(self) -> None:
         """Nothing comes any more."""
-        if self._thread is None or self._over:
-            return
-        self._over = True
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            return  # it hangs, and is not waited for
+        if self._thread is not None and not self._over:
+            self._over = True
+            with suppress(queue.Full):  # it hangs, and is not waited for
+                self._waiting.put_nowait(None)
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for what has been handed over, in at most ``timeout_s`` seconds."""
+    def close(self, timeout_s: float) -> None:
+        """``end``, and wait for what has been handed over, in at most ``timeout_s`` seconds."""
+        self.end()
         if self._thread is None:
             return
         self._thread.join(max(0.0, timeout_s))
@@ -152,24 +148,4 @@ class DiskQueue:
 
     def close(self, timeout_s: float) -> None:
         """Nothing comes any more: end the thread, which may take ``timeout_s`` seconds."""
-        self._queue.end()
-        self._queue.join(timeout_s)
-
-
-class QueuedExporter:
-    """An exporter that writes to the disk, on the disk's thread."""
-
-    def __init__(self, exporter: Exporter, disk: DiskQueue, guard: Guard) -> None:
-        self._exporter = exporter
-        self._disk = disk
-        self._guard = guard
-
-    def export(self, batch: ExportBatch) -> None:
-        """Have a batch written."""
-        self._disk.do(self._guard, lambda: self._exporter.export(batch))
-
-    def close(self, timeout_s: float) -> None:
-        """Close the exporter once everything is written. On a disk that hangs it stays open."""
-        until_s = time.monotonic() + timeout_s
-        if self._disk.written(timeout_s):
-            self._exporter.close(max(0.05, until_s - time.monotonic()))
+        self._queue.close(timeout_s)

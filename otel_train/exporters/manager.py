@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,13 +17,13 @@ from otel_train.console.text import TextLayout
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
-from otel_train.exporters.background_queue import DiskQueue, QueuedExporter
+from otel_train.exporters.background_queue import DiskQueue
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import Connections
 from otel_train.exporters.plugins import load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
-from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
+from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name
 from otel_train.exporters.spool import NAMES
 from otel_train.files import dump_json
 from otel_train.resource import wrong_resource
@@ -180,26 +179,23 @@ class ExportManager:
         if self._config.prometheus and profile.metrics:
             with _or_without("/metrics"):
                 self._prometheus = self._open_prometheus(resource)
-                routes.append(ExportRoute(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
+                self._add(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S))
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
                     settings, resource, version=VERSION, directory=self.rank_folder,
                     on_error=self._directory.note, connections=self._shared.connections,
                 )  # fmt: skip
-                self._add_on_disk(self._otlp, "OTLP export", every)
-        recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
-        self._add_on_disk(recorder, "run directory", every)
+                self._add(self._otlp, Guard("OTLP export"), every, self.disk)
+        self._directory.describe(resource, VERSION)
+        self._add(self._directory, Guard("run directory"), every, self.disk)
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         for plugin in self._plugins:
-            self._add(plugin, plugin.line.guard, every)
+            self._add(plugin, plugin.guard, every)
 
-    def _add_on_disk(self, exporter: Exporter, part: str, every_s: float) -> None:
-        guard = Guard(part)
-        self._add(QueuedExporter(exporter, self.disk, guard), guard, every_s)
-
-    def _add(self, exporter: Exporter, guard: Guard, every_s: float) -> None:
-        self._routes.append(ExportRoute(ProfileFilter(exporter, self._profile), guard, every_s))
+    def _add(self, exporter: Exporter, guard: Guard, every_s: float, disk: DiskQueue | None = None) -> None:
+        filtered = ProfileFilter(exporter, self._profile, guard, disk)
+        self._routes.append(ExportRoute(filtered, guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails."""
@@ -242,7 +238,7 @@ class ExportManager:
 
     def lost(self) -> Mapping[str, int]:
         """Batches that exporters of other packages, or the disk, did not take, by part."""
-        plugins = {one.line.guard.part: one.line.dropped for one in self._plugins}
+        plugins = {one.guard.part: one.dropped for one in self._plugins}
         return {**plugins, "run directory": self.disk.dropped}
 
     def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
@@ -273,11 +269,10 @@ class ExportManager:
 
     def close_files(self) -> None:
         """Close the run directory and ``/metrics``; only what is sent goes on."""
-        sent = [route for route in self._routes if _sends(route)]
-        rest, self._routes = [route for route in self._routes if not _sends(route)], sent
-        for route in rest:
-            if route.exporter is self._prometheus:  # it takes a file away
-                self.disk.do(route.guard, partial(route.exporter.close, 0.05))
+        closed = ("/metrics", "run directory")
+        self._routes = [route for route in self._routes if route.guard.part not in closed]
+        if (prometheus := self._prometheus) is not None:  # it takes a file away
+            self.disk.do(Guard("/metrics"), lambda: prometheus.close(0.05))
         self.disk.do(Guard("run directory"), self._directory.close)
 
     def close(self, timeout_s: float) -> None:
@@ -316,11 +311,6 @@ class ExportManager:
         return exporter
 
 
-def _sends(route: ExportRoute) -> bool:
-    """Whether what it was given may still be under way."""
-    return route.guard.part not in ("/metrics", "run directory")
-
-
 @contextmanager
 def _or_without(part: str) -> Iterator[None]:
     """What needs a thread or a descriptor, where there may be none left."""
@@ -343,19 +333,30 @@ def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> 
 
 
 class ProfileFilter:
-    """Lets through to an exporter what a rank exports under its profile. Events always pass."""
+    """Lets through to an exporter what a rank exports under its profile; events always pass. ``disk``: on its thread."""
 
-    def __init__(self, exporter: Exporter, profile: Profile) -> None:
+    def __init__(
+        self, exporter: Exporter, profile: Profile, guard: Guard, disk: DiskQueue | None = None
+    ) -> None:
         self._exporter = exporter
         self._profile = profile
+        self._guard = guard
+        self._disk = disk
 
     def export(self, batch: ExportBatch) -> None:
         """Hand on what is left, if anything is."""
         snapshot = batch.snapshot if self._profile.metrics else None
         spans = batch.spans if self._profile.spans else ()
-        if snapshot or spans or batch.events or batch.final:
-            self._exporter.export(replace(batch, snapshot=snapshot, spans=spans))
+        if not (snapshot or spans or batch.events or batch.final):
+            return
+        batch = replace(batch, snapshot=snapshot, spans=spans)
+        if self._disk is None:
+            self._exporter.export(batch)
+        else:
+            self._disk.do(self._guard, lambda: self._exporter.export(batch))
 
     def close(self, timeout_s: float) -> None:
-        """Close the exporter."""
-        self._exporter.close(timeout_s)
+        """Close the exporter once everything is written. On a disk that hangs it stays open."""
+        until_s = time.monotonic() + timeout_s
+        if self._disk is None or self._disk.written(timeout_s):
+            self._exporter.close(max(0.05, until_s - time.monotonic()))

@@ -25,24 +25,18 @@ MOST_WAITING = 64
 """Batches that wait for one exporter at most: half a minute at one a turn."""
 
 
-class PluginExporter:
+class PluginExporter(BackgroundQueue["ExportBatch"]):
     """One exporter of another package, on a thread of its own; it may hang, and may raise."""
 
     def __init__(self, name: str, exporter: Exporter, timeout_s: float) -> None:
-        self.line: BackgroundQueue[ExportBatch] = BackgroundQueue(
-            f"exporter {name}", exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING
-        )
+        part = f"exporter {name}"
+        super().__init__(part, exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING)
 
     def export(self, batch: ExportBatch) -> None:
         """Hand over one batch. After the last it begins to close, while others still send."""
-        self.line.hand(batch)
+        self.hand(batch)
         if batch.final:
-            self.line.end()
-
-    def close(self, timeout_s: float) -> None:
-        """Wait until it has closed, in at most ``timeout_s`` seconds."""
-        self.line.end()
-        self.line.join(timeout_s)
+            self.end()
 
 
 def load_plugins(

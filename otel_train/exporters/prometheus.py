@@ -9,7 +9,6 @@ import ipaddress
 import math
 import os
 import re
-import selectors
 import socket
 import socketserver
 import threading
@@ -209,7 +208,6 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     allow_reuse_port = False
     request_queue_size = 64
-    timeout = 0
 
     def __init__(self, host: str, port: int) -> None:
         from prometheus_client import CollectorRegistry
@@ -224,9 +222,6 @@ class _Server(socketserver.ThreadingTCPServer):
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
         self.local = is_loopback(str(self.server_address[0]))
-        # A client may be gone again between select and accept.
-        self.socket.setblocking(False)
-        self._wake_read, self._wake_write = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="otel_train-prometheus", daemon=True)
         _live.add(self)
         try:
@@ -236,13 +231,8 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def _accept(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.socket, selectors.EVENT_READ)
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            while not self._stopped:
-                selector.select()
-                if not self._stopped:
-                    self.handle_request()
+        while not self._stopped:
+            self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
         """Answer a request in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
@@ -252,8 +242,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 del self._clients[client]
             self._clients[request] = None
         for client in dropped:
-            with suppress(OSError):  # its thread reads the end, and closes it
-                client.shutdown(socket.SHUT_RDWR)
+            _shut(client)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # Any: as above
@@ -269,24 +258,26 @@ class _Server(socketserver.ThreadingTCPServer):
             return
         self._stopped = True
         _live.discard(self)
-        with suppress(OSError):
-            self._wake_write.send(b"x")
+        _shut(self.socket)  # wakes the thread that accepts
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self.server_close()
         with self._lock:
             clients = list(self._clients)
         for client in clients:
-            with suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-        self._wake_read.close()
-        self._wake_write.close()
+            _shut(client)
 
     def forget(self) -> None:
         """In a forked child: let go of the inherited sockets, or the port stays taken for its lifetime."""
         self._stopped = True
-        for inherited in (self.socket, self._wake_read, self._wake_write, *self._clients):
+        for inherited in (self.socket, *self._clients):
             inherited.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection, or listening, which the thread that reads it sees; it closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 _live: weakref.WeakSet[_Server] = weakref.WeakSet()

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import re
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,8 +81,9 @@ class RunDirectory:
         self.faults = 0
         self._lease: RankLease | None = None
         self._owner = 0
-        self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._resource: dict[str, AttributeValue] = {}
+        self._version = ""
         self._files = {
             name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
             for name, share in _SHARES.items()
@@ -201,12 +201,25 @@ class RunDirectory:
         """Where ``flight.bin`` of this attempt belongs."""
         return self.rank_path / "flight.bin"
 
-    def append(self, name: str, line: str) -> bool:
-        """Add a line to ``events.jsonl``, ``metrics.otlp.jsonl`` or ``spans.otlp.jsonl``."""
+    def describe(self, resource: Mapping[str, AttributeValue], version: str) -> None:
+        """Set what every line of metrics and spans says of the process."""
+        self._resource, self._version = dict(resource), version
+
+    def export(self, batch: ExportBatch) -> None:
+        """Append the events, the snapshot and the spans of one batch."""
         if not self.writable or os.getpid() != self._pid:
-            return False
-        with self._lock:
-            return self._files[name].append(line)
+            return
+        for event in batch.events:
+            value = {
+                "time_unix_ns": event.time_unix_ns, "name": event.name,
+                "attempt": self.attempt, "rank": self.rank, "attributes": dict(event.attributes),
+            }  # fmt: skip
+            self._files["events.jsonl"].append(dump_json(value))
+        if batch.snapshot is not None:
+            line = metrics_line(batch.snapshot, self._resource, self._version)
+            self._files["metrics.otlp.jsonl"].append(line)
+        if batch.spans:
+            self._files["spans.otlp.jsonl"].append(spans_line(batch.spans, self._resource, self._version))
 
     def write_summary(self, text: str) -> bool:
         """Replace ``summary.json`` as a whole; a reader never sees half of one. False when it could not be written."""
@@ -219,18 +232,18 @@ class RunDirectory:
             return False
         return True
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 0.0) -> None:
         """Let go of the files, and of the folder."""
+        del timeout_s
         if os.getpid() == self._pid:
-            with self._lock:
-                for file in self._files.values():
-                    file.close()
+            for file in self._files.values():
+                file.close()
             self._let_go()
 
     def _let_go(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.release()
+        if self._lease is not None:
+            self._lease.release()
+        self._lease = None
 
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
@@ -260,40 +273,6 @@ class RunDirectory:
         # Rank 0 knows best. Until it has spoken, whoever came first stands in for it.
         if self.rank == 0 or not path.exists():
             replace_json(path, run)
-
-
-class RunDirectoryExporter:
-    """Writes every batch into the run directory."""
-
-    def __init__(
-        self, directory: RunDirectory, resource: Mapping[str, AttributeValue], *, version: str
-    ) -> None:
-        self._directory = directory
-        self._resource = dict(resource)
-        self._version = version
-
-    def export(self, batch: ExportBatch) -> None:
-        """Append the events, the snapshot and the spans of one batch."""
-        directory = self._directory
-        if not directory.writable:
-            return
-        for event in batch.events:
-            value = {
-                "time_unix_ns": event.time_unix_ns, "name": event.name,
-                "attempt": directory.attempt, "rank": directory.rank, "attributes": dict(event.attributes),
-            }  # fmt: skip
-            directory.append("events.jsonl", dump_json(value))
-        if batch.snapshot is not None:
-            line = metrics_line(batch.snapshot, self._resource, self._version)
-            directory.append("metrics.otlp.jsonl", line)
-        if batch.spans:
-            line = spans_line(batch.spans, self._resource, self._version)
-            directory.append("spans.otlp.jsonl", line)
-
-    def close(self, timeout_s: float) -> None:
-        """Let go of the files."""
-        del timeout_s
-        self._directory.close()
 
 
 def folder_name(run_id: str) -> str:

@@ -190,7 +190,7 @@ class Trackers:
         for queue in queues:
             queue.end()
         for queue in queues:
-            queue.join(deadline - time.monotonic())
+            queue.close(deadline - time.monotonic())
 
     def _finishing(self) -> None:
         self.before_finish()

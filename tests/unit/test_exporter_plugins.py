@@ -82,7 +82,7 @@ def test_off_and_names_choose_among_what_is_installed(package: ModuleType) -> No
     found = [point("a"), point("b")]
 
     def names(wish: str) -> list[str]:
-        return [one.line.guard.part for one in load_plugins(wish, RESOURCE, timeout_s=1, found=found)]
+        return [one.guard.part for one in load_plugins(wish, RESOURCE, timeout_s=1, found=found)]
 
     assert names("auto") == ["exporter a", "exporter b"]
     assert names("off") == []
@@ -106,7 +106,7 @@ def test_an_exporter_that_raises_is_said_once_counted_and_off_after_three(
             one.export(EVENT)
         one.close(30)
 
-    assert len(theirs.batches) == one.line.guard.faults == 3
+    assert len(theirs.batches) == one.guard.faults == 3
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert theirs.closed
 
@@ -130,7 +130,7 @@ def test_an_exporter_that_hangs_does_not_block(package: ModuleType) -> None:
     waited_s = time.monotonic() - begun
     freed.set()
 
-    assert one.line.dropped == 5 + MOST_WAITING
+    assert one.dropped == 5 + MOST_WAITING
     assert waited_s < 30
 
 
@@ -144,7 +144,7 @@ def test_one_that_was_found_and_fails_to_load_is_left_out(
     with caplog.at_level(logging.WARNING, "otel_train"):
         made = load_plugins("auto", RESOURCE, timeout_s=1, found=found)
 
-    assert [one.line.guard.part for one in made] == ["exporter good"]
+    assert [one.guard.part for one in made] == ["exporter good"]
     assert "exporter bad failed; training goes on without it" in caplog.text
 
 

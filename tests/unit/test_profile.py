@@ -13,6 +13,7 @@ from otel_train.datamodel import Event, ExportBatch, Snapshot, Span
 from otel_train.distributed.export_profile import Profile, profile_of, sampling_rules
 from otel_train.exporters.manager import ProfileFilter
 from otel_train.resource import Process, RunInfo, detect
+from otel_train.safety import Guard
 
 ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))
 
@@ -122,7 +123,7 @@ EVENT = Event(name="train.stall", time_unix_ns=1)
 def test_an_exporter_gets_what_its_rank_exports_and_every_event() -> None:
     """Events are the local log: they say why a rank that exports nothing died."""
     kept = Kept()
-    part = ProfileFilter(kept, at(9, 10_240))
+    part = ProfileFilter(kept, at(9, 10_240), Guard("kept"))
     part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,)))
     part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,)))
     part.export(ExportBatch(final=True))
@@ -136,6 +137,6 @@ def test_a_full_rank_exports_everything() -> None:
     """Nothing is lost on the way."""
     kept = Kept()
     batch = ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,), final=True)
-    ProfileFilter(kept, at(1, 2)).export(batch)
+    ProfileFilter(kept, at(1, 2), Guard("kept")).export(batch)
 
     assert kept.batches == [batch]

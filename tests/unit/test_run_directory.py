@@ -18,7 +18,6 @@ from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import (
     RunDirectory,
-    RunDirectoryExporter,
     earlier_trainings,
     find_run,
     folder_name,
@@ -38,10 +37,10 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
     """Everything that happened can be read without any server."""
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=2)
-    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    directory.describe(RESOURCE, "1")
     event = Event(name="oom", time_unix_ns=5, attributes={"train.bytes": 3, "train.bad": float("nan")})
-    exporter.export(ExportBatch(snapshot=snapshot(), spans=spans(), events=(event,)))
-    exporter.close(1)
+    directory.export(ExportBatch(snapshot=snapshot(), spans=spans(), events=(event,)))
+    directory.close(1)
     rank = tmp_path / "runs" / "job" / "rank2"
     assert read_jsonl(rank / "events.jsonl") == [
         {
@@ -306,12 +305,12 @@ def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> 
 def test_files_are_bounded_together(tmp_path: Path) -> None:
     """A month of training must not fill the disk."""
     directory = RunDirectory.open(tmp_path, "job", rank=0, max_bytes=60_000)
-    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    directory.describe(RESOURCE, "1")
     for step in range(100):
-        exporter.export(
+        directory.export(
             ExportBatch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
         )
-    exporter.close(1)
+    directory.close(1)
     sizes = [path.stat().st_size for path in directory.rank_path.glob("*.jsonl*")]
     assert sum(sizes) <= 60_000
     assert len(read_jsonl(directory.rank_path / "metrics.otlp.jsonl")) < 100
@@ -323,11 +322,11 @@ def test_a_place_that_cannot_be_written_is_said_once_and_training_goes_on(
     """A wrong mount must not kill a job that has waited a week in the queue."""
     (tmp_path / "file").write_text("in the way")
     directory = RunDirectory.open(tmp_path / "file" / "runs", "job", rank=0, attempt=4)
-    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    directory.describe(RESOURCE, "1")
     for _ in range(3):
-        exporter.export(ExportBatch(snapshot=snapshot(), spans=spans()))
+        directory.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     assert not directory.write_summary(dump_json({}))
-    exporter.close(1)
+    directory.close(1)
     assert (directory.writable, directory.attempt, directory.faults) == (False, 4, 1)
     assert len(caplog.messages) == 1
 
@@ -339,8 +338,8 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=0)
     (tmp_path / "runs").rename(tmp_path / "gone")
     (tmp_path / "runs").write_text("")
-    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
-    exporter.export(ExportBatch(snapshot=snapshot()))
+    directory.describe(RESOURCE, "1")
+    directory.export(ExportBatch(snapshot=snapshot()))
     assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
     assert len(caplog.messages) == 1
@@ -349,15 +348,15 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     """Workers share the open files; their lines would mix with ours."""
     directory = RunDirectory.open(tmp_path, "job", rank=0)
-    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
-    exporter.export(ExportBatch(events=(Event(name="parent", time_unix_ns=1),)))
+    directory.describe(RESOURCE, "1")
+    directory.export(ExportBatch(events=(Event(name="parent", time_unix_ns=1),)))
     pid = os.fork()
     if pid == 0:
-        exporter.export(ExportBatch(events=(Event(name="child", time_unix_ns=1),)))
+        directory.export(ExportBatch(events=(Event(name="child", time_unix_ns=1),)))
         directory.write_summary(dump_json({}))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    exporter.close(1)
+    directory.close(1)
     assert [line["name"] for line in read_jsonl(directory.rank_path / "events.jsonl")] == ["parent"]
     assert not (directory.rank_path / "summary.json").exists()
 

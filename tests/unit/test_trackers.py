@@ -71,8 +71,7 @@ def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
 
     for step in range(5):
         queue.put(ROW._replace(step=step), "here")
-    queue.end()
-    queue.join(30)
+    queue.close(30)
 
     assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]
     assert tracker.closed
@@ -84,8 +83,7 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
             queue.put(ROW, "here")
-        queue.end()
-        queue.join(30)
+        queue.close(30)
 
     assert queue.guard.faults == 3
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
@@ -105,9 +103,8 @@ def test_a_tracker_that_hangs_does_not_block(caplog: pytest.LogCaptureFixture) -
         assert began.wait(30)
         for _ in range(10):
             queue.put(ROW, "here")  # two fit
-        queue.end()
         begun = time.monotonic()
-        queue.join(0.05)
+        queue.close(0.05)
         waited_s = time.monotonic() - begun
 
     freed.set()
