@@ -1,10 +1,18 @@
-"""Exports metrics and spans through the program's own OpenTelemetry providers."""
+"""Exports metrics and spans through the program's own OpenTelemetry providers. Imported where the program gives some."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics import export as sdk
+from opentelemetry.sdk.metrics.export import AggregationTemporality, Buckets, MetricsData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
 from otel_train.catalog import Kind
 from otel_train.errors import ConfigError
@@ -13,12 +21,6 @@ from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from opentelemetry.sdk.metrics.export import Metric as SdkMetric
-    from opentelemetry.sdk.metrics.export import MetricsData
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_train import datamodel
     from otel_train.datamodel import AttributeValue, Snapshot, Span
@@ -38,7 +40,7 @@ class ProviderExporter:
     def __init__(
         self, resource: Mapping[str, AttributeValue], *, version: str, meters: Any = None, tracers: Any = None
     ) -> None:
-        self._scope = sdk_scope(version)
+        self._scope = InstrumentationScope(SCOPE_NAME, version)
         self._providers = [provider for provider in (meters, tracers) if provider is not None]
         self._snapshot: Snapshot | None = None
         self._guard = Guard("metrics for the program's meter provider")
@@ -52,8 +54,9 @@ class ProviderExporter:
                 "meter_provider", meters, "opentelemetry.sdk.metrics.MeterProvider(metric_readers=[...])"
             )
         self._on_end: Callable[[Any], None] | None = getattr(processor, "on_end", None)
-        self._span_resource = sdk_resource({**resource, **_attributes(tracers)})
-        self._metric_resource = sdk_resource({**resource, **_attributes(meters)})
+        # Exactly these attributes: no detectors, none of the SDK's own.
+        self._span_resource = Resource({**resource, **_attributes(tracers)})
+        self._metric_resource = Resource({**resource, **_attributes(meters)})
         for reader in readers:
             self._join(reader)
 
@@ -115,72 +118,45 @@ def _refusal(name: str, given: Any, remedy: str) -> ConfigError:
     return ConfigError(f"{name}={given!r}: expected a provider of opentelemetry-sdk. Pass {remedy}")
 
 
-def sdk_resource(attributes: Mapping[str, AttributeValue]) -> Resource:
-    """Exactly these attributes: no detectors, none of the SDK's own."""
-    from opentelemetry.sdk.resources import Resource
-
-    return Resource(dict(attributes))
-
-
-def sdk_scope(version: str) -> InstrumentationScope:
-    """The instrumentation scope of everything we send."""
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-    return InstrumentationScope(SCOPE_NAME, version)
-
-
 def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
     """A snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
-    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-
     metrics = [_family(family, snapshot) for family in snapshot.families]
-    scopes = [ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
-    resources = [ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
+    scopes = [sdk.ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
+    resources = [sdk.ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
     return MetricsData(resource_metrics=resources)
 
 
-def _family(family: datamodel.MetricFamily, snapshot: Snapshot) -> SdkMetric:
-    from opentelemetry.sdk.metrics import export as sdk
-
-    metric, cumulative = family.metric, sdk.AggregationTemporality.CUMULATIVE
-    write = _histogram_point if metric.kind is Kind.HISTOGRAM else _number_point
-    points = [
-        write(
-            point,  # type: ignore[arg-type]  # the kind says which
-            attributes=dict(point.attributes),
-            start_time_unix_nano=snapshot.start_unix_ns,
-            time_unix_nano=snapshot.time_unix_ns,
-        )
-        for point in family.points
-    ]
-    data: Any  # Any: one of three unrelated classes
+def _family(family: datamodel.MetricFamily, snapshot: Snapshot) -> sdk.Metric:
+    metric, cumulative = family.metric, AggregationTemporality.CUMULATIVE
+    times: dict[str, Any] = {
+        "start_time_unix_nano": snapshot.start_unix_ns,
+        "time_unix_nano": snapshot.time_unix_ns,
+    }
+    data: Any  # Any: one of three unrelated classes, of points of one of two
     if metric.kind is Kind.HISTOGRAM:
-        data = sdk.ExponentialHistogram(points, cumulative)
-    elif metric.kind is Kind.GAUGE:
-        data = sdk.Gauge(points)
+        data = sdk.ExponentialHistogram(
+            [_histogram_point(point, times) for point in family.points], cumulative
+        )
     else:
-        data = sdk.Sum(points, cumulative, is_monotonic=metric.kind is Kind.COUNTER)
+        points: Any = [
+            sdk.NumberDataPoint(attributes=dict(point.attributes), value=float(point.value), **times)  # type: ignore[union-attr]  # the kind says which
+            for point in family.points
+        ]
+        gauge, counter = metric.kind is Kind.GAUGE, metric.kind is Kind.COUNTER
+        data = sdk.Gauge(points) if gauge else sdk.Sum(points, cumulative, is_monotonic=counter)
     return sdk.Metric(name=metric.name, description=metric.meaning, unit=metric.unit, data=data)
 
 
-def _number_point(point: datamodel.Point, **common: Any) -> Any:  # Any: made by the SDK, taken by the SDK
-    from opentelemetry.sdk.metrics.export import NumberDataPoint
-
-    return NumberDataPoint(**common, value=float(point.value))
-
-
-def _histogram_point(point: datamodel.HistogramPoint, **common: Any) -> Any:  # Any: as above
-    from opentelemetry.sdk.metrics import Exemplar
-    from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint
-
+def _histogram_point(point: Any, times: Mapping[str, int]) -> sdk.ExponentialHistogramDataPoint:
     # The encoder leaves a field unset for None, which is how OTLP says "no observation yet".
     empty = math.isnan(point.min)
     exemplars = [
         Exemplar({}, float(each.value), each.time_unix_ns, each.span_id, each.trace_id)
         for each in point.exemplars
     ]
-    return ExponentialHistogramDataPoint(
-        **common,
+    return sdk.ExponentialHistogramDataPoint(
+        **times,
+        attributes=dict(point.attributes),
         count=point.count,
         sum=float(point.sum),
         scale=point.scale,
@@ -196,9 +172,6 @@ def _histogram_point(point: datamodel.HistogramPoint, **common: Any) -> Any:  # 
 
 def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
     """A finished span, with the ids it was given."""
-    from opentelemetry.sdk.trace import Event, ReadableSpan
-    from opentelemetry.trace import Link, Status, StatusCode
-
     events = [Event(each.name, dict(each.attributes), timestamp=each.time_unix_ns) for each in span.events]
     links = [Link(_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links]
     return ReadableSpan(
@@ -217,6 +190,4 @@ def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope
 
 
 def _context(trace_id: int, span_id: int) -> Any:  # Any: the API's class subclasses an untyped tuple
-    from opentelemetry.trace import SpanContext, TraceFlags
-
     return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))

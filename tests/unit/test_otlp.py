@@ -14,25 +14,27 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_train.datamodel import Exemplar, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
-from otel_train.exporters.otel_providers import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
+from otel_train.exporters.otel_providers import to_metrics_data, to_readable_span
 from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from tests.support.receiver import ids_in_base64
 from tests.support.snapshots import RESOURCE, STEP, STEPS, snapshot, spans
 
+SCOPE = InstrumentationScope("otel_train", "1")
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
 def metrics_request(metrics: Snapshot) -> ExportMetricsServiceRequest:
-    return encode_metrics(to_metrics_data(metrics, sdk_resource(RESOURCE), sdk_scope("1")))
+    return encode_metrics(to_metrics_data(metrics, Resource(RESOURCE), SCOPE))
 
 
 def trace_request() -> ExportTraceServiceRequest:
-    resource, scope = sdk_resource(RESOURCE), sdk_scope("1")
-    return encode_spans([to_readable_span(span, resource, scope) for span in spans()])
+    return encode_spans([to_readable_span(span, Resource(RESOURCE), SCOPE) for span in spans()])
 
 
 def from_spec_json(text: str, message: Any) -> Any:
