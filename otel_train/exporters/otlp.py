@@ -30,74 +30,6 @@ _log = logging.getLogger("otel_train")
 _SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
 
 
-class OtlpExporter:
-    """Appends every batch to the spool and returns; a thread of its own sends from there.
-
-    Args:
-        settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        resource: resource attributes; every request repeats them.
-        version: version of the instrumentation scope.
-        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
-        on_error: called with every ``OSError`` of the spool.
-        connections: shared with others that send; None for connections of its own.
-    """
-
-    def __init__(
-        self,
-        settings: OtlpSettings,
-        resource: Mapping[str, AttributeValue],
-        *,
-        version: str,
-        directory: Path | None = None,
-        on_error: Callable[[OSError], None] = lambda _error: None,
-        connections: Connections | None = None,
-    ) -> None:
-        self._signals = frozenset(settings.targets)
-        self._resource = dict(resource)
-        self._version = version
-        self._failure_logged = False
-        transport = OtlpTransport(settings.targets, connections)
-        self._sender = Sender(settings, transport, directory=directory, on_error=on_error)
-
-    @property
-    def drops(self) -> Mapping[tuple[str, str], int]:
-        """Records that are not where people look, by (signal, reason); see ``Sender.drops``."""
-        return self._sender.drops
-
-    @property
-    def failures(self) -> int:
-        """Requests that were not accepted."""
-        return self._sender.failures
-
-    def export(self, batch: ExportBatch) -> None:
-        """Append one batch to the spool."""
-        snapshot = batch.snapshot
-        if snapshot is not None and "metrics" in self._signals:
-            points = sum(len(family.points) for family in snapshot.families)
-            self._put("metrics", points, lambda: metrics_line(snapshot, self._resource, self._version))
-        if batch.spans and "traces" in self._signals:
-            for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
-                spans = batch.spans[first : first + _SPANS_PER_REQUEST]
-                self._put("traces", len(spans), lambda: spans_line(spans, self._resource, self._version))  # noqa: B023 - called at once
-
-    def _put(self, signal: str, records: int, line: Callable[[], str]) -> None:
-        try:
-            request = line().encode("utf-8", "replace")
-        except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
-            self._sender.count(signal, records, "serialization")
-            if not self._failure_logged:
-                self._failure_logged = True
-                _log.exception(
-                    "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
-                )
-        else:
-            self._sender.put(signal, request)
-
-    def close(self, timeout_s: float) -> None:
-        """Send what waits, in at most ``timeout_s`` seconds; the rest stays in the spool."""
-        self._sender.close(timeout_s)
-
-
 _LINE_INTERVAL_S: Final = 60.0
 """At most one line a minute about a collector that comes and goes, and one about refusals."""
 
@@ -120,19 +52,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
 
 
 class Delivery(NamedTuple):
-    """What became of the oldest request of a queue.
+    """What became of the oldest request of a queue."""
 
-    Attributes:
-        answer: what the collector said; None when it was not asked.
-        busy: another process is sending from this queue.
-        records: how many records the request had.
-        behind: requests behind it that were accepted with it.
-    """
-
-    answer: ExportResponse | None = None
-    busy: bool = False
+    answer: ExportResponse | None = None  # None when the collector was not asked
+    busy: bool = False  # another process is sending from this queue
     records: int = 0
-    behind: int = 0
+    behind: int = 0  # requests behind it that were accepted with it
 
 
 class Backoff:
@@ -419,3 +344,57 @@ class _CollectorLog:
             return False
         self._last_s[about] = now_s
         return True
+
+
+class OtlpExporter(Sender):
+    """Appends every batch to the spool and returns; a thread of its own sends from there.
+
+    Args:
+        settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
+        resource: resource attributes; every request repeats them.
+        version: version of the instrumentation scope.
+        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
+        on_error: called with every ``OSError`` of the spool.
+        connections: shared with others that send; None for connections of its own.
+    """
+
+    def __init__(
+        self,
+        settings: OtlpSettings,
+        resource: Mapping[str, AttributeValue],
+        *,
+        version: str,
+        directory: Path | None = None,
+        on_error: Callable[[OSError], None] = lambda _error: None,
+        connections: Connections | None = None,
+    ) -> None:
+        self._signals = frozenset(settings.targets)
+        self._resource = dict(resource)
+        self._version = version
+        self._failure_logged = False
+        transport = OtlpTransport(settings.targets, connections)
+        super().__init__(settings, transport, directory=directory, on_error=on_error)
+
+    def export(self, batch: ExportBatch) -> None:
+        """Append one batch to the spool."""
+        snapshot = batch.snapshot
+        if snapshot is not None and "metrics" in self._signals:
+            points = sum(len(family.points) for family in snapshot.families)
+            self._write("metrics", points, lambda: metrics_line(snapshot, self._resource, self._version))
+        if batch.spans and "traces" in self._signals:
+            for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
+                spans = batch.spans[first : first + _SPANS_PER_REQUEST]
+                self._write("traces", len(spans), lambda: spans_line(spans, self._resource, self._version))  # noqa: B023 - called at once
+
+    def _write(self, signal: str, records: int, line: Callable[[], str]) -> None:
+        try:
+            request = line().encode("utf-8", "replace")
+        except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
+            self.count(signal, records, "serialization")
+            if not self._failure_logged:
+                self._failure_logged = True
+                _log.exception(
+                    "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
+                )
+        else:
+            self.put(signal, request)

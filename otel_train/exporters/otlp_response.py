@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from http.client import responses
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -163,7 +164,8 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
     asked = f", and asks to wait {wait_s:.0f} s" if wait_s is not None else ""
     poison = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _OVERLOADED
-    return retry(f"answers {status} ({_phrase(status)}{said}){asked}", wait_s, poison=poison)
+    phrase = responses.get(status, "no known status")
+    return retry(f"answers {status} ({phrase}{said}){asked}", wait_s, poison=poison)
 
 
 def _mendable(answer: HttpResponse, *, tls: bool) -> str:
@@ -259,20 +261,14 @@ def _said(answer: HttpResponse) -> str:
             value = json.loads(answer.body)
             text = str(value.get("message", "")) if isinstance(value, dict) else ""
     elif kind == PROTOBUF:
-        text = _status_message(answer.body)
+        from google.protobuf.message import DecodeError
+        from google.rpc.status_pb2 import Status
+
+        with suppress(DecodeError):
+            text = str(Status.FromString(answer.body).message)
     elif kind == "text/plain":
         text = answer.body.decode("utf-8", "replace")
     return f", {shown}" if (shown := first_line(text)) else ""
-
-
-def _status_message(body: bytes) -> str:
-    from google.protobuf.message import DecodeError
-    from google.rpc.status_pb2 import Status
-
-    try:
-        return str(Status.FromString(body).message)
-    except DecodeError:
-        return ""
 
 
 def _retry_after_s(text: str) -> float | None:
@@ -283,10 +279,3 @@ def _retry_after_s(text: str) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "no known status"

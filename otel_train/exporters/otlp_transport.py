@@ -113,24 +113,10 @@ def _unreadable(line: bytes, signal: str) -> str:
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class _Limit:
-    """The seconds that one request may still take, and the bytes of its answer that are still read."""
-
-    def __init__(self, seconds: float, most_bytes: int = 0) -> None:
-        self._until_s = time.monotonic() + seconds
-        self.bytes_left = most_bytes
-
-    def seconds_left(self) -> float:
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        return left_s
-
-
 class _LimitedReader(io.RawIOBase):
     """What ``http.client`` reads an answer from: a socket, until the limit of the request is reached."""
 
-    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
+    def __init__(self, sock: socket.socket, limit: _Limited) -> None:
         # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
         self._file = sock.makefile("rb", buffering=0)
         self._sock = sock
@@ -158,19 +144,28 @@ class _LimitedReader(io.RawIOBase):
 
 
 class _Limited(http.client.HTTPConnection):
-    limit = _Limit(0)
+    """Bounds how long a request takes in all, and how much of its answer is read."""
+
+    until_s = 0.0
+    bytes_left = 0
+
+    def seconds_left(self) -> float:
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
 
     def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
-        limited: Any = _LimitedReader(sock, self.limit)
+        limited: Any = _LimitedReader(sock, self)
         return http.client.HTTPResponse(limited, **more)
 
     def connect(self) -> None:
-        self.timeout = self.limit.seconds_left()
+        self.timeout = self.seconds_left()
         super().connect()
 
     def send(self, data: Any) -> None:
         if self.sock is not None:
-            self.sock.settimeout(self.limit.seconds_left())
+            self.sock.settimeout(self.seconds_left())
         super().send(data)
 
 
@@ -179,21 +174,13 @@ class _LimitedTls(_Limited, http.client.HTTPSConnection):
 
 
 class _Route(NamedTuple):
-    """How to come to a collector.
+    """How to come to a collector."""
 
-    Attributes:
-        key: the same for all that may use one connection.
-        end: host and port to connect to: of the collector, or of a proxy.
-        headers: that a proxy wants with every request.
-        forwarded: a proxy passes requests on, one by one.
-        tunnel: host, port and headers that a proxy wants before TLS begins.
-    """
-
-    key: Hashable
-    end: tuple[str, int]
-    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
-    forwarded: bool = False
-    tunnel: tuple[str, int, dict[str, str]] | None = None
+    key: Hashable  # the same for all that may use one connection
+    end: tuple[str, int]  # host and port to connect to: of the collector, or of a proxy
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed; a proxy wants them with every request
+    forwarded: bool = False  # a proxy passes requests on, one by one
+    tunnel: tuple[str, int, dict[str, str]] | None = None  # host, port and headers for a proxy, before TLS
 
 
 class Connections:
@@ -283,8 +270,8 @@ class HttpClient:
 
     def prepare(self) -> None:
         """Read the certificates now, not with the first request; OSError where one cannot be read."""
-        if self._target.tls:
-            self._tls()
+        if self._target.tls and self._context is None:
+            self._context = trusting(self._target)
 
     def close(self) -> None:
         """Drop the connection. What waits for an answer on another thread fails at once."""
@@ -301,17 +288,14 @@ class HttpClient:
         connection.close()
 
     def _exchange(
-        self,
-        method: str,
-        timeout_s: float,
-        *,
-        query: str = "",
-        body: bytes | None = None,
-        content_type: str = "",
+        self, method: str, timeout_s: float, *, query: str = "", body: bytes = b"", content_type: str = ""
     ) -> HttpResponse:
-        limit = _Limit(timeout_s, 2 * self._most_answer_bytes)
         route = self._route = self._route or self._find_route()
-        connection = self._connected(route, limit)
+        connection = self._connection = self._connections.take(route.key) or self._made(route)
+        connection.until_s = time.monotonic() + timeout_s
+        connection.bytes_left = 2 * self._most_answer_bytes
+        if connection.sock is None:
+            connection.connect()
         query = query or self._url.query
         path = f"{self._url.path or '/'}{'?' * bool(query)}{query}"
         headers = {**self._headers, **route.headers}
@@ -321,7 +305,7 @@ class HttpClient:
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
         # A server may refuse before it has read everything.
         with suppress(BrokenPipeError, ConnectionResetError):
-            connection.request(method, path, body, headers)
+            connection.request(method, path, body or None, headers)
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         answer = HttpResponse(response.status, found, response.read(self._most_answer_bytes + 1))
@@ -333,13 +317,6 @@ class HttpClient:
             if connection.sock is not None:
                 self._connections.give(route.key, connection)
         return answer
-
-    def _connected(self, route: _Route, limit: _Limit) -> _Limited:
-        connection = self._connection = self._connections.take(route.key) or self._made(route)
-        connection.limit = limit
-        if connection.sock is None:
-            connection.connect()
-        return connection
 
     def _find_route(self) -> _Route:
         target, scheme = self._target, self._url.scheme
@@ -360,15 +337,11 @@ class HttpClient:
     def _made(self, route: _Route) -> _Limited:
         if not self._target.tls:
             return _Limited(*route.end)
-        connection = _LimitedTls(*route.end, context=self._tls())
+        self.prepare()
+        connection = _LimitedTls(*route.end, context=self._context)
         if route.tunnel is not None:
             connection.set_tunnel(*route.tunnel)
         return connection
-
-    def _tls(self) -> ssl.SSLContext:
-        if self._context is None:
-            self._context = trusting(self._target)
-        return self._context
 
 
 def trusting(target: Target) -> ssl.SSLContext:
