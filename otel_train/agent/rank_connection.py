@@ -240,9 +240,8 @@ class RankConnection:
     def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
         self.service.run.captures.active = active
 
-    def _do_hand_over(self) -> bool:
-        """Hands rows of all final time to the trackers."""
-        return self.service.hand_over()
+    def _do_hand_over(self) -> None:
+        self.service.hand_over()
 
     def _left_request(self) -> object:
         """What was left in the folder of the rank."""
@@ -292,7 +291,7 @@ class RankConnection:
                 self.loop.stop(config.exit_timeout_s)
                 service.last_turn(state, cause=cause)
             with Guard("close"):
-                service.close(config.exit_timeout_s)
+                service.close()
             with Guard("flight file"):
                 self.rings.close()
             run = self.exporters.run_directory

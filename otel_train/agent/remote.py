@@ -165,7 +165,7 @@ class RemoteRecording:
 
 
 class RemoteTrackers:
-    """In place of ``Trackers``: they live in the training process, which waits for them and counts their faults itself."""
+    """In place of ``Trackers``: they live in the training process, which waits for them, counts their faults and closes them."""
 
     def __init__(self, remote: RemoteRecording) -> None:
         self._remote = remote
@@ -185,21 +185,9 @@ class RemoteTrackers:
         if waiting:
             self._remote.send("rows", waiting)
 
-    def emptied(self, timeout_s: float) -> bool:
-        """The rank waits."""
-        del timeout_s
-        return True
-
-    def faults(self) -> int:
-        """The rank counts them."""
-        return 0
-
-    def close(self, timeout_s: float) -> None:
-        """The rank does."""
-
 
 class RemoteExchange:
-    """In place of ``Exchange``: only the training process has a connection to the store of the job."""
+    """In place of ``Exchange``: only the training process has a connection to the store of the job. It closes it."""
 
     def __init__(self, remote: RemoteRecording, **which: Any) -> None:
         self._remote = remote
@@ -222,9 +210,6 @@ class RemoteExchange:
     def take(self) -> dict[int, str] | None:
         """See ``Exchange``."""
         return self._remote.records.popleft() if self._remote.records else None
-
-    def close(self, timeout_s: float) -> None:
-        """The rank closes its own."""
 
 
 class RemoteProviders:

@@ -383,10 +383,9 @@ class AgentService:
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
-            partial(RemoteExchange, recording, prefix=key_prefix),
+            self._reporter.counted, partial(RemoteExchange, recording, prefix=key_prefix),
         )  # fmt: skip
         ranks = RankCoordinator(self.run, self.info, config=self._config, job=job, clock=system_clock)
-        ranks.counted = self._reporter.counted
         self._reporter.more.append(ranks.write)
         return ranks
 
@@ -445,10 +444,10 @@ class AgentService:
         self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         self.loop.start()
 
-    def hand_over(self) -> bool:
-        """Let the trackers have what happened up to now, in half the time that the end may take. Whether they have."""
-        patience_s = self._config.exit_timeout_s / 2
-        return self.loop.read_within(patience_s) and self.tracking.hand_over(patience_s)
+    def hand_over(self) -> None:
+        """Let the trackers have what happened up to now, unless a turn takes longer than half the time of the end."""
+        if self.loop.read_within(self._config.exit_timeout_s / 2):
+            self.tracking.hand_over()
 
     def last_turn(self, state: str, *, cause: str = "") -> None:
         """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside."""
@@ -479,16 +478,12 @@ class AgentService:
         """Stop what has been started: the session does not come about."""
         self.loop.stop(1.0)
         self.captures.close()
-        self.close(1.0)
+        self.close()
 
-    def close(self, timeout_s: float) -> None:
-        """Let go of the devices' readings, of the trackers, and of the other ranks."""
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._hardware.close()
-            self.tracking.close(timeout_s * 0.9)
-        finally:
-            self.ranks.close(max(0.05, deadline - time.monotonic()))
+    def close(self) -> None:
+        """Let go of the devices' readings, and hand the last rows to the trackers."""
+        self._hardware.close()
+        self.tracking.close()
 
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
         """What ``summary.json`` holds."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.datamodel import AttributeValue, Clock, Finding
-    from otel_train.distributed.hang import HangSuspect
     from otel_train.distributed.rank_report import RankReport
     from otel_train.distributed.store import Exchange
     from otel_train.resource import RunInfo
@@ -44,12 +43,14 @@ class Job(NamedTuple):
         find: returns rank and world size of the process group; None while there is none.
         barrier: returns the stage in which the model waits for the other ranks; "" if unknown.
         events: returns counts by ``train.rank.event``.
+        counted: returns what this rank counts for its model replica.
         exchange: makes the exchange, called with ``rank`` and ``world_size``.
     """
 
     find: Callable[[], tuple[int, int] | None]
     barrier: Callable[[], str]
     events: Callable[[], Mapping[str, int]]
+    counted: Callable[[], Mapping[tuple[str, str, str], int]]
     exchange: Callable[..., Any]
 
 
@@ -65,8 +66,6 @@ class RankCoordinator:
         job: Job,
         clock: Clock,
     ) -> None:
-        self.counted: Callable[[], Mapping[tuple[str, str, str], int]] = dict
-        """Returns what this rank counts for its model replica."""
         self._run = run
         self._info = info
         self._config = config
@@ -101,11 +100,6 @@ class RankCoordinator:
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + int(self._every_s * NS_PER_S)
             self._exchange.send(ExchangeRequest(self._record(), self._wanted()))
-
-    def close(self, timeout_s: float) -> None:
-        """Removes this rank's report from the store and ends the exchange thread."""
-        if self._exchange is not None:
-            self._exchange.close(timeout_s)
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks."""
@@ -153,7 +147,7 @@ class RankCoordinator:
             host=self._info.host,
             barrier=self._job.barrier(),
             events=self._job.events(),
-            counted=self.counted(),
+            counted=self._job.counted(),
         )
         if self._rank == 0:  # the other ranks read from it how long any rank may take
             others_s = self._run.stalls.others_ns / NS_PER_S

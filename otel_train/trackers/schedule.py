@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -79,15 +78,12 @@ EVERY_STEPS = 50
 
 
 class _Trackers(Protocol):
-    """The trackers that rows are logged to: see ``otel_train.trackers.manager.Trackers``."""
+    """As much as the export loop needs of ``otel_train.trackers.manager.Trackers``."""
 
     @property
     def any(self) -> bool: ...
     def listened(self) -> bool: ...
     def put(self, rows: Iterable[FlatRow]) -> None: ...
-    def emptied(self, timeout_s: float) -> bool: ...
-    def faults(self) -> int: ...
-    def close(self, timeout_s: float) -> None: ...
 
 
 class Tracking:
@@ -136,31 +132,27 @@ class Tracking:
             self._flush(least=MOST_HELD)
 
     def faults(self) -> dict[str, int]:
-        """Faults of all trackers; rows that were dropped count as well."""
-        return {"trackers": self._guard.faults + self._trackers.faults()}
+        """Rows that could not be made."""
+        return {"trackers": self._guard.faults}
 
     def listened(self) -> bool:
         """Whether there is, or has been, a tracker to log to."""
         self._awake = self._awake or self._trackers.listened()
         return self._awake
 
-    def hand_over(self, timeout_s: float) -> bool:
-        """Let the trackers write everything that is final, in at most ``timeout_s`` seconds. Whether they have."""
-        deadline = time.monotonic() + timeout_s
+    def hand_over(self) -> None:
+        """Hand everything that is final to the trackers."""
         if self._awake:
             self._flush()
             with self._guard:
                 self._put(self._metrics.so_far())
-        return self._trackers.emptied(deadline - time.monotonic())
 
-    def close(self, timeout_s: float) -> None:
-        """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
-        deadline = time.monotonic() + timeout_s
+    def close(self) -> None:
+        """Hand over what is left."""
         self._flush()
         if self._awake:
             with self._guard:
                 self._put(self._metrics.finish())
-        self._trackers.close(deadline - time.monotonic())
 
     def _flush(self, *, least: int = 1) -> None:
         rest = self._held.rest(least=least)

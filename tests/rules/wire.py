@@ -140,10 +140,6 @@ class Table:
         """Those that were wanted."""
         return {rank: self._records[rank] for rank in self._wanted if rank in self._records}
 
-    def close(self, timeout_s: float) -> None:
-        """Take the own record away."""
-        self._records.pop(self._rank, None)
-
 
 class Member(NamedTuple):
     """One rank: its account, and its part in the exchange."""
@@ -225,12 +221,12 @@ class Run:
         )  # fmt: skip
         account = SimulatedRank(info, self._config, anchor=anchor, workload=loop)
         exchange = partial(Table, self._records)
-        job = Job(lambda: (rank, size), lambda: "backward", account.reporter.events, exchange)
+        reporter = account.reporter
+        job = Job(lambda: (rank, size), lambda: "backward", reporter.events, reporter.counted, exchange)
         ranks = RankCoordinator(
             account.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S
         )
-        ranks.counted = account.reporter.counted
-        account.reporter.more.append(ranks.write)
+        reporter.more.append(ranks.write)
         labels = {
             "train_run_id": "r", "train_rank": str(rank), "host_name": info.host, "job": "otel-train",
             "instance": info.instance_id,

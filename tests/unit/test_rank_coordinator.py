@@ -40,7 +40,7 @@ class Member:
         self.store = store
         info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
         exchange = partial(Exchange, store.connect, prefix="p")
-        job = Job(lambda: self.group, lambda: "backward", lambda: {"oom": rank}, exchange)
+        job = Job(lambda: self.group, lambda: "backward", lambda: {"oom": rank}, dict, exchange)
         config = Config(tuning=f"rank_report_interval_s={settings.pop('every_s', 5.0)}")
         self.ranks = RankCoordinator(self.run, info, config=config, job=job, clock=self.clock)
 
@@ -69,7 +69,8 @@ def members(store: FakeStore) -> Iterator[list[Member]]:
     yield joined
     store.released.set()
     for member in joined:
-        member.ranks.close(5)
+        if member.ranks._exchange is not None:
+            member.ranks._exchange.close(5)
 
 
 def join(members: list[Member], store: FakeStore, rank: int, world_size: int, **settings: Any) -> Member:
