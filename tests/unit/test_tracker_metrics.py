@@ -21,7 +21,7 @@ from tests.support.edges import Tape
 from tests.support.runs import run_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 MS = 10**6
 ANCHOR = Anchor(clock_ns=0, unix_ns=0)
@@ -68,31 +68,86 @@ def test_stage_times_are_means_since_the_last_log() -> None:
     assert second.values["profile/train/dl_code/time_optimizer_ms"] == pytest.approx(7)
 
 
-def test_batch_wait_runs_from_the_last_stage_of_the_batch_before_to_the_forward() -> None:
-    """5 ms in next(), and the 2 + 4 ms that the program spends around it."""
-    tape = Tape()
-    for _ in range(4):
-        tape.spend(2 * MS).ask(ns=5 * MS).spend(4 * MS).forward(MS).backward(MS).update(MS)
-
-    rows = Rows(every_steps=4).play(tape.stop())
-
-    assert rows[0].values["profile/train/dl_code/time_batch_wait_ms"] == pytest.approx(11)
+def tape(rounds: int, part: Callable[[Tape], object]) -> Tape:
+    return Tape().repeat(rounds, part)
 
 
-def test_with_two_loaders_the_wait_covers_the_work_on_the_other_one() -> None:
-    """Each loader's clock runs from its own last batch; an optimizer stage belongs to the loader fetched last."""
-    tape = Tape()
-    for _ in range(4):
-        tape.ask("a", MS).forward(MS).backward(MS).ask("b", MS).forward(MS).backward(MS).update(3 * MS)
+@pytest.mark.parametrize(("played", "every_steps", "expected"), [
+    # 5 ms in next(), and the 2 + 4 ms that the program spends around it.
+    pytest.param(
+        tape(4, lambda t: t.spend(2 * MS).ask(ns=5 * MS).spend(4 * MS).forward(MS).backward(MS).update(MS)), 4,
+        {"profile/train/dl_code/time_batch_wait_ms": 11},
+        id="batch wait runs from the last stage of the batch before to the forward"),
+    # Each loader's clock runs from its own last batch; for a: b's 1 + 1 + 1 + 3, then a's next().
+    pytest.param(
+        tape(4, lambda t: t.ask("a", MS).forward(MS).backward(MS).ask("b", MS).forward(MS).backward(MS)
+             .update(3 * MS)), 4,
+        {"profile/train/dl_a/time_batch_wait_ms": 7, "profile/train/dl_b/time_batch_wait_ms": 4,
+         "profile/train/dl_b/time_optimizer_ms": 3, "profile/train/dl_a/time_optimizer_ms": None},
+        id="with two loaders the wait covers the work on the other one"),
+    # The four derived ones and the user's own.
+    pytest.param(
+        tape(4, lambda t: t.ask(ns=5 * MS).forward(20 * MS).backward(30 * MS).run(SourceKind.STAGE, "clip", 3 * MS)
+             .update(7 * MS)), 4,
+        {f"profiling/{name}_{what}": value
+         for name, s in {"data_batch_production": 0.005, "loss_fn_computation": 0.050, "training_step": 0.060,
+                         "make_step_total": 0.060, "clip": 0.003}.items()
+         for what, value in {"avg_time": s, "total_time": 4 * s, "count": 4}.items()},
+        id="operations are seconds since the start"),
+    # An optimizer that calls the model itself (LBFGS) holds forward and backward inside.
+    pytest.param(
+        tape(2, lambda t: t.ask(ns=5 * MS).begin(SourceKind.OPTIMIZER, "LBFGS").forward(20 * MS).backward(30 * MS)
+             .spend(7 * MS).end(SourceKind.OPTIMIZER, "LBFGS")), 2,
+        {"profiling/training_step_avg_time": 0.057, "profiling/loss_fn_computation_avg_time": 0.050},
+        id="what a closure computes is not counted twice"),
+    # It runs between the forward and the backward, in no stage, and may take longer than both.
+    pytest.param(
+        tape(4, lambda t: t.spend(MS).ask(ns=5 * MS).spend(2 * MS).forward(20 * MS).spend(40 * MS).backward(30 * MS)
+             .spend(3 * MS).update(7 * MS).spend(6 * MS)), 4,
+        {"profiling/loss_fn_computation_avg_time": 0.090, "profiling/loss_fn_computation_count": 4,
+         "profiling/training_step_avg_time": 0.100, "profiling/training_step_count": 4},
+        id="the loss function is part of the loss computation and of the training step"),
+    # Gradient accumulation: a step of two micro-batches contains the wait for the second one.
+    pytest.param(
+        tape(2, lambda t: t.repeat(2, lambda t: t.ask(ns=5 * MS).forward(20 * MS).spend(MS).backward(30 * MS))
+             .update(7 * MS)), 2,
+        {"profiling/loss_fn_computation_count": 4, "profiling/loss_fn_computation_avg_time": 0.051,
+         "profiling/training_step_count": 2, "profiling/training_step_avg_time": 0.114,
+         "profiling/data_batch_production_count": 4, "profiling/make_step_total_avg_time": 0.109},
+        id="every micro-batch has a loss computation, and their step is one"),
+    # Manual steps have a duration; nothing in them was timed, so there is no zero to average.
+    pytest.param(
+        tape(4, lambda t: t.ask(ns=5 * MS).spend(20 * MS).mark()), 2,
+        {"profiling/make_step_total_count": 2, "profiling/training_step_count": None,
+         "profiling/training_step_avg_time": None, "profiling/loss_fn_computation_avg_time": None},
+        id="a step of which no call was seen has no training step"),
+    pytest.param(
+        tape(2, lambda t: t.ask(ns=5 * MS).run(SourceKind.STAGE, "loss", 20 * MS)
+             .run(SourceKind.OPTIMIZER, "optimizer", 4 * MS)), 2,
+        {"profiling/loss_fn_computation_avg_time": 0.020, "profiling/loss_fn_computation_count": 2,
+         "profiling/loss_avg_time": 0.020, "profiling/training_step_avg_time": 0.024,
+         "profiling/training_step_count": 2, "profiling/make_step_total_avg_time": 0.024},
+        id="a program of JAX has the old operations: the loss where it is a call of its own"),
+    pytest.param(
+        tape(2, lambda t: t.ask(ns=5 * MS).run(SourceKind.WHOLE, "make_step", 30 * MS)), 2,
+        {"profiling/training_step_avg_time": 0.030, "profiling/data_batch_production_avg_time": 0.005,
+         "profile/train/dl_code/time_batch_wait_ms": 5, "profiling/loss_fn_computation_avg_time": None},
+        id="a program of JAX has the old operations: a whole update is the step"),
+    # Of torch the forward and the backward are known: what lies between them counts once, named or not.
+    pytest.param(
+        tape(2, lambda t: t.ask(ns=5 * MS).forward(20 * MS).run(SourceKind.STAGE, "loss", 3 * MS).backward(30 * MS)
+             .update(MS)), 2,
+        {"profiling/loss_fn_computation_avg_time": 0.053, "profiling/loss_fn_computation_count": 2,
+         "profiling/loss_avg_time": 0.003},
+        id="a stage called loss beside a backward is only a stage"),
+])  # fmt: skip
+def test_values_of_a_row_are_what_they_add_up_to(
+    played: Tape, every_steps: int, expected: dict[str, float | None]
+) -> None:
+    """The names that old charts ask for, with seconds and counts one can add up."""
+    values = Rows(every_steps=every_steps).play(played.stop(), cuts=[3, 5, 7])[0].values
 
-    values = Rows(every_steps=4).play(tape.stop("a"))[0].values
-
-    assert values["profile/train/dl_a/time_batch_wait_ms"] == pytest.approx(
-        7
-    )  # b: 1 + 1 + 1 + 3, then a's next()
-    assert values["profile/train/dl_b/time_batch_wait_ms"] == pytest.approx(4)
-    assert values["profile/train/dl_b/time_optimizer_ms"] == pytest.approx(3)
-    assert "profile/train/dl_a/time_optimizer_ms" not in values
+    assert {name: values.get(name) for name in expected} == pytest.approx(expected)
 
 
 def test_phase_eval_is_called_val_and_has_data_and_forward_only() -> None:
@@ -110,84 +165,6 @@ def test_phase_eval_is_called_val_and_has_data_and_forward_only() -> None:
         "profile/val/dl_val/time_data_ms", "profile/val/dl_val/time_forward_ms"
     }  # fmt: skip
     assert second["profile/val/dl_val/time_forward_ms"] == pytest.approx(11e-6)
-
-
-def test_operations_are_seconds_since_the_start() -> None:
-    """The four derived ones and the user's own, with average, total and count."""
-    tape = Tape()
-    for _ in range(4):
-        tape.ask(ns=5 * MS).forward(20 * MS).backward(30 * MS).run(SourceKind.STAGE, "clip", 3 * MS).update(
-            7 * MS
-        )
-
-    values = Rows().play(tape.stop())[1].values
-
-    expected = {
-        "data_batch_production": 0.005, "loss_fn_computation": 0.050, "training_step": 0.060,
-        "make_step_total": 0.060, "clip": 0.003,
-    }  # fmt: skip
-    for name, seconds in expected.items():
-        assert values[f"profiling/{name}_avg_time"] == pytest.approx(seconds), name
-        assert values[f"profiling/{name}_total_time"] == pytest.approx(4 * seconds), name
-        assert values[f"profiling/{name}_count"] == 4, name
-
-
-def test_what_a_closure_computes_is_not_counted_twice() -> None:
-    """An optimizer that calls the model itself (LBFGS) holds forward and backward inside."""
-    tape = Tape()
-    for _ in range(2):
-        tape.ask(ns=5 * MS).begin(SourceKind.OPTIMIZER, "LBFGS").forward(20 * MS).backward(30 * MS)
-        tape.spend(7 * MS).end(SourceKind.OPTIMIZER, "LBFGS")
-
-    values = Rows().play(tape.stop())[0].values
-
-    assert values["profiling/training_step_avg_time"] == pytest.approx(0.057)
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.050)
-
-
-def test_the_loss_function_is_part_of_the_loss_computation_and_of_the_training_step() -> None:
-    """It runs between the forward and the backward, in no stage, and may take longer than both."""
-    tape = Tape()
-    for _ in range(4):
-        tape.spend(MS).ask(ns=5 * MS).spend(2 * MS).forward(20 * MS).spend(40 * MS).backward(30 * MS)
-        tape.spend(3 * MS).update(7 * MS).spend(6 * MS)
-
-    values = Rows(every_steps=4).play(tape.stop(), cuts=[3, 9, 10, 17])[0].values
-
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.090)
-    assert values["profiling/loss_fn_computation_count"] == 4
-    assert values["profiling/training_step_avg_time"] == pytest.approx(0.100)
-    assert values["profiling/training_step_count"] == 4
-
-
-def test_every_micro_batch_has_a_loss_computation_and_their_step_is_one() -> None:
-    """Gradient accumulation: a step of two micro-batches contains the wait for the second one."""
-    tape = Tape()
-    for _ in range(2):
-        for _ in range(2):
-            tape.ask(ns=5 * MS).forward(20 * MS).spend(MS).backward(30 * MS)
-        tape.update(7 * MS)
-
-    values = Rows().play(tape.stop())[0].values
-
-    assert values["profiling/loss_fn_computation_count"] == 4
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.051)
-    assert values["profiling/training_step_count"] == 2
-    assert values["profiling/training_step_avg_time"] == pytest.approx(0.114)
-    assert values["profiling/data_batch_production_count"] == 4
-    assert values["profiling/make_step_total_avg_time"] == pytest.approx(0.109)
-
-
-def test_a_step_of_which_no_call_was_seen_has_no_training_step() -> None:
-    """Manual steps have a duration; nothing in them was timed, so there is no zero to average."""
-    tape = Tape()
-    for _ in range(4):
-        tape.ask(ns=5 * MS).spend(20 * MS).mark()
-
-    values = Rows().play(tape.stop())[0].values
-
-    assert values["profiling/make_step_total_count"] == 2
-    assert not [key for key in values if "training_step" in key or "loss_fn" in key]
 
 
 def test_a_reset_begins_the_totals_anew() -> None:
@@ -350,27 +327,8 @@ def test_loaders_in_turn_are_one_epoch() -> None:
         assert of_epochs(tape, range(every, len(tape.times), every)) == rows
 
 
-def test_an_epoch_of_loaders_drawn_by_weight_ends_when_all_have_run_out() -> None:
-    """One of them runs out before the others, now this one and now that."""
-    tape = Tape()
-    steps(steps(tape, "abab").stop("a", ns=0), "bbb").stop("b", ns=0)
-    steps(steps(tape, "bbbbba").stop("b", ns=0), "a").stop("a", ns=0)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 7), (2, 14)]
-
-
-def test_an_epoch_of_zip_ends_with_the_shortest() -> None:
-    """Where the first runs out, the iterators of the others are disposed of."""
-    tape = Tape()
-    for _ in range(3):
-        zipped(tape, 4).stop("a", ns=0).stop("b", ns=0, why=Ending.UNKNOWN)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 4), (2, 8), (3, 12)]
-
-
-@pytest.mark.parametrize("long", [5, 6, 9])
-def test_a_short_loader_that_begins_again_ends_no_epoch(long: int) -> None:
-    """Labelled rows beside many unlabelled ones: an epoch is a pass over the long loader."""
+def beside_a_short_one(long: int) -> Tape:
+    """Three passes over a loader, with two batches at a time of another that begins again."""
     tape, left = Tape(), 2
     for _ in range(3):
         for _ in range(long):
@@ -381,43 +339,42 @@ def test_a_short_loader_that_begins_again_ends_no_epoch(long: int) -> None:
             left -= 1
             tape.ask("b").forward().backward().update()
         tape.stop("a", ns=0)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, long), (2, 2 * long), (3, 3 * long)]
-
-
-def test_passes_of_so_many_batches_are_epochs() -> None:
-    """``break`` or ``islice`` after so many batches, where the loader has more."""
-    tape = Tape()
-    for _ in range(3):
-        steps(tape, "aaa").stop("a", ns=0, why=Ending.UNKNOWN)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 3), (2, 6), (3, 9)]
+    return tape
 
 
-def test_a_pass_that_fails_is_no_epoch() -> None:
-    """The loop begins again, and that pass counts."""
-    tape = steps(Tape(), "aa").ask("a", op=Op.FAIL)
-    steps(tape, "aaa").stop("a", ns=0)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 5)]
-
-
-def test_a_pass_that_is_broken_off_for_good_is_no_epoch() -> None:
-    """Early stopping, or an exception in the loop: the rates of half an epoch are those of no epoch."""
-    tape = steps(Tape(), "aaa").stop("a", ns=0)
-    steps(tape, "aa").stop("a", ns=0, why=Ending.UNKNOWN)
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 3)]
-
-
-def test_evaluation_on_the_training_loader_is_no_epoch() -> None:
-    """Many scripts measure accuracy on the training data after each epoch."""
-    tape = Tape()
-    for _ in range(3):
-        steps(tape, "aa").stop("a", ns=0)
-        tape.validate(2, "a")
-
-    assert [row[:2] for row in of_epochs(tape)] == [(1, 2), (2, 4), (3, 6)]
+@pytest.mark.parametrize(("tape", "ends"), [
+    # One of them runs out before the others, now this one and now that.
+    pytest.param(
+        steps(steps(steps(steps(Tape(), "abab").stop("a", ns=0), "bbb").stop("b", ns=0), "bbbbba").stop("b", ns=0), "a")
+        .stop("a", ns=0), [7, 14], id="an epoch of loaders drawn by weight ends when all have run out"),
+    # Where the first runs out, the iterators of the others are disposed of.
+    pytest.param(
+        tape(3, lambda t: zipped(t, 4).stop("a", ns=0).stop("b", ns=0, why=Ending.UNKNOWN)), [4, 8, 12],
+        id="an epoch of zip ends with the shortest"),
+    # Labelled rows beside many unlabelled ones: an epoch is a pass over the long loader.
+    *(pytest.param(beside_a_short_one(long), [long, 2 * long, 3 * long],
+                   id=f"a short loader that begins again ends no epoch of {long}") for long in (5, 6, 9)),
+    # ``break`` or ``islice`` after so many batches, where the loader has more.
+    pytest.param(
+        tape(3, lambda t: steps(t, "aaa").stop("a", ns=0, why=Ending.UNKNOWN)), [3, 6, 9],
+        id="passes of so many batches are epochs"),
+    # The loop begins again, and that pass counts.
+    pytest.param(
+        steps(steps(Tape(), "aa").ask("a", op=Op.FAIL), "aaa").stop("a", ns=0), [5], id="a pass that fails is no epoch"),
+    # Early stopping, or an exception in the loop: the rates of half an epoch are those of no epoch.
+    pytest.param(
+        steps(steps(Tape(), "aaa").stop("a", ns=0), "aa").stop("a", ns=0, why=Ending.UNKNOWN), [3],
+        id="a pass that is broken off for good is no epoch"),
+    pytest.param(
+        steps(steps(Tape(), "aa").stop("a", ns=0), "a").spend(MS), [2], id="an epoch that is not over is none"),
+    # Many scripts measure accuracy on the training data after each epoch.
+    pytest.param(
+        tape(3, lambda t: steps(t, "aa").stop("a", ns=0).validate(2, "a")), [2, 4, 6],
+        id="evaluation on the training loader is no epoch"),
+])  # fmt: skip
+def test_an_epoch_ends_after_its_last_step(tape: Tape, ends: list[int]) -> None:
+    """Epochs are numbered from 1."""
+    assert [row[:2] for row in of_epochs(tape)] == list(enumerate(ends, 1))
 
 
 def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> None:
@@ -432,13 +389,6 @@ def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> Non
 
     assert [(row.epoch, row.step) for row in made] == [(1, 3)]
     assert [row for row in rows.metrics.finish() if row.of_epoch] == []
-
-
-def test_an_epoch_that_is_not_over_is_none() -> None:
-    """The rates of half an epoch are those of no epoch."""
-    tape = steps(Tape(), "aa").stop("a", ns=0)
-
-    assert [row[:2] for row in of_epochs(steps(tape, "a").spend(MS))] == [(1, 2)]
 
 
 def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
@@ -601,43 +551,3 @@ def test_every_key_is_on_the_reference_page() -> None:
     assert {name for name in operations if f"`{name}`" not in page} == {"mine"}
     assert len(keys) > 20
     assert set(MEMORY_KEYS) <= keys
-
-
-def test_a_program_of_jax_has_the_old_operations() -> None:
-    """Their charts had these names: the loss where it is a call of its own, the step as it is."""
-    tape = Tape()
-    for _ in range(2):
-        tape.ask(ns=5 * MS).run(SourceKind.STAGE, "loss", 20 * MS).run(
-            SourceKind.OPTIMIZER, "optimizer", 4 * MS
-        )
-    values = Rows().play(tape.stop())[0].values
-    tape = Tape()
-    for _ in range(2):
-        tape.ask(ns=5 * MS).run(SourceKind.WHOLE, "make_step", 30 * MS)
-    whole = Rows().play(tape.stop())[0].values
-
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.020)
-    assert values["profiling/loss_fn_computation_count"] == 2
-    assert values["profiling/loss_avg_time"] == pytest.approx(0.020)
-    assert values["profiling/training_step_avg_time"] == pytest.approx(0.024)
-    assert values["profiling/training_step_count"] == 2
-    assert values["profiling/make_step_total_avg_time"] == pytest.approx(0.024)
-    assert whole["profiling/training_step_avg_time"] == pytest.approx(0.030)
-    assert whole["profiling/data_batch_production_avg_time"] == pytest.approx(0.005)
-    assert whole["profile/train/dl_code/time_batch_wait_ms"] == pytest.approx(5)
-    assert "profiling/loss_fn_computation_avg_time" not in whole
-
-
-def test_a_stage_called_loss_beside_a_backward_is_only_a_stage() -> None:
-    """Of torch the forward and the backward are known: what lies between them counts once, named or not."""
-    tape = Tape()
-    for _ in range(2):
-        tape.ask(ns=5 * MS).forward(20 * MS).run(SourceKind.STAGE, "loss", 3 * MS).backward(30 * MS).update(
-            MS
-        )
-
-    values = Rows().play(tape.stop())[0].values
-
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.053)
-    assert values["profiling/loss_fn_computation_count"] == 2
-    assert values["profiling/loss_avg_time"] == pytest.approx(0.003)
