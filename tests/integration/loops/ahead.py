@@ -17,11 +17,12 @@ from tests.integration.loops.truth import (
     Truth,
     Watch,
     evaluate_on,
-    learn,
     loader,
     loss_of,
+    one_step,
     sgd,
     slow_loader,
+    slow_training,
     timed,
     train_on,
 )
@@ -51,10 +52,7 @@ class OneAhead:
 @timed
 def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
     """Training and evaluation look one batch ahead: the last batch of either is used after its pass has ended."""
-    truth = watch.truth(owners=False)
-    model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, OneAhead(train))
@@ -66,25 +64,16 @@ def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
 @timed
 def accumulation_that_ends_with_the_loader(watch: Watch) -> Truth:
     """accelerate: the last group of an epoch is smaller, because the loader says one batch ahead that it ends."""
-    truth = watch.truth(owners=False)
-    model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
     ahead = OneAhead(train)
     for _ in range(2):
         model.train()
         truth.at(TRAIN, "train")
         for i, batch in enumerate(ahead):
             truth.batch("train")
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             if i % 2 == 1 or ahead.at_end:
-                optimizer.step()
-                optimizer.zero_grad()
-                truth.update()
-                truth.step()
+                truth.update_that_ends_a_step(optimizer)
         model.eval()
         evaluate_on(truth, model, val)
     return truth
@@ -109,34 +98,25 @@ def a_batch_in_hand_while_estimating(watch: Watch) -> Truth:
             evaluate_on(truth, model, val)
             model.train()
             truth.at(TRAIN, "train")
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         batch = next(batches)
         truth.batch("train")
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @timed
 def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
     """A prefetcher: the batch in hand is trained on, then the next one is fetched, to the end."""
-    truth = watch.truth()
-    model, train = Slow(truth), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5})
     for _ in range(2):
         truth.at(TRAIN, "train")
         batches = iter(train)
         batch = next(batches, None)
         while batch is not None:
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             batch = next(batches, None)
         truth.sleep(0.08, "outside")
     return truth
@@ -171,8 +151,7 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
     for batch in otel_train.watch(iter(get, None), name="queue"):
         truth.batch("train")
         truth.batch("queue")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     thread.join()
     return truth
 
@@ -180,10 +159,9 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
 @timed
 def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> Truth:
     """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
-    truth = watch.truth(owners=False)
-    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = slow_training(
+        watch, {"left": 4, "right": (3, 0.02)}, owners=False
+    )
     for _ in range(2):
         train_on(truth, model, optimizer, left, name="left")
         truth.at(EVAL, "right")

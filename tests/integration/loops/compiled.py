@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, train_on, training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +26,7 @@ def train_compiled(
 
 def epoch(truth: Truth, called: Any, optimizer: torch.optim.Optimizer, train: Any) -> Truth:
     """One pass."""
-    for batch in train:
-        truth.batch("train")
-        learn(truth, called, optimizer, batch)
-        truth.step()
+    train_on(truth, called, optimizer, train)
     return truth
 
 
@@ -69,18 +66,14 @@ def compiled_in_place_before(watch: Watch) -> Truth:
 @loop
 def compiled_without_any_break(watch: Watch) -> Truth:
     """The whole graph or nothing: the compiler refuses to go on where a hook would break the graph."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     return epoch(truth, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, train)
 
 
 @loop
 def compiled_in_place_without_any_break(watch: Watch) -> Truth:
     """``model.compile()`` of the whole graph or nothing, after the session began."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     model.compile(backend="aot_eager", fullgraph=True)
     return epoch(truth, model, optimizer, train)
 
@@ -88,18 +81,14 @@ def compiled_in_place_without_any_break(watch: Watch) -> Truth:
 @loop
 def compiled_around_a_wrapper(watch: Watch) -> Truth:
     """The model is given, then wrapped, then the wrapper is compiled: the model itself is never called again."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     return epoch(truth, torch.compile(Wrapper(model), backend="eager"), optimizer, train)
 
 
 @loop
 def a_wrapper_that_compiles_itself(watch: Watch) -> Truth:
     """``ddp.compile()`` where the inner model was given."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     outer = Wrapper(model)
     outer.compile(backend="eager")
     return epoch(truth, outer, optimizer, train)
@@ -119,9 +108,7 @@ def a_wrapper_compiled_before_its_model_is_given(watch: Watch) -> Truth:
 @loop
 def compiled_region_by_region(watch: Watch) -> Truth:
     """Layers are compiled, the model around them is not."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     model.first.compile(backend="eager")
     model.last = torch.compile(model.last, backend="eager")
     return epoch(truth, model, optimizer, train)
@@ -130,40 +117,28 @@ def compiled_region_by_region(watch: Watch) -> Truth:
 @loop
 def compiled_loss(watch: Watch) -> Truth:
     """A compiled function calls the model: its forward is a part of that function's graph and cannot be seen."""
-    model, train, truth = Net(), loader(12), Truth(unseen=("forward",))
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
     loss_in_one_graph = torch.compile(lambda batch: loss_of(model, batch), backend="eager", fullgraph=True)
     for batch in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
-        loss = loss_in_one_graph(batch)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss_in_one_graph(batch))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def compiled_backward(watch: Watch) -> Truth:
     """``.backward()`` is called in a compiled function."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     half = torch.compile(lambda out, y: nn.functional.cross_entropy(out, y).backward(), backend="eager")
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
         out = model(x)
         truth.backward()
         half(out, y)
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -177,10 +152,7 @@ def compiled_optimizer_step(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         optimizer.zero_grad()
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         step()
         truth.update()
         truth.step()
@@ -190,9 +162,7 @@ def compiled_optimizer_step(watch: Watch) -> Truth:
 @loop
 def a_compiled_step(watch: Watch) -> Truth:
     """Forward, backward and update in one compiled function: it breaks by itself, and the latter two are seen."""
-    model, train, truth = Net(), loader(12), Truth(unseen=("forward",))
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
 
     @torch.compile(backend="aot_eager")
     def step(x: torch.Tensor, y: torch.Tensor) -> None:

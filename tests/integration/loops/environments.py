@@ -8,18 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from tests.integration.loops.truth import (
-    EVAL,
-    TRAIN,
-    Net,
-    Slow,
-    Truth,
-    Watch,
-    loop,
-    sgd,
-    slow_loader,
-    timed,
-)
+from tests.integration.loops.truth import EVAL, TRAIN, Net, Slow, Truth, Watch, loop, sgd, slow_loader, timed
 
 
 class Replay:
@@ -43,11 +32,8 @@ def follow(target: nn.Module, model: nn.Module) -> None:
 
 def descend(truth: Truth, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     """One backward and one update."""
-    optimizer.zero_grad()
-    truth.backward()
-    loss.backward()
-    optimizer.step()
-    truth.update()
+    truth.backward(loss)
+    truth.update(optimizer)
 
 
 def act(truth: Truth, model: nn.Module, name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -11,30 +11,30 @@ import torch
 import otel_train
 from tests.integration.loops.truth import (
     Net,
-    Slow,
     Truth,
     Watch,
+    evaluate_on,
     learn,
     loader,
     loop,
     loss_of,
+    one_step,
     sgd,
-    slow_loader,
+    slow_training,
     timed,
+    train_on,
+    training,
 )
 
 
 @loop
 def early_break_after_the_update(watch: Watch) -> Truth:
     """An epoch is cut short; the iterator is dropped without having run out."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(3):
         for i, batch in enumerate(train):
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             if i == 2:
                 break
     return truth
@@ -43,116 +43,76 @@ def early_break_after_the_update(watch: Watch) -> Truth:
 @loop
 def early_break_with_a_batch_in_hand(watch: Watch) -> Truth:
     """The batch that is fetched and dropped is a batch, and no step."""
-    model, train, truth = Net(), loader(6), Truth(partial=None)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=None)
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
             if i == 3:
                 break
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def batches_that_are_skipped(watch: Watch) -> Truth:
     """``continue`` before the forward, and after it: such a batch is part of the next step."""
-    model, train, truth = Net(), loader(9), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 9})
     for i, batch in enumerate(train):
         truth.batch("train")
         if i % 3 == 0:
             continue
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         if i == 4:
             continue
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def an_inner_loop_with_updates(watch: Watch) -> Truth:
     """A loader inside the batch loop, an update per inner batch."""
-    model, tasks, support, truth = Net(), loader(4), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"tasks": tasks, "support": support})
+    truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
     for _ in tasks:
         truth.batch("tasks")
-        for batch in support:
-            truth.batch("support")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, support, name="support")
     return truth
 
 
 @loop
 def an_inner_loop_without_updates(watch: Watch) -> Truth:
     """Gradients gather over the inner loader; one update per outer batch."""
-    model, tasks, support, truth = Net(), loader(4), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"tasks": tasks, "support": support})
+    truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
     for task in tasks:
         truth.batch("tasks")
         for batch in support:
             truth.batch("support")
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-        truth.forward()
-        loss = loss_of(model, task)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        truth.update()
-        truth.step()
+            truth.backward(truth.loss(model, batch))
+        truth.backward(truth.loss(model, task))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @timed
 def a_slow_inner_loop_without_updates(watch: Watch) -> Truth:
     """The same with loaders and a model that take their time: both loaders are waited for in one step."""
-    truth = watch.truth(owners=False)
-    model, tasks, support = (
-        Slow(truth),
-        slow_loader(truth, "tasks", 3, 0.03),
-        slow_loader(truth, "support", 3),
+    truth, (model, optimizer, tasks, support) = slow_training(
+        watch, {"tasks": (3, 0.03), "support": 3}, owners=False
     )
-    optimizer = sgd(model)
-    watch(model, {"tasks": tasks, "support": support})
     for task in tasks:
         truth.batch("tasks")
         for batch in support:
             truth.batch("support")
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-        learn(truth, model, optimizer, task)
-        truth.step()
+            truth.backward(truth.loss(model, batch))
+        one_step(truth, model, optimizer, task)
     return truth
 
 
 @loop
 def one_step_in_all(watch: Watch) -> Truth:
     """The shortest training there is."""
-    model, train, truth = Net(), loader(1), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    truth, (model, optimizer, train) = training(watch, {"train": 1})
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -166,15 +126,12 @@ def nothing_at_all(watch: Watch) -> Truth:
 @loop
 def an_empty_loader_beside_a_full_one(watch: Watch) -> Truth:
     """The end of a loader is an ask, and nothing more."""
-    model, train, empty, truth = Net(), loader(5), loader(0), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "empty": empty})
+    truth, (model, optimizer, train, empty) = training(watch, {"train": 5, "empty": 0})
     for batch in train:
         truth.batch("train")
         for extra in empty:
             learn(truth, model, optimizer, extra)
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -185,10 +142,7 @@ def trainings_one_after_the_other(watch: Watch) -> Truth:
         model, train, truth = Net(), loader(3 + fold), Truth()
         optimizer = sgd(model)
         session = watch(model, {"train": train})
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, train)
         session.close()
     return truth
 
@@ -201,16 +155,8 @@ def folds_under_the_same_names(watch: Watch) -> Truth:
         model, train, val = Net(), loader(4), loader(2)
         optimizer = sgd(model)
         watch({"model": model}, {"train": train, "val": val})
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
-        with torch.no_grad():
-            for batch in val:
-                truth.batch("val")
-                truth.forward("eval")
-                loss_of(model, batch)
-                truth.step("eval")
+        train_on(truth, model, optimizer, train)
+        evaluate_on(truth, model, val)
     return truth
 
 
@@ -222,16 +168,8 @@ def instrumented_twice(watch: Watch) -> Truth:
     first = watch(model, {"train": train})
     second = watch(model, {"train": train, "val": val})
     assert second is first
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
-    with torch.no_grad():
-        for batch in val:
-            truth.batch("val")
-            truth.forward("eval")
-            loss_of(model, batch)
-            truth.step("eval")
+    train_on(truth, model, optimizer, train)
+    evaluate_on(truth, model, val)
     return truth
 
 
@@ -267,22 +205,14 @@ def two_threads_train_two_models(watch: Watch) -> Truth:
 @loop
 def ctrl_c_in_mid_step(watch: Watch) -> Truth:
     """The user stops between backward and update: that step is left unfinished."""
-    model, train, truth = Net(), loader(6), Truth(partial=1)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=1)
     try:
         for i, batch in enumerate(train):
             truth.batch("train")
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             if i == 4:
                 raise KeyboardInterrupt  # noqa: TRY301 - as if it came from outside
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
     except KeyboardInterrupt:
         pass
     return truth
@@ -291,33 +221,23 @@ def ctrl_c_in_mid_step(watch: Watch) -> Truth:
 @loop
 def checkpoints_in_mid_group(watch: Watch) -> Truth:
     """A checkpoint suspends a step that has no update yet, and adds nothing to it."""
-    model, train, truth = Net(), loader(8), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8})
     for i, batch in enumerate(train):
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         if i % 3 == 0:
             with otel_train.checkpoint():
                 copy.deepcopy(model.state_dict())
             truth.checkpoints += 1
         if i % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def copies_are_not_the_model(watch: Watch) -> Truth:
     """An averaged copy and a model read back from disk run beside the model; only the model is counted."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     average = copy.deepcopy(model)
     file = io.BytesIO()
     torch.save(model, file)

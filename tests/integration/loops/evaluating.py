@@ -12,17 +12,20 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
+    TRAIN_ALONE,
+    TRAIN_AND_VAL,
     Net,
     Slow,
     Truth,
     Watch,
     evaluate_on,
-    learn,
     loader,
     loop,
     loss_of,
+    one_step,
     sgd,
     slow_loader,
+    slow_training,
     timed,
     train_on,
 )
@@ -43,10 +46,9 @@ def glance(truth: Truth, model: nn.Module, rows: torch.Tensor, forwards: int) ->
 @timed
 def evaluation_left_in_training_mode(watch: Watch) -> Truth:
     """Gradients are off and the mode is training; no name says anything."""
-    truth = watch.truth(rated={"left": TRAIN, "right": EVAL})
-    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = slow_training(
+        watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
+    )
     for _ in range(2):
         train_on(truth, model, optimizer, left, name="left")
         evaluate_on(truth, model, right, "right")
@@ -56,10 +58,9 @@ def evaluation_left_in_training_mode(watch: Watch) -> Truth:
 @timed
 def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
     """Gradients are on, the mode is evaluation, and no backward ever comes."""
-    truth = watch.truth(rated={"left": TRAIN, "right": EVAL})
-    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = slow_training(
+        watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
+    )
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, left, name="left")
@@ -76,10 +77,7 @@ def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
 @timed
 def evaluation_with_gradients_and_no_loader(watch: Watch) -> Truth:
     """After the epoch some rows in memory are evaluated with gradients on; no ask tells it from training."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 4)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, takes_s=0.02, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
     for _ in range(2):
         model.train()
@@ -153,16 +151,11 @@ def parts_of_the_model_trained(watch: Watch) -> Truth:
     truth.at(TRAIN, "train")
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
         hidden = model.encoder(x)
         truth.forward()
-        loss = F.cross_entropy(model.head(hidden), y)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(F.cross_entropy(model.head(hidden), y))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -218,12 +211,8 @@ def estimates_without_a_loader(watch: Watch) -> Truth:
         loss = F.cross_entropy(model(x), y)
         x, y = get_batch()
         truth.work(0.02)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -242,22 +231,15 @@ def estimates_before_accumulated_steps(watch: Watch) -> Truth:
         for micro in range(2):
             truth.forward()
             loss = model(rows[micro * 4 : micro * 4 + 4]).square().mean() / 2
-            truth.backward()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        truth.update()
-        truth.step()
+            truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @timed
 def a_look_at_the_model_before_it_trains(watch: Watch) -> Truth:
     """Some rows in memory are evaluated, in training mode, before the first batch is asked for."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.sleep(0.08, "init")
     glance(truth, model, torch.randn(4, 4), 4)
     train_on(truth, model, optimizer, train)
@@ -267,15 +249,11 @@ def a_look_at_the_model_before_it_trains(watch: Watch) -> Truth:
 @timed
 def sampling_after_an_update(watch: Watch) -> Truth:
     """Every few steps text is generated, without gradients, in training mode, between update and ask."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.015), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
         if i in {2, 5}:
             glance(truth, model, torch.randn(1, 4), 4)
     return truth
@@ -284,10 +262,7 @@ def sampling_after_an_update(watch: Watch) -> Truth:
 @timed
 def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
     """The loader of training is evaluated after every epoch: one loader, two phases."""
-    truth = watch.truth()
-    model, train = Slow(truth), slow_loader(truth, "train", 4)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 4})
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, train)
@@ -300,10 +275,9 @@ def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
 @timed
 def evaluation_by_generation(watch: Watch) -> Truth:
     """Every batch of evaluation takes several forwards, one per token: it is one step all the same."""
-    truth = watch.truth(rated={"train": TRAIN, "prompts": EVAL})
-    model, train, prompts = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "prompts", 2)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "prompts": prompts})
+    truth, (model, optimizer, train, prompts) = slow_training(
+        watch, {"train": 4, "prompts": 2}, rated={"train": TRAIN, "prompts": EVAL}
+    )
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, train)
@@ -322,10 +296,7 @@ def evaluation_by_generation(watch: Watch) -> Truth:
 @timed
 def answers_are_generated_before_they_are_learnt(watch: Watch) -> Truth:
     """Fine-tuning on own answers: forwards without gradients and the update are of one batch, and all training."""
-    truth = watch.truth(rated={"prompts": TRAIN})
-    model, prompts = Slow(truth), slow_loader(truth, "prompts", 5)
-    optimizer = sgd(model)
-    watch(model, {"prompts": prompts})
+    truth, (model, optimizer, prompts) = slow_training(watch, {"prompts": 5}, rated={"prompts": TRAIN})
     truth.at(TRAIN, "prompts")
     for batch in prompts:
         truth.batch("prompts")
@@ -334,23 +305,20 @@ def answers_are_generated_before_they_are_learnt(watch: Watch) -> Truth:
                 truth.forward()
                 model(batch[0])
         truth.work(0.02)  # the reward
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @timed
 def validation_between_slow_steps(watch: Watch) -> Truth:
     """A second loader is evaluated inside the first one's pass, after updates: no step contains it."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 8), slow_loader(truth, "val", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(
+        watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    )
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
         if i in {3, 5}:
             model.eval()
             evaluate_on(truth, model, val)
@@ -362,22 +330,15 @@ def validation_between_slow_steps(watch: Watch) -> Truth:
 @timed
 def validation_that_suspends_a_slow_step(watch: Watch) -> Truth:
     """A second loader is evaluated before the update of a group: the step goes on after it, and is no longer."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 8), slow_loader(truth, "val", 3, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(
+        watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    )
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         if i % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
         if i in {1, 5}:
             model.eval()
             evaluate_on(truth, model, val)
@@ -389,22 +350,13 @@ def validation_that_suspends_a_slow_step(watch: Watch) -> Truth:
 @timed
 def a_probe_in_mid_group(watch: Watch) -> Truth:
     """In a group of accumulated batches some rows in memory are evaluated, after a backward."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.015), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         if i % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
         if i in {1, 5}:
             glance(truth, model, torch.randn(4, 4), 3)
     return truth
@@ -413,18 +365,14 @@ def a_probe_in_mid_group(watch: Watch) -> Truth:
 @timed
 def hard_examples_are_chosen_first(watch: Watch) -> Truth:
     """A forward without gradients picks the rows that are trained on: both forwards are training."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 6)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for x, y in train:
         truth.batch("train")
         with torch.no_grad():
             truth.forward()
             hard = F.cross_entropy(model(x), y, reduction="none").topk(2).indices
-        learn(truth, model, optimizer, (x[hard], y[hard]))
-        truth.step()
+        one_step(truth, model, optimizer, (x[hard], y[hard]))
     return truth
 
 
@@ -443,13 +391,8 @@ def a_teacher_that_is_slow(watch: Watch) -> Truth:
             truth.forward(model="teacher")
             wanted = teacher(x)
         truth.forward(model="student")
-        loss = (student(x) - wanted).square().mean()
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward((student(x) - wanted).square().mean())
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -471,11 +414,9 @@ def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> Truth:
             with torch.no_grad():
                 truth.forward(model="teacher")
                 wanted = teacher(x)
-            optimizer.zero_grad()
             truth.backward()
             (out - wanted).square().mean().backward()
-            optimizer.step()
-            truth.update()
+            truth.update(optimizer)
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.data.lerp_(fast.data, 0.1)
             truth.step()
@@ -492,23 +433,17 @@ def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> Truth:
 @timed
 def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
     """Contrastive learning: two forwards and one backward per step; a classifier on top is evaluated by epoch."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 2, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(
+        watch, {"train": 4, "val": (2, 0.02)}, rated=TRAIN_AND_VAL
+    )
     for _ in range(2):
         truth.at(TRAIN, "train")
         for x, _ in train:
             truth.batch("train")
             truth.forward()
             truth.forward()
-            loss = (model(x) - model(x + 0.1)).square().mean()
-            optimizer.zero_grad()
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward((model(x) - model(x + 0.1)).square().mean())
+            truth.update_that_ends_a_step(optimizer)
         evaluate_on(truth, model, val)
     return truth
 
@@ -516,23 +451,14 @@ def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
 @timed
 def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
     """First both give a batch per step; then one trains alone, and the other is evaluated alone."""
-    truth = watch.truth(owners=False)
-    model, code, prose = Slow(truth), slow_loader(truth, "code", 3), slow_loader(truth, "prose", 3)
-    optimizer = sgd(model)
-    watch(model, {"code": code, "prose": prose})
+    truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 3, "prose": 3}, owners=False)
     truth.at(TRAIN, "code")
     for first, second in zip(code, prose, strict=False):
         truth.batch("code")
         truth.batch("prose")
-        optimizer.zero_grad()
         truth.forward()
-        truth.forward()
-        loss = loss_of(model, first) + loss_of(model, second)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, first) + loss_of(model, second))
+        truth.update_that_ends_a_step(optimizer)
     truth.sleep(0.08, "outside")
     train_on(truth, model, optimizer, prose, name="prose")
     truth.sleep(0.08, "outside")
@@ -543,31 +469,21 @@ def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
 @timed
 def alternating_loaders_after_a_zip(watch: Watch) -> Truth:
     """Loaders that were asked together are asked in turn: each ask is a batch of its own."""
-    truth = watch.truth(owners=False)
-    model, code, prose = Slow(truth), slow_loader(truth, "code", 4), slow_loader(truth, "prose", 4)
-    optimizer = sgd(model)
-    watch(model, {"code": code, "prose": prose})
+    truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 4, "prose": 4}, owners=False)
     truth.at(TRAIN, "code")
     for first, second in itertools.islice(zip(code, prose, strict=False), 2):
         truth.batch("code")
         truth.batch("prose")
-        optimizer.zero_grad()
         truth.forward()
-        truth.forward()
-        loss = loss_of(model, first) + loss_of(model, second)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, first) + loss_of(model, second))
+        truth.update_that_ends_a_step(optimizer)
     live = {"code": iter(code), "prose": iter(prose)}
     for _ in range(3):
         for name, batches in live.items():
             truth.at(TRAIN, name)
             batch = next(batches)
             truth.batch(name)
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, one_step, sgd, training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,20 +33,12 @@ class Moody(Net):
 @loop
 def forward_raises(watch: Watch) -> Truth:
     """The failed forward is timed and marked; its batch belongs to the next step."""
-    model, train, truth = Moody(), loader(8), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
     for batch in train:
         truth.batch("train")
         try:
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(truth.loss(model, batch))
+            truth.update_that_ends_a_step(optimizer)
         except Fault:
             truth.failed["forward"] += 1
     return truth
@@ -60,25 +52,19 @@ def refuse(_gradient: torch.Tensor) -> None:
 @loop
 def backward_raises(watch: Watch) -> Truth:
     """A gradient hook raises; the loop goes on with the next batch."""
-    model, train, truth = Net(), loader(8), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8})
     for i, batch in enumerate(train):
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         if i % 3 == 0:
             loss.register_hook(refuse)
-        optimizer.zero_grad()
         truth.backward()
         try:
             loss.backward()
         except Fault:
             truth.failed["backward"] += 1
             continue
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -109,8 +95,7 @@ def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception
             faults += 1
             continue
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     assert faults == 3
     return truth
 
@@ -149,8 +134,7 @@ def optimizer_raises(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         try:
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
         except Fault:
             truth.optimizer += 1
             truth.failed["optimizer"] += 1
@@ -160,18 +144,14 @@ def optimizer_raises(watch: Watch) -> Truth:
 @loop
 def closure_raises(watch: Watch) -> Truth:
     """The forward in a closure raises through the optimizer."""
-    model, train, truth = Moody(), loader(8), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
     for batch in train:
         truth.batch("train")
 
         def closure(batch: Any = batch) -> float:
             optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            loss = truth.loss(model, batch)
+            truth.backward(loss)
             return float(loss.item())
 
         try:
@@ -187,9 +167,7 @@ def closure_raises(watch: Watch) -> Truth:
 @loop
 def a_user_stage_raises(watch: Watch) -> Truth:
     """What an exception leaves open is closed, and the next step is whole again."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for i, batch in enumerate(train):
         truth.batch("train")
         try:
@@ -200,34 +178,22 @@ def a_user_stage_raises(watch: Watch) -> Truth:
         except Fault:
             truth.failed["augment"] += 1
             continue
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> Truth:
     """The usual answer to an error of memory: forward failed, then two smaller ones and one update."""
-    model, train, truth = Moody(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6}, model=Moody())
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         try:
-            truth.forward()
-            loss = loss_of(model, (x, y))
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, (x, y)))
         except Fault:
             truth.failed["forward"] += 1
             for half in (slice(0, 2), slice(2, 4)):
-                truth.forward()
-                loss = loss_of(model, (x[half], y[half]))
-                truth.backward()
-                loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+                truth.backward(truth.loss(model, (x[half], y[half])))
+        truth.update_that_ends_a_step(optimizer)
     assert truth.failed["forward"]
     return truth

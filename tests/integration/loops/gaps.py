@@ -13,15 +13,18 @@ import otel_train
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
+    TRAIN_ALONE,
+    TRAIN_AND_VAL,
     Slow,
     Truth,
     Watch,
     evaluate_on,
-    learn,
     loader,
     loss_of,
+    one_step,
     sgd,
     slow_loader,
+    slow_training,
     timed,
     train_on,
 )
@@ -36,10 +39,7 @@ SAVING_S = 0.12
 @timed
 def saving_between_epochs(watch: Watch) -> Truth:
     """The loop saves after every epoch, without saying so: that time is of no step and of no phase."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     for _ in range(2):
         train_on(truth, model, optimizer, train)
         truth.sleep(SAVING_S, "outside")
@@ -49,10 +49,7 @@ def saving_between_epochs(watch: Watch) -> Truth:
 @timed
 def setting_up_before_the_loop(watch: Watch) -> Truth:
     """Time before the first batch is initialisation."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     truth.sleep(SAVING_S, "init")
     train_on(truth, model, optimizer, train)
     return truth
@@ -61,10 +58,7 @@ def setting_up_before_the_loop(watch: Watch) -> Truth:
 @timed
 def exporting_after_the_loop(watch: Watch) -> Truth:
     """The program goes on after its last epoch, with the session open."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     train_on(truth, model, optimizer, train)
     truth.sleep(2 * SAVING_S, "outside")
     return truth
@@ -73,16 +67,12 @@ def exporting_after_the_loop(watch: Watch) -> Truth:
 @timed
 def saving_after_a_break(watch: Watch) -> Truth:
     """A pass that is broken off is over when its iterator is disposed of, not when the next one begins."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
@@ -92,10 +82,7 @@ def saving_after_a_break(watch: Watch) -> Truth:
 @timed
 def saving_after_an_islice(watch: Watch) -> Truth:
     """``islice`` stops without asking for the end: the pass is over all the same."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
         train_on(truth, model, optimizer, itertools.islice(train, 4))
         truth.sleep(SAVING_S, "outside")
@@ -105,10 +92,7 @@ def saving_after_an_islice(watch: Watch) -> Truth:
 @timed
 def saving_after_a_break_out_of_a_generator(watch: Watch) -> Truth:
     """A generator stands between loop and loader, as progress bars and prefetchers do: a break ends both."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
 
     def shown(batches: Iterable[Any]) -> Iterator[Any]:
         yield from batches
@@ -117,8 +101,7 @@ def saving_after_a_break_out_of_a_generator(watch: Watch) -> Truth:
         truth.at(TRAIN, "train")
         for i, batch in enumerate(shown(train)):
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
@@ -151,10 +134,9 @@ def waiting_after_the_loader_failed(watch: Watch) -> Truth:
 @timed
 def a_pause_after_the_first_validation(watch: Watch) -> Truth:
     """Two batches are evaluated to see that it works; the pause before training is of no phase."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 4, 0.02)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(
+        watch, {"train": 4, "val": (4, 0.02)}, rated=TRAIN_AND_VAL
+    )
     truth.sleep(0.08, "init")
     model.eval()
     evaluate_on(truth, model, itertools.islice(val, 2))
@@ -167,17 +149,13 @@ def a_pause_after_the_first_validation(watch: Watch) -> Truth:
 @timed
 def waiting_after_an_exception(watch: Watch) -> Truth:
     """A step fails in the middle of a pass; the program catches it outside, waits, and begins a new pass."""
-    truth = watch.truth()
-    model, train = Slow(truth), slow_loader(truth, "train", 6)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 6})
 
     def one_pass(*, last: int) -> None:
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             if i == last:
                 raise RuntimeError("the link is down")
 
@@ -192,10 +170,7 @@ def waiting_after_an_exception(watch: Watch) -> Truth:
 @timed
 def waiting_between_training_and_evaluation(watch: Watch) -> Truth:
     """Neither phase is charged for what lies between them."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, train)
@@ -209,10 +184,7 @@ def waiting_between_training_and_evaluation(watch: Watch) -> Truth:
 @timed
 def evaluation_that_does_more_than_forwards(watch: Watch) -> Truth:
     """In a batch of evaluation all time is evaluation, before its forward and after; after the pass none is."""
-    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
         model.train()
         train_on(truth, model, optimizer, train)
@@ -233,10 +205,7 @@ def evaluation_that_does_more_than_forwards(watch: Watch) -> Truth:
 @timed
 def evaluation_without_a_loader_between_epochs(watch: Watch) -> Truth:
     """It lasts from its first forward to the end of its last; what lies before and after is of no phase."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 4)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
     for _ in range(2):
         model.train()
@@ -258,15 +227,11 @@ def evaluation_without_a_loader_between_epochs(watch: Watch) -> Truth:
 @timed
 def logging_after_the_update(watch: Watch) -> Truth:
     """What the loop does between its update and its next ask is part of the step."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
         if i % 3 == 1:
             truth.work(0.05)
     return truth
@@ -275,10 +240,7 @@ def logging_after_the_update(watch: Watch) -> Truth:
 @timed
 def augmenting_before_the_forward(watch: Watch) -> Truth:
     """What the loop does between its ask and its forward is part of the step, as is a stage of its own there."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 6)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for batch in train:
         truth.batch("train")
@@ -286,24 +248,19 @@ def augmenting_before_the_forward(watch: Watch) -> Truth:
         truth.stages["augment"] += 1
         with otel_train.stage("augment"):
             truth.work(0.02, "augment")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @timed
 def checkpoints_that_take_their_time(watch: Watch) -> Truth:
     """A checkpoint is an activity of its own, between epochs and inside one; what surrounds it is not."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 4)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
     for _ in range(2):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
             if i == 1:
                 truth.checkpoints += 1
                 with otel_train.checkpoint():
@@ -334,24 +291,14 @@ def a_loader_that_yields_nothing(watch: Watch) -> Truth:
 @timed
 def a_remainder_and_then_a_pause(watch: Watch) -> Truth:
     """The last batches of an epoch come to no update; the pause after the epoch is not theirs."""
-    truth = watch.truth(partial=None, rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, partial=None, rated=TRAIN_ALONE)
     for _ in range(2):
-        optimizer.zero_grad()
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             if i % 2 == 1:
-                optimizer.step()
-                optimizer.zero_grad()
-                truth.update()
-                truth.step()
+                truth.update_that_ends_a_step(optimizer)
         truth.sleep(SAVING_S, "outside")
     return truth
 
@@ -359,15 +306,11 @@ def a_remainder_and_then_a_pause(watch: Watch) -> Truth:
 @timed
 def stopping_early_in_mid_epoch(watch: Watch) -> Truth:
     """Validation inside the epoch says that it is enough: both passes end, and the best weights are restored."""
-    truth = watch.truth(rated={"val": EVAL})
-    model, train, val = Slow(truth), slow_loader(truth, "train", 9), slow_loader(truth, "val", 2)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 9, "val": 2}, rated={"val": EVAL})
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
         if i % 3 == 2:
             model.eval()
             evaluate_on(truth, model, val)
@@ -382,10 +325,7 @@ def stopping_early_in_mid_epoch(watch: Watch) -> Truth:
 @timed
 def the_same_loader_asked_by_next(watch: Watch) -> Truth:
     """An endless loop makes a new iterator when the old one has run out; the data are waited for, nothing else."""
-    truth = watch.truth()
-    model, train = Slow(truth), slow_loader(truth, "train", 3)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 3})
     truth.at(TRAIN, "train")
     batches = iter(train)
     for _ in range(8):
@@ -394,8 +334,7 @@ def the_same_loader_asked_by_next(watch: Watch) -> Truth:
             batches = iter(train)
             batch = next(batches)
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -462,10 +401,7 @@ def evaluation_alone_with_pauses(watch: Watch) -> Truth:
 @timed
 def passes_without_forwards(watch: Watch) -> Truth:
     """Batches are looked at and no model runs: they are for what their loader is for, by use or by name."""
-    truth = watch.truth(partial=None)
-    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.03)
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": (3, 0.03)}, partial=None)
     train_on(truth, model, optimizer, train)
     truth.sleep(SAVING_S, "outside")
     truth.at(EVAL, "val")

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call, grad
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, train_on, training
 
 
 @loop
@@ -27,10 +27,7 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for batch in train:
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         truth.step()
     return truth
 
@@ -38,20 +35,15 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
 @loop
 def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
     """``backward`` is never called, so ``autograd.grad`` is the backward of this run."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for batch in train:
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         truth.backward()
         parameters = list(model.parameters())
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -61,9 +53,7 @@ def gradient_penalty(watch: Watch) -> Truth:
 
     The pause lets the agent poll in between, when it has seen the former and not yet the latter.
     """
-    model, train, truth = Net(4, 1), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 4}, model=Net(4, 1))
     for x, _ in train:
         truth.batch("train")
         x.requires_grad_()
@@ -71,12 +61,9 @@ def gradient_penalty(watch: Watch) -> Truth:
         out = model(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         time.sleep(0.03)
-        optimizer.zero_grad()
         truth.backward()
         (out.mean() + slope.square().sum()).backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -110,10 +97,7 @@ def manual_updates(watch: Watch) -> Truth:
     for _ in range(3):
         for batch in train:
             truth.batch("train")
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             with torch.no_grad():
                 for p in model.parameters():
                     p.sub_(0.01 * p.grad)
@@ -129,10 +113,7 @@ def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for batch in train:
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(0.01 * p.grad)
@@ -182,12 +163,9 @@ def reinforcement_without_a_loader(watch: Watch) -> Truth:
             truth.forward()
             out = model(torch.randn(1, 4))
             chances.append(torch.log_softmax(out, dim=1)[0, 0])
-        optimizer.zero_grad()
         truth.backward()
         (-torch.stack(chances).mean()).backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -203,13 +181,8 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
     for _ in range(5):
         for _ in range(3):
             truth.forward()
-            loss = model(torch.randn(2, 4)).square().mean()
-            optimizer.zero_grad()
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(model(torch.randn(2, 4)).square().mean())
+            truth.update_that_ends_a_step(optimizer)
         with torch.no_grad():
             for _ in range(4):
                 truth.forward("eval")
@@ -221,13 +194,8 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
 @loop
 def sampling_after_the_last_update(watch: Watch) -> Truth:
     """Text is made from the trained model at the end: no update follows, so it is evaluation."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    train_on(truth, model, optimizer, train)
     with torch.no_grad():
         for _ in range(3):
             truth.forward("eval")

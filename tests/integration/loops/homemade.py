@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    Net,
+    Truth,
+    Watch,
+    learn,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    train_on,
+    training,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,10 +65,7 @@ def an_optimizer_outside_torch(watch: Watch) -> Truth:
     optimizer: Any = Lion(model.parameters())
     watch(model, {"train": train})
     for _ in range(2):
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -67,10 +75,7 @@ def an_optimizer_around_another(watch: Watch) -> Truth:
     model, train, truth = Net(), loader(5), Truth()
     optimizer: Any = Lookahead(sgd(model))
     watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -116,10 +121,7 @@ def sharpness_aware(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         for half in (optimizer.first_step, optimizer.second_step):
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             half()
         truth.update()
         truth.step()
@@ -136,10 +138,7 @@ def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
         truth.batch("train")
 
         def closure(batch: Any = batch) -> None:
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
 
         optimizer.step(closure)
         truth.update()
@@ -150,20 +149,14 @@ def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
 @loop
 def bfloat16_autocast(watch: Watch) -> Truth:
     """Mixed precision without a scaler."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -177,8 +170,7 @@ def grad_scaler_that_never_skips(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         optimizer.zero_grad()
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         truth.backward()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -193,15 +185,10 @@ def grad_scaler_that_never_skips(watch: Watch) -> Truth:
 @loop
 def a_forward_put_in_its_place(watch: Watch) -> Truth:
     """``model.forward`` is overridden on the instance, as quantisers and offloaders do, after the session began."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     plain = model.forward
-    model.forward = types.MethodType(lambda self, x: plain(x) * 2, model)  # type: ignore[method-assign]
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    model.forward = types.MethodType(lambda self, x: plain(x) * 2, model)
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -214,24 +201,16 @@ def a_traced_model(watch: Watch) -> Truth:
     train, truth = loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
 @loop
 def training_in_evaluation_mode(watch: Watch) -> Truth:
     """Frozen statistics: ``eval()`` and gradients on. An update in the batch means training."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     model.eval()
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -259,9 +238,7 @@ def averaged_weights(watch: Watch) -> Truth:
 @loop
 def meta_learning(watch: Watch) -> Truth:
     """An inner step by ``autograd.grad`` with ``functional_call``; the outer one is the update."""
-    model, tasks, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"tasks": tasks})
+    truth, (model, optimizer, tasks) = training(watch, {"tasks": 5})
     for x, y in tasks:
         truth.batch("tasks")
         parameters = dict(model.named_parameters())
@@ -271,21 +248,16 @@ def meta_learning(watch: Watch) -> Truth:
         moved = {n: p - 0.1 * g for (n, p), g in zip(parameters.items(), gradients, strict=True)}
         truth.forward()
         outer = nn.functional.cross_entropy(torch.func.functional_call(model, moved, (x,)), y)
-        optimizer.zero_grad()
         truth.backward()
         outer.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def evolution(watch: Watch) -> Truth:
     """Gradients are estimated from scores, without autograd: updates, and no backward."""
-    model, train, truth = Net(), loader(12), Truth(unseen=("backward",), phases=False)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("backward",), phases=False)
     for batch in train:
         truth.batch("train")
         with torch.no_grad():
@@ -295,7 +267,5 @@ def evolution(watch: Watch) -> Truth:
                 truth.forward()
                 p.grad = noise * loss_of(model, batch)
                 p.sub_(noise, alpha=0.01)
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth

@@ -8,7 +8,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, dataset, learn, loader, loop, sgd
+from tests.integration.loops.truth import (
+    Net,
+    Truth,
+    Watch,
+    dataset,
+    loader,
+    loop,
+    one_step,
+    sgd,
+    train_on,
+    training,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +51,7 @@ def as_list(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def train_on(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int | None = 4) -> Truth:
+def train_by(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int | None = 4) -> Truth:
     """An ordinary loop over ``train``; samples are counted off each batch itself."""
     model, truth = Net(), Truth()
     optimizer = sgd(model)
@@ -48,8 +59,7 @@ def train_on(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int
     for _ in range(epochs):
         for batch in train:
             truth.batch("train", len(batch[0]) if size else None)
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     if size is None:
         truth.samples = None
     return truth
@@ -58,25 +68,25 @@ def train_on(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int
 @loop
 def persistent_workers(watch: Watch) -> Truth:
     """Two workers serve three epochs through one iterator."""
-    return train_on(watch, loader(5, num_workers=2, persistent_workers=True), epochs=3)
+    return train_by(watch, loader(5, num_workers=2, persistent_workers=True), epochs=3)
 
 
 @loop
 def workers_of_an_epoch(watch: Watch) -> Truth:
     """New workers, and a new iterator, every epoch."""
-    return train_on(watch, loader(5, num_workers=2), epochs=2)
+    return train_by(watch, loader(5, num_workers=2), epochs=2)
 
 
 @loop
 def spawned_workers(watch: Watch) -> Truth:
     """A worker that knows nothing but what was pickled for it."""
-    return train_on(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
+    return train_by(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
 
 
 @loop
 def iterable_dataset(watch: Watch) -> Truth:
     """No length; the last batch is smaller."""
-    return train_on(watch, DataLoader(Stream(22), batch_size=4))
+    return train_by(watch, DataLoader(Stream(22), batch_size=4))
 
 
 @loop
@@ -84,7 +94,7 @@ def no_automatic_batching(watch: Watch) -> Truth:
     """Batching is switched off: the dataset makes its own batches."""
     rows = dataset(6)
     batches = [rows[i * 4 : i * 4 + 4] for i in range(6)]
-    return train_on(watch, DataLoader(batches, batch_size=None))
+    return train_by(watch, DataLoader(batches, batch_size=None))
 
 
 @loop
@@ -98,8 +108,7 @@ def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
     for name, train in (("kept", kept), ("dropped", dropped)):
         for batch in train:
             truth.batch(name, len(batch[0]))
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -107,7 +116,7 @@ def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
 def batches_by_a_sampler_of_batches(watch: Watch) -> Truth:
     """Batches of different sizes, as bucketing makes them."""
     groups = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [10, 11]]
-    return train_on(watch, DataLoader(dataset(3), batch_sampler=groups))
+    return train_by(watch, DataLoader(dataset(3), batch_sampler=groups))
 
 
 @loop
@@ -120,8 +129,7 @@ def lists_of_dicts(watch: Watch) -> Truth:
     for rows in train:
         truth.batch("train", len(rows))
         batch = torch.stack([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows])
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -134,8 +142,7 @@ def dicts_of_tensors(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for columns in train:
         truth.batch("train", len(columns["x"]))
-        learn(truth, model, optimizer, (columns["x"], columns["y"]))
-        truth.step()
+        one_step(truth, model, optimizer, (columns["x"], columns["y"]))
     return truth
 
 
@@ -150,8 +157,7 @@ def a_plain_list(watch: Watch) -> Truth:
     for _ in range(2):
         for batch in session.loaders["train"]:
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -168,8 +174,7 @@ def an_instrumented_generator(watch: Watch) -> Truth:
 
     for batch in otel_train.watch(synthetic(), name="synthetic"):
         truth.batch("synthetic", 3)
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     for x, _ in otel_train.watch(synthetic(), name="probe", phase="predict"):
         truth.batch("probe", 3)
         truth.forward("predict")
@@ -181,17 +186,11 @@ def an_instrumented_generator(watch: Watch) -> Truth:
 @loop
 def an_unnamed_loader(watch: Watch) -> Truth:
     """A DataLoader made in mid-run is found when it is iterated."""
-    model, train, truth = Net(), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    truth, (model, optimizer, train) = training(watch, {"train": 4})
+    train_on(truth, model, optimizer, train)
     for batch in loader(3, size=2):
         truth.batch("?", 2)
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -219,4 +218,4 @@ class Prepared:
 @loop
 def a_loader_that_passes_for_another(watch: Watch) -> Truth:
     """What it holds is iterated in its place: under the name that was given."""
-    return train_on(watch, Prepared(loader(5)), epochs=2)
+    return train_by(watch, Prepared(loader(5)), epochs=2)

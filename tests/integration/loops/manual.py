@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, one_step, sgd, training
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -51,9 +51,7 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
 @loop
 def a_stage_around_forward(watch: Watch) -> Truth:
     """What runs inside a user stage keeps its own time and its own count."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
         truth.batch("train")
         truth.stages["compute"] += 1
@@ -79,19 +77,13 @@ def a_stage_as_a_generator(watch: Watch) -> Truth:
     for i, (x, y) in enumerate(train):
         truth.batch("train")
         truth.stages["crop"] += 1
-        optimizer.zero_grad()
         views = crops(x)
         for n, view in enumerate(views):
-            truth.forward()
-            loss = loss_of(model, (view, y))
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, (view, y)))
             if i == 2 and n == 1:
                 break
         views.close()  # type: ignore[attr-defined]
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -117,8 +109,7 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
             truth.stages["fetch"] += 2
             first, second = await asyncio.gather(fetch(), fetch())
             for batch in (first, second):
-                learn(truth, model, optimizer, batch)
-                truth.step()
+                one_step(truth, model, optimizer, batch)
         truth.stages["score"] += 1
         assert [i async for i in scores(3)] == [0, 1, 2]
 
@@ -130,9 +121,7 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
 @loop
 def manual_steps(watch: Watch) -> Truth:
     """The loop says where its steps end; nothing else does."""
-    model, train, truth = Net(), loader(8), Truth(source="manual")
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8}, source="manual")
     for i, batch in enumerate(train):
         truth.batch("train")
         learn(truth, model, optimizer, batch)
@@ -146,9 +135,7 @@ def manual_steps(watch: Watch) -> Truth:
 @loop
 def manual_steps_after_a_resume(watch: Watch) -> Truth:
     """``step(start=...)`` gives the next step its number, and is no step itself."""
-    model, train, truth = Net(), loader(6), Truth(source="manual")
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6}, source="manual")
     otel_train.step(start=1000)
     for batch in train:
         truth.batch("train")
@@ -162,18 +149,12 @@ def manual_steps_after_a_resume(watch: Watch) -> Truth:
 @loop
 def values_and_events(watch: Watch) -> Truth:
     """``log`` and ``event`` are no stages, and change no count."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for i, batch in enumerate(train):
         truth.batch("train")
-        optimizer.zero_grad()
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
+        loss = truth.loss(model, batch)
+        truth.backward(loss)
+        truth.update(optimizer)
         otel_train.log(loss=loss, lr=0.01)
         otel_train.event("batch seen", index=i)
         truth.step()

@@ -12,17 +12,18 @@ from torch.utils.checkpoint import checkpoint
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
+    TRAIN_ALONE,
     Net,
-    Slow,
     Truth,
     Watch,
-    learn,
     loader,
     loop,
     loss_of,
     sgd,
-    slow_loader,
+    slow_training,
     timed,
+    train_on,
+    training,
 )
 
 
@@ -44,10 +45,7 @@ def train_model(watch: Watch, model: nn.Module, batches: int = 5) -> Truth:
     train, truth = loader(batches), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -65,20 +63,13 @@ def reentrant_activation_checkpointing(watch: Watch) -> Truth:
 
 def recompute_whole(watch: Watch, *, reentrant: bool) -> Truth:
     """The instrumented model itself is called again in backward; it is no further occurrence."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, y in train:
         truth.batch("train")
         x.requires_grad_()
         truth.forward()
-        loss = nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=reentrant), y)
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=reentrant), y))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -97,43 +88,30 @@ def the_whole_model_recomputed_reentrantly(watch: Watch) -> Truth:
 @timed
 def a_slow_model_recomputed(watch: Watch) -> Truth:
     """The time of the second forward is backward's."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 5)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for x, y in train:
         truth.batch("train")
         truth.forward()
         model.stage = "forward"
         loss = nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
-        optimizer.zero_grad()
         truth.backward()
         model.stage = "backward"
         loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def siamese(watch: Watch) -> Truth:
     """One model, two calls, one backward."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, _ in train:
         truth.batch("train")
         truth.forward()
         truth.forward()
-        loss = (model(x) - model(x.flip(0))).square().mean()
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward((model(x) - model(x.flip(0))).square().mean())
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -149,12 +127,9 @@ def unrolled_cell(watch: Watch) -> Truth:
         for _ in range(9):
             truth.forward()
             state = cell(x, state)
-        optimizer.zero_grad()
         truth.backward()
         state.square().mean().backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -167,15 +142,11 @@ def loss_modules_are_not_models(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
         out = model(x)
         loss = criterion(out, y) + metric(out, torch.zeros_like(out)).mean()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -208,10 +179,7 @@ def a_wrapped_model(watch: Watch) -> Truth:
     outer = nn.DataParallel(inner) if torch.cuda.device_count() == 0 else nn.Sequential(inner)
     optimizer = sgd(outer)
     watch(inner, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, outer, optimizer, batch)
-        truth.step()
+    train_on(truth, outer, optimizer, train)
     return truth
 
 
@@ -223,43 +191,28 @@ def several_models_in_sequence(watch: Watch) -> Truth:
     watch({"encoder": encoder, "decoder": decoder}, {"train": train})
     for batch in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward(model="encoder")
         truth.forward(model="decoder")
-        loss = loss_of(lambda x: decoder(encoder(x)), batch)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss_of(lambda x: decoder(encoder(x)), batch))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def compiled_in_place(watch: Watch) -> Truth:
     """``Module.compile`` takes the slot that we use, after us."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     model.compile(backend="eager")
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
 @loop
 def compiled_as_another_object(watch: Watch) -> Truth:
     """``torch.compile`` of an instrumented model gives a new callable, which the loop uses from then on."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     compiled = torch.compile(model, backend="eager")
-    for batch in train:
-        truth.batch("train")
-        learn(truth, compiled, optimizer, batch)
-        truth.step()
+    train_on(truth, compiled, optimizer, train)
     return truth
 
 
@@ -285,21 +238,14 @@ class Features(nn.Module):
 @loop
 def evaluated_part_by_part(watch: Watch) -> Truth:
     """Trained by its call; evaluated by ``forward_features`` and ``forward_head``, as image models are: two forwards."""
-    model, train, val, truth = Features(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3}, model=Features())
     for _ in range(2):
         model.train()
         for x, y in train:
             truth.batch("train")
-            optimizer.zero_grad()
             truth.forward()
-            loss = model.criterion(model(x), y)
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(model.criterion(model(x), y))
+            truth.update_that_ends_a_step(optimizer)
         model.eval()
         with torch.no_grad():
             for x, _ in val:
@@ -324,13 +270,8 @@ def trained_part_by_part(watch: Watch) -> Truth:
             truth.forward()
             features = model.backbone(x)
         truth.forward()
-        loss = model.criterion(model.head(features), y)
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(model.criterion(model.head(features), y))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -343,7 +284,6 @@ def two_models_with_one_encoder(watch: Watch) -> Truth:
     watch({"actor": actor, "critic": critic}, {"train": train})
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward(model="actor")
         features = actor.backbone(x)
         truth.forward(model="actor")
@@ -351,9 +291,6 @@ def two_models_with_one_encoder(watch: Watch) -> Truth:
         loss = nn.functional.cross_entropy(actor.head(features) + critic.head(features), y)
         truth.forward(model="critic")
         loss = loss + critic(x).square().mean()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from otel_train.artifacts.validate import laws_of
-from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, learn, loader, sgd
+from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, loader, sgd, train_on
 from tests.support.loop_table import counted, shape_of
 
 if TYPE_CHECKING:
@@ -39,12 +39,9 @@ def shared_loader(batches: int = 5) -> DataLoader[Any]:
     return DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, shuffle=False))
 
 
-def train_on(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Truth:
+def one_pass(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Truth:
     """One pass."""
-    for batch in batches:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, batches)
     return truth
 
 
@@ -53,7 +50,7 @@ def data_parallel(watch: Watch) -> Truth:
     """``DistributedDataParallel`` is what the session receives."""
     model, train = DistributedDataParallel(Net()), shared_loader()
     watch(model, {"train": train})
-    return train_on(Truth(), model, sgd(model), train)
+    return one_pass(Truth(), model, sgd(model), train)
 
 
 @parallel
@@ -68,14 +65,9 @@ def data_parallel_around_an_instrumented_model(watch: Watch) -> Truth:
         last = i % 3 == 2
         model.require_backward_grad_sync = last
         truth.forward()
-        loss = nn.functional.cross_entropy(model(x), y)
-        truth.backward()
-        loss.backward()
+        truth.backward(nn.functional.cross_entropy(model(x), y))
         if last:
-            optimizer.step()
-            optimizer.zero_grad()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -87,7 +79,7 @@ def data_parallel_evaluated_inside(watch: Watch) -> Truth:
     watch(model, {"train": train, "val": val})
     for grad in (False, True):
         model.train()
-        train_on(truth, model, optimizer, train)
+        one_pass(truth, model, optimizer, train)
         model.eval()
         for x, _ in val:
             truth.batch("val")
@@ -104,7 +96,7 @@ def data_parallel_compiled(watch: Watch) -> Truth:
     inner, train = Net(), shared_loader()
     watch(inner, {"train": train})
     model = torch.compile(DistributedDataParallel(inner), backend="eager")
-    return train_on(Truth(), model, sgd(inner), train)
+    return one_pass(Truth(), model, sgd(inner), train)
 
 
 def sharded() -> Net:
@@ -121,7 +113,7 @@ def fully_sharded(watch: Watch) -> Truth:
     """``fully_shard`` changes the class of the model in place; the session comes after."""
     model, train = sharded(), shared_loader()
     watch(model, {"train": train})
-    return train_on(Truth(), model, sgd(model), train)
+    return one_pass(Truth(), model, sgd(model), train)
 
 
 @parallel
@@ -130,7 +122,7 @@ def fully_sharded_after_the_session(watch: Watch) -> Truth:
     model, train = Net(), shared_loader()
     watch(model, {"train": train})
     fully_shard(model)
-    return train_on(Truth(), model, sgd(model), train)
+    return one_pass(Truth(), model, sgd(model), train)
 
 
 @parallel
@@ -140,7 +132,7 @@ def tensor_parallel(watch: Watch) -> Truth:
     model = parallelize_module(Net(), mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()})
     train = loader(5)
     watch(model, {"train": train})
-    return train_on(Truth(), model, sgd(model), train)
+    return one_pass(Truth(), model, sgd(model), train)
 
 
 class Part(nn.Linear):
@@ -166,16 +158,13 @@ def pipeline(watch: Watch) -> Truth:
     watch(part, {"train": train})
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.backward()
         truth.backward()
         if rank == 0:
             schedule.step(x)
         else:
             schedule.step(target=y)
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 

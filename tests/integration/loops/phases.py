@@ -3,87 +3,61 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 import otel_train
-from tests.integration.loops.truth import EVAL, Net, Truth, Watch, learn, loader, loop, loss_of, sgd
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-
-def evaluate(
-    truth: Truth, model: torch.nn.Module, batches: DataLoader[Any], name: str, *, phase: str = EVAL
-) -> None:
-    """One pass without gradients."""
-    with torch.no_grad():
-        for batch in batches:
-            truth.batch(name)
-            truth.forward(phase)
-            loss_of(model, batch)
-            truth.step(phase)
+from tests.integration.loops.truth import (
+    EVAL,
+    Net,
+    Truth,
+    Watch,
+    evaluate_on,
+    loader,
+    loop,
+    loss_of,
+    one_step,
+    sgd,
+    train_on,
+    training,
+)
 
 
 @loop
 def validation_after_every_epoch(watch: Watch) -> Truth:
     """As in every tutorial: ``eval()``, ``no_grad()``, a loader of its own."""
-    model, train, val, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     for _ in range(3):
         model.train()
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, train)
         model.eval()
-        evaluate(truth, model, val, "val")
+        evaluate_on(truth, model, val)
     return truth
 
 
 @loop
 def validation_before_training(watch: Watch) -> Truth:
     """A sanity check of two batches first, broken off."""
-    model, train, val, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     model.eval()
-    with torch.no_grad():
-        for batch in itertools.islice(val, 2):
-            truth.batch("val")
-            truth.forward(EVAL)
-            loss_of(model, batch)
-            truth.step(EVAL)
+    evaluate_on(truth, model, itertools.islice(val, 2))
     model.train()
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
 @loop
 def validation_in_mid_group(watch: Watch) -> Truth:
     """Evaluation suspends a step that has no update yet: four batches make a step, before or after it."""
-    model, train, val, truth = Net(), loader(12), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 12, "val": 3})
     for i, batch in enumerate(train):
         truth.batch("train")
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
+        truth.backward(truth.loss(model, batch))
         if i % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
         if i % 6 == 5:
             model.eval()
-            evaluate(truth, model, val, "val")
+            evaluate_on(truth, model, val)
             model.train()
     return truth
 
@@ -91,44 +65,31 @@ def validation_in_mid_group(watch: Watch) -> Truth:
 @loop
 def validation_between_steps(watch: Watch) -> Truth:
     """Every few updates, inside the batch loop: it closes the step that has its update."""
-    model, train, val, truth = Net(), loader(9), loader(2), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 9, "val": 2})
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
         if i % 3 == 2:
-            evaluate(truth, model, val, "val")
+            evaluate_on(truth, model, val)
     return truth
 
 
 @loop
 def validation_in_training_mode(watch: Watch) -> Truth:
     """The program forgot ``eval()``, and the loader's name says nothing: gradients are off."""
-    model, left, right, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
     for _ in range(2):
-        for batch in left:
-            truth.batch("left")
-            learn(truth, model, optimizer, batch)
-            truth.step()
-        evaluate(truth, model, right, "right")
+        train_on(truth, model, optimizer, left, name="left")
+        evaluate_on(truth, model, right, "right")
     return truth
 
 
 @loop
 def validation_with_gradients_on(watch: Watch) -> Truth:
     """The program forgot ``no_grad()`` and ``eval()``: the loader's name says it."""
-    model, train, val, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train, "val": val})
+    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     for _ in range(2):
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, train)
         for batch in val:
             truth.batch("val")
             truth.forward(EVAL)
@@ -140,15 +101,10 @@ def validation_with_gradients_on(watch: Watch) -> Truth:
 @loop
 def validation_known_by_its_mode_alone(watch: Watch) -> Truth:
     """Gradients on, no telling name; the module that ran was evaluating."""
-    model, left, right, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
     for _ in range(2):
         model.train()
-        for batch in left:
-            truth.batch("left")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, left, name="left")
         model.eval()
         for batch in right:
             truth.batch("right")
@@ -161,28 +117,18 @@ def validation_known_by_its_mode_alone(watch: Watch) -> Truth:
 @loop
 def evaluation_on_the_training_loader(watch: Watch) -> Truth:
     """Training accuracy, under ``no_grad``: its batches are no training steps."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for _ in range(2):
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
-        evaluate(truth, model, train, "train")
+        train_on(truth, model, optimizer, train)
+        evaluate_on(truth, model, train, "train")
     return truth
 
 
 @loop
 def training_on_a_loader_named_val(watch: Watch) -> Truth:
     """An update in the batch says more than the loader's name."""
-    model, val, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"val": val})
-    for batch in val:
-        truth.batch("val")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    truth, (model, optimizer, val) = training(watch, {"val": 5})
+    train_on(truth, model, optimizer, val, name="val")
     return truth
 
 
@@ -193,14 +139,11 @@ def testing_and_prediction(watch: Watch) -> Truth:
     loaders = {"train": loader(4), "valid_b": loader(2), "test": loader(3), "predict": loader(1)}
     optimizer = sgd(model)
     watch(model, loaders)
-    for batch in loaders["train"]:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, loaders["train"])
     model.eval()
-    evaluate(truth, model, loaders["valid_b"], "valid_b")
-    evaluate(truth, model, loaders["test"], "test", phase="test")
-    evaluate(truth, model, loaders["predict"], "predict", phase="predict")
+    evaluate_on(truth, model, loaders["valid_b"], "valid_b")
+    evaluate_on(truth, model, loaders["test"], "test", phase="test")
+    evaluate_on(truth, model, loaders["predict"], "predict", phase="predict")
     return truth
 
 
@@ -213,16 +156,13 @@ def attack_under_a_declared_phase(watch: Watch) -> Truth:
         model,
         [otel_train.Loader(train, name="train"), otel_train.Loader(attack, name="attack", phase="test")],
     )
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     for x, y in attack:
         truth.batch("attack")
         x.requires_grad_()
         truth.forward("test")
         loss = loss_of(model, (x, y))
-        truth.backward("test")
+        truth.backward(phase="test")
         loss.backward()
         truth.step("test")
     return truth
@@ -241,13 +181,8 @@ def a_teacher_without_gradients(watch: Watch) -> Truth:
             truth.forward(model="teacher")
             wanted = teacher(x)
         truth.forward(model="student")
-        loss = (student(x) - wanted).square().mean()
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward((student(x) - wanted).square().mean())
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -257,8 +192,8 @@ def two_loaders_in_one_evaluation(watch: Watch) -> Truth:
     model, easy, hard, truth = Net(), loader(3), loader(2), Truth(source=None)
     watch(model, {"val_easy": easy, "val_hard": hard})
     model.eval()
-    evaluate(truth, model, easy, "val_easy")
-    evaluate(truth, model, hard, "val_hard")
+    evaluate_on(truth, model, easy, "val_easy")
+    evaluate_on(truth, model, hard, "val_hard")
     return truth
 
 
@@ -268,15 +203,10 @@ def look_ahead_in_an_evaluation(watch: Watch) -> Truth:
 
     The first ask is followed by another and shows nothing: it is for what the batches after it are for.
     """
-    model, left, right, truth = Net(), loader(5), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"left": left, "right": right})
+    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
     for epoch in range(2):
         model.train()
-        for batch in left:
-            truth.batch("left")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, left, name="left")
         if epoch == 1:
             break
         model.eval()

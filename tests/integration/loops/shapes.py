@@ -8,7 +8,18 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    Net,
+    Truth,
+    Watch,
+    loader,
+    loop,
+    loss_of,
+    one_step,
+    sgd,
+    train_on,
+    training,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,35 +28,22 @@ if TYPE_CHECKING:
 @loop
 def plain(watch: Watch) -> Truth:
     """The loop of every tutorial."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(3):
-        for batch in train:
-            truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+        train_on(truth, model, optimizer, train)
     return truth
 
 
 @loop
 def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
     """Ten batches in groups of four: the two left over count towards the first update of the next epoch."""
-    model, train, truth = Net(), loader(10), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 10})
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
-            truth.forward()
-            loss = loss_of(model, batch) / 4
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch) / 4)
             if (i + 1) % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                truth.update()
-                truth.step()
+                truth.update_that_ends_a_step(optimizer)
     truth.partial = 1
     return truth
 
@@ -53,43 +51,27 @@ def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
 @loop
 def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> Truth:
     """The last group of an epoch is smaller; it is a step like the others."""
-    model, train, truth = Net(), loader(10), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 10})
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
-            truth.forward()
-            loss = loss_of(model, batch) / 4
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch) / 4)
             if (i + 1) % 4 == 0 or i + 1 == len(train):
-                optimizer.step()
-                optimizer.zero_grad()
-                truth.update()
-                truth.step()
+                truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def accumulation_by_drawing_several_batches(watch: Watch) -> Truth:
     """A group is drawn first and trained on afterwards, as newer trainers do."""
-    model, train, truth = Net(), loader(8), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 8})
     batches = iter(train)
     while group := list(itertools.islice(batches, 4)):
         for _ in group:
             truth.batch("train")
         for batch in group:
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        truth.update()
-        truth.step()
+            truth.backward(truth.loss(model, batch))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -103,14 +85,8 @@ def zip_of_two_loaders(watch: Watch) -> Truth:
         truth.batch("code")
         truth.batch("prose", 2)
         truth.forward()
-        truth.forward()
-        loss = loss_of(model, first) + loss_of(model, second)
-        optimizer.zero_grad()
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, first) + loss_of(model, second))
+        truth.update_that_ends_a_step(optimizer)
     truth.batch("code")
     return truth
 
@@ -118,36 +94,25 @@ def zip_of_two_loaders(watch: Watch) -> Truth:
 @loop
 def zip_of_a_loader_with_itself(watch: Watch) -> Truth:
     """Two live iterators of one loader, a batch of each per update."""
-    model, train, truth = Net(), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 4})
     for left, right in zip(train, train, strict=False):
         truth.batch("train")
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
-        truth.forward()
-        loss = loss_of(model, left) + loss_of(model, right)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, left) + loss_of(model, right))
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def two_live_iterators_of_one_loader(watch: Watch) -> Truth:
     """They take turns, an update each."""
-    model, train, truth = Net(), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 4})
     turns = [iter(train), iter(train)]
     for i in range(8):
         batch = next(turns[i % 2])
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -167,31 +132,25 @@ def weighted_sampling_of_two_loaders(watch: Watch) -> Truth:
             del live[name]
             continue
         truth.batch(name, 4 if name == "code" else 2)
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def itertools_cycle(watch: Watch) -> Truth:
     """``cycle`` replays the first pass from memory: further steps have no ask at all."""
-    model, train, truth = Net(), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 4})
     for i, batch in enumerate(itertools.islice(itertools.cycle(train), 11)):
         if i < len(train):
             truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def endless_generator(watch: Watch) -> Truth:
     """The usual way round ``cycle``: ask the loader again and again."""
-    model, train, truth = Net(), loader(4), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 4})
 
     def forever() -> Iterator[Any]:
         while True:
@@ -201,17 +160,14 @@ def endless_generator(watch: Watch) -> Truth:
     for _ in range(10):
         batch = next(batches)
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def manual_next(watch: Watch) -> Truth:
     """The iterator is made anew when it has run out."""
-    model, train, truth = Net(), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 3})
     batches = iter(train)
     for _ in range(8):
         try:
@@ -220,87 +176,68 @@ def manual_next(watch: Watch) -> Truth:
             batches = iter(train)
             batch = next(batches)
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def a_pass_given_up_for_a_new_one(watch: Watch) -> Truth:
     """The old iterator is still held when a new one is made: the loop goes on with the new one."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     held = []
     for batches in (2, 3, 6):
         held.append(iter(train))
         for _ in range(batches):
             batch = next(held[-1])
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def one_batch_overfitted(watch: Watch) -> Truth:
     """A single ask, then many updates: each step closes where its update ended."""
-    model, train, truth = Net(), loader(3), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 3})
     batch = next(iter(train))
     truth.batch("train")
     for _ in range(7):
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def look_ahead(watch: Watch) -> Truth:
     """The next batch is fetched before the present one is trained on."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(2):
         batches = iter(train)
         ahead = next(batches, None)
         while ahead is not None:
             batch, ahead = ahead, next(batches, None)
             truth.batch("train")
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
 @loop
 def look_ahead_between_forward_and_backward(watch: Watch) -> Truth:
     """The next batch is fetched in the middle of the step, while a device would be busy."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     batches = iter(train)
     batch = next(batches)
     while batch is not None:
         truth.batch("train")
-        optimizer.zero_grad()
-        truth.forward()
-        loss = loss_of(model, batch)
+        loss = truth.loss(model, batch)
         batch = next(batches, None)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def look_ahead_in_another_thread(watch: Watch) -> Truth:
     """A thread fetches into a queue: its asks end no step of the thread that trains; its waits are its own."""
-    model, train, truth = Net(), loader(6), Truth(threads=2)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6}, threads=2)
     ready: queue.Queue[Any] = queue.Queue(maxsize=2)
 
     def fetch() -> None:
@@ -312,8 +249,7 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
     thread.start()
     while (batch := ready.get()) is not None:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     thread.join()
     truth.partial = None
     return truth

@@ -10,16 +10,15 @@ import torch
 
 from tests.integration.loops.truth import (
     EVAL,
-    TRAIN,
+    TRAIN_ALONE,
     Net,
-    Slow,
     Truth,
     Watch,
     loader,
     loop,
     loss_of,
     sgd,
-    slow_loader,
+    slow_training,
     timed,
     train_on,
 )
@@ -40,10 +39,9 @@ def in_a_thread(work: Callable[..., object], *arguments: Any) -> None:
 @timed
 def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> Truth:
     """The main thread tries the model on some rows, then waits for a thread that trains it: that one's time is the run's."""
-    truth = watch.truth(threads=2, rated={"train": TRAIN})
-    model, train = Slow(truth, 0.0), slow_loader(truth, "train", 8)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(
+        watch, {"train": 8}, takes_s=0.0, threads=2, rated=TRAIN_ALONE
+    )
     truth.at(EVAL)
     with torch.no_grad():
         truth.forward(EVAL)
@@ -115,14 +113,10 @@ def backward_in_another_thread(watch: Watch) -> Truth:
     with ThreadPoolExecutor(1) as pool:
         for batch in train:
             truth.batch("train")
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
+            loss = truth.loss(model, batch)
             truth.backward()
             pool.submit(loss.backward).result()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -137,10 +131,7 @@ def updates_in_another_thread(watch: Watch) -> Truth:
         for batch in train:
             truth.batch("train")
             optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(truth.loss(model, batch))
             pool.submit(optimizer.step).result()
             truth.update()
             truth.step()

@@ -35,6 +35,9 @@ torch.set_num_threads(1)  # a second thread only waits for the first in models a
 
 TRAIN = "train"
 EVAL = "eval"
+TRAIN_ALONE = {"train": TRAIN}
+TRAIN_AND_VAL = {"train": TRAIN, "val": EVAL}
+"""What ``Truth.rated`` of most programs is."""
 
 
 class Attribution(NamedTuple):
@@ -149,14 +152,29 @@ class Truth:
         """The loop called a model."""
         self.forwards[model, phase] += 1
 
-    def backward(self, phase: str = TRAIN) -> None:
-        """The loop asked for gradients."""
-        self.backwards[phase] += 1
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """A forward of training, and the loss of it."""
+        self.forward()
+        return loss_of(model, batch)
 
-    def update(self) -> None:
-        """The loop called ``step`` of an optimizer, and it returned."""
+    def backward(self, loss: torch.Tensor | None = None, phase: str = TRAIN) -> None:
+        """The loop asked for gradients: here those of ``loss`` if it is given, else by its own means."""
+        self.backwards[phase] += 1
+        if loss is not None:
+            loss.backward()
+
+    def update(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """The loop called ``step`` of an optimizer, and it returned: here of ``optimizer`` if it is given."""
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
         self.updates += 1
         self.optimizer += 1
+
+    def update_that_ends_a_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The last update of a step."""
+        self.update(optimizer)
+        self.step()
 
     def step(self, phase: str = TRAIN) -> None:
         """A step as docs/reference/step-boundaries.md defines it."""
@@ -240,13 +258,14 @@ def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> torch.
 
 def learn(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     """The inside of an ordinary step, for programs whose point lies elsewhere."""
-    optimizer.zero_grad()
-    truth.forward()
-    loss = loss_of(model, batch)
-    truth.backward()
-    loss.backward()
-    optimizer.step()
-    truth.update()
+    truth.backward(truth.loss(model, batch))
+    truth.update(optimizer)
+
+
+def one_step(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    """An ordinary step."""
+    learn(truth, model, optimizer, batch)
+    truth.step()
 
 
 def train_on(
@@ -261,19 +280,20 @@ def train_on(
     truth.at(TRAIN, name)
     for batch in batches:
         truth.batch(name, len(batch[0]))
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
 
 
-def evaluate_on(truth: Truth, model: nn.Module, batches: Iterable[Any], name: str = "val") -> None:
+def evaluate_on(
+    truth: Truth, model: nn.Module, batches: Iterable[Any], name: str = "val", *, phase: str = EVAL
+) -> None:
     """A pass without gradients."""
-    truth.at(EVAL, name)
+    truth.at(phase, name)
     with torch.no_grad():
         for batch in batches:
             truth.batch(name, len(batch[0]))
-            truth.forward(EVAL)
+            truth.forward(phase)
             loss_of(model, batch)
-            truth.step(EVAL)
+            truth.step(phase)
 
 
 class Watch:
@@ -329,6 +349,31 @@ class Watch:
         for session in self.sessions:
             session.close()
         self.closing = began, time.perf_counter()
+
+
+def training(
+    watch: Watch, batches: Mapping[str, int], *, model: nn.Module | None = None, **says: Any
+) -> tuple[Truth, Any]:
+    """Truth; model, optimizer and loaders of so many batches, with a session that has model and loaders."""
+    model, loaders = model or Net(), {name: loader(number) for name, number in batches.items()}
+    optimizer = sgd(model)
+    watch(model, loaders)
+    return Truth(**says), (model, optimizer, *loaders.values())
+
+
+def slow_training(
+    watch: Watch, batches: Mapping[str, int | tuple[int, float]], *, takes_s: float = 0.01, **says: Any
+) -> tuple[Truth, Any]:
+    """The same of a program that can be timed; a loader has its number of batches, and may have seconds per batch."""
+    truth = watch.truth(**says)
+    model = Slow(truth, takes_s)
+    loaders = {
+        name: slow_loader(truth, name, *(many if isinstance(many, tuple) else (many,)))
+        for name, many in batches.items()
+    }
+    optimizer = sgd(model)
+    watch(model, loaders)
+    return truth, (model, optimizer, *loaders.values())
 
 
 class NoSession:

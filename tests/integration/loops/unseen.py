@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, one_step, sgd, training
 
 
 def forward_of_both_layers(truth: Truth) -> None:
@@ -27,40 +27,26 @@ class Bypassing(Net):
 @loop
 def a_call_that_is_bypassed(watch: Watch) -> Truth:
     """Own ``__call__``: its two layers are seen."""
-    model, train, truth = Bypassing(), loader(10), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Bypassing())
     for _ in range(2):
         for batch in train:
             truth.batch("train")
-            optimizer.zero_grad()
             forward_of_both_layers(truth)
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(loss_of(model, batch))
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def a_forward_that_is_called_directly(watch: Watch) -> Truth:
     """``model.forward(x)``: the two layers that it calls are seen."""
-    model, train, truth = Net(), loader(10), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 10})
     for _ in range(2):
         for batch in train:
             truth.batch("train")
-            optimizer.zero_grad()
             forward_of_both_layers(truth)
-            loss = loss_of(model.forward, batch)
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(loss_of(model.forward, batch))
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -75,41 +61,29 @@ class Generative(Net):
 @loop
 def a_method_other_than_call(watch: Watch) -> Truth:
     """``model.loss(x, y)``: the two layers that it calls are seen, in the order in which it calls them."""
-    model, train, truth = Generative(), loader(10), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Generative())
     for _ in range(2):
         for x, y in train:
             truth.batch("train")
-            optimizer.zero_grad()
             forward_of_both_layers(truth)
             loss = model.loss(x, y)
-            truth.backward()
-            loss.backward()
-            optimizer.step()
-            truth.update()
-            truth.step()
+            truth.backward(loss)
+            truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def a_method_other_than_call_with_a_user_stage(watch: Watch) -> Truth:
     """A user-defined stage around the method: its forward is inside that stage."""
-    model, train, truth = Generative(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5}, model=Generative())
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         forward_of_both_layers(truth)
         truth.stages["loss"] += 1
         with otel_train.stage("loss"):
             loss = model.loss(x, y)
-        truth.backward()
-        loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -120,6 +94,5 @@ def a_loader_that_is_not_the_one_iterated(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"train": loader(3)})
     for batch in [(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]))] * 12:
-        learn(truth, model, optimizer, batch)
-        truth.step()
+        one_step(truth, model, optimizer, batch)
     return truth

@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tests.integration.loops.truth import (
     TRAIN,
+    TRAIN_ALONE,
     Net,
     Slow,
     Truth,
@@ -17,9 +18,13 @@ from tests.integration.loops.truth import (
     loader,
     loop,
     loss_of,
+    one_step,
     sgd,
     slow_loader,
+    slow_training,
     timed,
+    train_on,
+    training,
 )
 
 if TYPE_CHECKING:
@@ -34,33 +39,21 @@ def two_optimizers_per_step(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for batch in train:
         truth.batch("train")
-        body.zero_grad()
-        head.zero_grad()
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
-        body.step()
-        truth.update()
-        head.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, batch))
+        truth.update(body)
+        truth.update_that_ends_a_step(head)
     return truth
 
 
 @timed
 def several_updates_per_batch(watch: Watch) -> Truth:
     """Every batch is trained on three times: each update is a step, and the first has waited for the batch."""
-    truth = watch.truth(rated={"train": TRAIN})
-    model, train = Slow(truth), slow_loader(truth, "train", 4, 0.03)
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = slow_training(watch, {"train": (4, 0.03)}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for batch in train:
         truth.batch("train")
         for _ in range(3):
-            learn(truth, model, optimizer, batch)
-            truth.step()
+            one_step(truth, model, optimizer, batch)
     return truth
 
 
@@ -77,9 +70,7 @@ def two_slow_optimizers_per_step(watch: Watch) -> Truth:
         for name, model in (("left", left), ("right", right)):
             optimizers[name].zero_grad()
             truth.forward(model=name)
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
+            truth.backward(loss_of(model, batch))
             optimizers[name].step()
             truth.update()
         truth.step()
@@ -96,15 +87,9 @@ def two_optimizers_without_an_ask(watch: Watch) -> Truth:
     batch = next(iter(train))
     truth.batch("train")
     for _ in range(6):
-        truth.forward()
-        loss = loss_of(model, batch)
-        truth.backward()
-        loss.backward()
-        body.step()
-        truth.update()
-        head.step()
-        truth.update()
-        truth.step()
+        truth.backward(truth.loss(model, batch))
+        truth.update(body)
+        truth.update_that_ends_a_step(head)
     return truth
 
 
@@ -118,8 +103,7 @@ def judge(truth: Truth, critic: Net, real: torch.Tensor, fake: torch.Tensor) -> 
     truth.forward(model="D")
     truth.forward(model="D")
     loss = critic(fake).mean() - critic(real).mean()
-    truth.backward()
-    loss.backward()
+    truth.backward(loss)
 
 
 @loop
@@ -130,20 +114,13 @@ def gan(watch: Watch) -> Truth:
     watch({"G": generator, "D": critic}, {"train": train})
     for real, _ in train:
         truth.batch("train")
-        d_optimizer.zero_grad()
         truth.forward(model="G")
         judge(truth, critic, real, generator(torch.randn(4, 4)).detach())
-        d_optimizer.step()
-        truth.update()
-        g_optimizer.zero_grad()
+        truth.update(d_optimizer)
         truth.forward(model="G")
         truth.forward(model="D")
-        loss = -critic(generator(torch.randn(4, 4))).mean()
-        truth.backward()
-        loss.backward()
-        g_optimizer.step()
-        truth.update()
-        truth.step()
+        truth.backward(-critic(generator(torch.randn(4, 4))).mean())
+        truth.update_that_ends_a_step(g_optimizer)
     return truth
 
 
@@ -155,19 +132,13 @@ def wgan_with_a_batch_per_critic_update(watch: Watch) -> Truth:
     watch({"G": generator, "D": critic}, {"train": train})
     for i, (real, _) in enumerate(train):
         truth.batch("train")
-        d_optimizer.zero_grad()
         judge(truth, critic, real, torch.randn(4, 4))
-        d_optimizer.step()
-        truth.update()
+        truth.update(d_optimizer)
         if i % 5 == 4:
-            g_optimizer.zero_grad()
             truth.forward(model="G")
             truth.forward(model="D")
-            loss = -critic(generator(torch.randn(4, 4))).mean()
-            truth.backward()
-            loss.backward()
-            g_optimizer.step()
-            truth.update()
+            truth.backward(-critic(generator(torch.randn(4, 4))).mean())
+            truth.update(g_optimizer)
         truth.step()
     return truth
 
@@ -184,20 +155,27 @@ def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
     for real, _ in train:
         truth.batch("train")
         for _ in range(5):
-            d_optimizer.zero_grad()
             judge(truth, critic, real, torch.randn(4, 4))
-            d_optimizer.step()
-            truth.update()
-            truth.step()
-        g_optimizer.zero_grad()
+            truth.update_that_ends_a_step(d_optimizer)
         truth.forward(model="G")
         truth.forward(model="D")
-        loss = -critic(generator(torch.randn(4, 4))).mean()
-        truth.backward()
-        loss.backward()
-        g_optimizer.step()
-        truth.update()
+        truth.backward(-critic(generator(torch.randn(4, 4))).mean())
+        truth.update(g_optimizer)
     return truth
+
+
+def closure_of(
+    truth: Truth, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+) -> Callable[[], Any]:
+    """Forward and backward on a batch, for the optimizer to call."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = truth.loss(model, batch)
+        truth.backward(loss)
+        return loss
+
+    return closure
 
 
 @loop
@@ -208,16 +186,7 @@ def lbfgs_closure(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for batch in train:
         truth.batch("train")
-
-        def closure(batch: Any = batch) -> torch.Tensor:
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(truth, model, optimizer, batch))
         truth.update()
         truth.step()
     assert truth.forwards["model", "train"] > 4
@@ -234,16 +203,7 @@ def a_slow_closure(watch: Watch) -> Truth:
     truth.at(TRAIN, "train")
     for batch in train:
         truth.batch("train")
-
-        def closure(batch: Any = batch) -> torch.Tensor:
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(truth, model, optimizer, batch))
         truth.update()
         truth.step()
     return truth
@@ -252,21 +212,10 @@ def a_slow_closure(watch: Watch) -> Truth:
 @loop
 def sgd_with_a_closure(watch: Watch) -> Truth:
     """Forward and backward inside the update, once."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
         truth.batch("train")
-
-        def closure(batch: Any = batch) -> float:
-            optimizer.zero_grad()
-            truth.forward()
-            loss = loss_of(model, batch)
-            truth.backward()
-            loss.backward()
-            return float(loss.item())
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(truth, model, optimizer, batch))
         truth.update()
         truth.step()
     return truth
@@ -299,10 +248,7 @@ def optimizer_subclass(watch: Watch) -> Truth:
     sgd(warm).step()
     optimizer = Decaying(model.parameters(), lr=0.01)
     watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -312,19 +258,14 @@ def optimizer_of_optimizers(watch: Watch) -> Truth:
     model, train, truth = Net(), loader(5), Truth()
     optimizer = Both(sgd(model.first), sgd(model.last))
     watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        learn(truth, model, optimizer, batch)
-        truth.step()
+    train_on(truth, model, optimizer, train)
     return truth
 
 
 @loop
 def learning_rate_scheduler(watch: Watch) -> Truth:
     """A scheduler patches ``step`` on the instance."""
-    model, train, truth = Net(), loader(6), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 6})
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
     for batch in train:
         truth.batch("train")
@@ -345,9 +286,7 @@ def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
         truth.batch("train")
         optimizer.zero_grad()
         truth.forward()
-        loss = scaler.scale(loss_of(model, batch))
-        truth.backward()
-        loss.backward()
+        truth.backward(scaler.scale(loss_of(model, batch)))
         if i in {2, 3, 5}:
             model.first.weight.grad[0, 0] = float("inf")
         before = model.last.bias.detach().clone()
@@ -374,9 +313,7 @@ def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
         truth.batch("train")
         optimizer.zero_grad()
         truth.forward()
-        loss = scaler.scale(loss_of(model, batch))
-        truth.backward()
-        loss.backward()
+        truth.backward(scaler.scale(loss_of(model, batch)))
         if i in {2, 3, 5}:
             model.first.weight.grad[0, 0] = float("inf")
         before = model.last.bias.detach().clone()
@@ -395,41 +332,28 @@ def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
 @loop
 def several_backwards_per_step(watch: Watch) -> Truth:
     """Two losses on two forwards, two backwards, one update."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
         truth.batch("train")
-        optimizer.zero_grad()
         for scale in (1.0, 0.5):
-            truth.forward()
-            loss = loss_of(model, batch) * scale
-            truth.backward()
-            loss.backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+            truth.backward(truth.loss(model, batch) * scale)
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
 @loop
 def retained_graph(watch: Watch) -> Truth:
     """Two backwards over one graph."""
-    model, train, truth = Net(), loader(5), Truth()
-    optimizer = sgd(model)
-    watch(model, {"train": train})
+    truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, y in train:
         truth.batch("train")
-        optimizer.zero_grad()
         truth.forward()
         out = model(x)
         truth.backward()
         F.cross_entropy(out, y).backward(retain_graph=True)
         truth.backward()
         out.square().mean().backward()
-        optimizer.step()
-        truth.update()
-        truth.step()
+        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
@@ -444,9 +368,7 @@ def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> Truth:
         truth.batch("train")
         model.zero_grad()
         truth.forward()
-        loss = scaler.scale(loss_of(model, batch))
-        truth.backward()
-        loss.backward()
+        truth.backward(scaler.scale(loss_of(model, batch)))
         if i % 3 == 1:
             model.last.bias.grad[0] = float("inf")
         scaler.step(body)
