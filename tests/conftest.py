@@ -6,13 +6,11 @@ import faulthandler
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Started in the background, or under nohup, Ctrl-C or SIGHUP is ignored: the programs under test must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from benchmarks.scale.fakes import PARTS
 from benchmarks.scale.ranks import SimulatedRanks
 from benchmarks.scale.results import Sizes, sizes_of
 from otel_train.config import Config
-from otel_train.datamodel import Anchor
+from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters.prometheus import PageCollector, RankPage
 from otel_train.session import Session
 from tests.support.receiver import http_receiver
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from otel_train.datamodel import Snapshot
 
 NATIVE, CLASSIC = 131, 565
 """Series of one rank in profile ``full``: a loader with workers, one without, one device, everything it can tell."""

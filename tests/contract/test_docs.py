@@ -9,9 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS, Config, ProfilerEvery, ProfilerSchedule, Tuning
 from otel_train.config.sources import resolve
 from otel_train.config.validation import PREFIX, RESERVED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -6,8 +6,9 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from tests.support.device import AgentSide
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 torch = pytest.importorskip("torch")
 pytestmark = [

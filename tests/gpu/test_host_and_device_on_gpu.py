@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,8 @@ from otel_train.collectors.hardware import HardwareReader
 from otel_train.datamodel import Point
 from otel_train.instrumentation.accelerator_discovery import cuda_driver
 from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.session import Session
 from tests.support.inside import inside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from otel_train.session import Session
 
 torch = pytest.importorskip("torch")
 pytestmark = [

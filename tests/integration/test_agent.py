@@ -14,10 +14,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -26,9 +27,6 @@ from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
 from tests.support.receiver import http_receiver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 until = partial(waiting.until, seconds=60.0)  # agents start and end here

@@ -12,20 +12,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import otel_train
+from otel_train.session import Session
 from tests.integration.loops.truth import QUIET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from otel_train.session import Session
 
 FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 FIFTY = 50 + 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,6 @@ import otel_train
 from tests.integration.loops.truth import QUIET
 from tests.support.alertmanager import alert, alertmanager
 from tests.support.receiver import http_receiver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
 AGENTS = ("process", "thread")

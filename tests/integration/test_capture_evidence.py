@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 BATCHES = 8
 """Of an epoch."""

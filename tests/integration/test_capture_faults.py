@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import otel_train
 from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 

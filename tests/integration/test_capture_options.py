@@ -5,16 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from tests.integration.loops.truth import QUIET
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_shapes_stacks_and_memory_are_recorded_and_a_device_that_is_not_there_is_said(tmp_path: Path) -> None:

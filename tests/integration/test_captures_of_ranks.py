@@ -7,15 +7,13 @@ import json
 import subprocess
 import sys
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import ranks
 from tests.support.ranks import Job, job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SLOW: dict[str, Any] = {"slow_s": {"forward": 0.03}, "steps": 2000}

@@ -14,9 +14,10 @@ import threading
 import time
 import traceback
 import weakref
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -33,10 +34,6 @@ from tests.support.inside import inside
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 from tests.support.waiting import until
 from tests.support.zero_code import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from tests.integration.loops import compiled
 from tests.integration.loops.truth import LOOPS, Net, Truth, Watch, learn, loader, sgd
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAMS = sorted(name for name, program in LOOPS.items() if program.__module__ == compiled.__name__)

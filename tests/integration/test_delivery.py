@@ -11,9 +11,10 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,6 @@ from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = ("http/json", "http/protobuf")

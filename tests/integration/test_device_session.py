@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +33,6 @@ from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 from tests.support.device import AgentSide
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STEPS = 40
 

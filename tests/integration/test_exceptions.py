@@ -10,8 +10,9 @@ import sys
 import textwrap
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 ROOT = Path(__file__).parents[2]
 

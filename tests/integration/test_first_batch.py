@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,9 +22,6 @@ from tests.support.zero_code import (
     run_zero_code,
     summaries_below,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 

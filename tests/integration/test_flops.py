@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,6 @@ from torch import nn
 from otel_train.collectors.hardware import peak_flops
 from otel_train.profiler.flops import COMPILED, COUNTER
 from tests.integration.loops.truth import Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SAMPLES, WIDE = 8, 16
 STEP_FLOPS = SAMPLES * (2 * WIDE * WIDE * 2 + 2 * WIDE * 4 * 3)

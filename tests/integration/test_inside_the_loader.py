@@ -9,7 +9,9 @@ import pickle
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import otel_train
 from otel_train import catalog as c
 from tests.support.inside import inside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
 QUIET: dict[str, Any] = {"prometheus": False, "console": False, "tuning": {"poll_interval_s": 0.02}}

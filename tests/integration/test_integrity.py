@@ -14,7 +14,9 @@ import threading
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,10 +30,6 @@ from torch.utils.data import dataloader as torch_dataloader
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, Truth, learn, loader, loss_of, sgd
 from tests.support.receiver import http_receiver, refusing_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -6,16 +6,14 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_train.distributed.hang import compare
 from otel_train.rundata.flight import read_postmortem
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_train.errors import ConfigError
 from tests.support.loop_table import counted
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
-
-if TYPE_CHECKING:
-    import subprocess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,9 +39,6 @@ from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, lea
 from tests.support.loop_table import check_row, counted, shape_of
 from tests.support.metrics_shown import metric_differences, of_otlp
 from tests.support.run_summary import run_summary_differences
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLACK_S = 0.02
 """What may pass between two looks at the clock, on a busy machine, without a defect."""

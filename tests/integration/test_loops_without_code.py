@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from tests.integration.loops import compiled, manual
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, NoSession, Truth
 from tests.support.loop_table import check_row, counted, rows
 from tests.support.zero_code import zero_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES_US = {
     "a_session_that_only_waits",

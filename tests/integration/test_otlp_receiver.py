@@ -9,7 +9,10 @@ import sys
 import textwrap
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +24,6 @@ from otel_train.exporters.otlp_settings import OtlpSettings
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 RECEIVERS = {"http/json": http_receiver, "http/protobuf": http_receiver, "grpc": grpc_receiver}
 

@@ -8,7 +8,9 @@ import pickle
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,6 @@ from torch.utils.checkpoint import checkpoint
 import otel_train
 from otel_train.instrumentation import registry
 from tests.integration.loops.truth import QUIET, Truth, learn, loader, sgd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SLOT = "_compiled_call_impl"
 ROWS = torch.ones(2, 4)

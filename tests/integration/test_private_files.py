@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,6 @@ import otel_train
 from otel_train.cli.main import main
 from tests.integration.loops.truth import Net, dataset, loss_of
 from tests.support.receiver import refusing_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TOKEN = "open-sesame-4711"
 

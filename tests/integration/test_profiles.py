@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import parser
@@ -12,9 +13,6 @@ from prometheus_client import parser
 from otel_train.distributed.export_profile import REDUCED_METRICS
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 classic: Any = parser.text_string_to_metric_families  # it publishes no types
 

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.zero_code import LIMIT_S, environment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 BARE = [sys.executable, "-X", "utf8"]
 OURS = [*BARE, "-m", "otel_train", "run"]

@@ -6,7 +6,8 @@ import json
 import signal
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from tests.support.ranks import free_port
 from tests.support.receiver import Received, http_receiver
 from tests.support.waiting import until
 from tests.support.zero_code import ROOT, counts_of, environment, run_zero_code, summaries_below
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,9 +15,10 @@ import time
 import urllib.request
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import psutil
@@ -36,9 +37,6 @@ from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sg
 from tests.support.inside import inside
 from tests.support.receiver import http_receiver
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from tests.integration.loops.truth import (
 from tests.integration.test_loops import expected, found, row
 from tests.support.loop_table import check_row
 from tests.support.times_of_loops import times_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module", autouse=True)

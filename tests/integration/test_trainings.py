@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.zero_code import LIMIT_S, QUIET, environment, launched, run_zero_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 

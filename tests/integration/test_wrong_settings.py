@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ import otel_train
 from otel_train.console.summary import render_run_summary
 from otel_train.errors import ConfigError
 from otel_train.rundata import alerts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRONG = [
     ("OTEL_TRAIN_EXPORT_INTERVAL_S", "fast"),

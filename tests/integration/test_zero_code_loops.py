@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from torch.utils.data import DataLoader
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Net, NoSession, Truth, dataset, loader, sgd
 from tests.integration.test_loops import expected, found
 from tests.support.zero_code import zero_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAME = (
     "plain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +16,6 @@ from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
 from tests.support.edges import Book, Tape, account_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SOURCES = [Instrumented(kind, kind.name.lower()) for kind in SourceKind]
 SOURCES += [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import given, settings
@@ -16,9 +16,6 @@ from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 KINDS = (SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER)
 STAGE_OF = ("data", "forward", "backward", "optimizer")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,12 +17,8 @@ from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
 from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from otel_train.recording.events import SourceKind
-    from otel_train.recording.recorder import Recorder
+from otel_train.recording.events import SourceKind
+from otel_train.recording.recorder import Recorder
 
 FAULTS = (KeyError("fault"), KeyboardInterrupt("fault"))
 ACTS = ("batch", "forward", "part", "eval", "backward", "grad", "update", "raise_forward", "raise_backward")

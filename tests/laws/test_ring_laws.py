@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from _thread import get_ident
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +19,6 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.ring_buffer import Ring
 from otel_train.recording.shared_memory import FlightMemory
 from tests.support.flight import in_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("both_writers")
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.distributed.straggler import Stragglers, compare
+from otel_train.distributed.rank_report import RankReport
+from otel_train.distributed.straggler import Straggler, Stragglers, compare
 from tests.support.rank_reports import later, world
-
-if TYPE_CHECKING:
-    from otel_train.distributed.rank_report import RankReport
-    from otel_train.distributed.straggler import Straggler
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 times = st.lists(st.floats(1e-4, 1.0), min_size=len(STAGES), max_size=len(STAGES))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hypothesis import example, given, settings
@@ -15,12 +16,8 @@ from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import SourceKind
 from tests.laws.test_account_laws import actions, cuts_of, fractions, garbage, program, raw
+from tests.support.edges import Tape
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.support.edges import Tape
 
 TICK_NS = 1_000_003
 """What the nanosecond of a tape lasts here: times that no rounding hides. Every edge takes one more."""

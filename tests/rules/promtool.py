@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from otel_train.catalog import DURATION_BOUNDS
 from tests.support.stack import program
 from tools.alerts_pages import ALERT_FILES, RULES, rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 VARIANTS = ("classic", "native")
 OVERDUE_MIN = 40

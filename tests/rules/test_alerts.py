@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.rules import cases_progress, cases_telemetry, cases_training
 from tests.rules.promtool import VARIANTS, Case, Durations, check, quiet
 from tools.alerts_pages import ALERT_FILES, rules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.stack
 

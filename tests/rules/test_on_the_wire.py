@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.scale.rank import SimulatedRank
 from grafana.build import BOARDS
 from tests.rules.promtool import VARIANTS, answers, check
 from tests.rules.wire import (
@@ -24,12 +27,6 @@ from tests.rules.wire import (
 from tests.support.dashboard_queries import filled_in
 from tests.support.promql import asked
 from tools.alerts_pages import rules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from benchmarks.scale.rank import SimulatedRank
 
 pytestmark = pytest.mark.stack
 

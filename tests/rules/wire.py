@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.scale.rank import SimulatedRank
 from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Workload
 from otel_train.config import Config
-from otel_train.datamodel import Anchor, HistogramPoint
+from otel_train.datamodel import Anchor, HistogramPoint, MetricFamily, Snapshot
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
+from otel_train.distributed.store import ExchangeRequest
 from otel_train.exporters.prometheus import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.resource import RunInfo, instance_id
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from otel_train.datamodel import MetricFamily, Snapshot
-    from otel_train.distributed.store import ExchangeRequest
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))
 NS_PER_S = 10**9

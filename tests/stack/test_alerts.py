@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from otel_train.stack.local import LocalStack
 from tests.support.stack import ROOT, Alerts, get, stack, troubled, value, wait_for, webhook
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

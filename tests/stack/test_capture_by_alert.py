@@ -8,17 +8,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_train.agent.alertmanager import EVERY_S, AlertPoller
 from tests.support.stack import ROOT, get, stack, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 

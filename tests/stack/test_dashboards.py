@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with the dev extra")
+
+from collections.abc import Iterator
 
 from grafana.build import BOARDS, JSON
 from tests.support.dashboard_queries import Span, ask, filled_in, panels
 from tests.support.prometheus_server import REAL_RUN, Store, Ways, filled, until
 from tests.support.stack import program
 from tests.support.synthetic_metrics import RUN as SYNTHETIC_RUN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from otel_train.doctor import endpoint
 from otel_train.doctor.checks import PROBLEM
 from tests.support.stack import stack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(200)]
 

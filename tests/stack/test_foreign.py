@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from otel_train.stack.local import LocalStack
 from tests.support.stack import get, stack, value, wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(200)]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import kubernetes_validate
@@ -13,9 +14,6 @@ import yaml
 
 from otel_train.stack import configuration, local
 from tests.support.stack import ROOT, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.stack
 

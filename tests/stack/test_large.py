@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,10 +17,6 @@ from otel_train.catalog import DURATION_BOUNDS
 from otel_train.exporters.openmetrics import PROMOTED
 from otel_train.stack.configuration import free_ports
 from tests.support.stack import ROOT, get, program, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(200)]
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_train import catalog as c
 from otel_train.cli import replay as command
-from otel_train.datamodel import HistogramPoint, MetricFamily, Point, Snapshot
+from otel_train.datamodel import AttributeValue, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.exporters.otlp_json import metrics_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
+from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, program, stack, wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from otel_train.datamodel import AttributeValue
-    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 

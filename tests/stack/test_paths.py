@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from otel_train import catalog
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, configured, environ_of, get, running, stack, value, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -10,8 +10,10 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,6 @@ from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFa
 from otel_train.exporters.prometheus import PrometheusExporter
 from tests.support.snapshots import RESOURCE
 from tests.support.stack import program, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.stack
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import urllib.request
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from benchmarks.scale.cli import main
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
+from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, stack, value, wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from otel_train.cli.main import main
 from otel_train.ui.charts import COLORS
 from tests.unit.test_report import a_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -7,18 +7,14 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 
 from otel_train.cli.main import main
+from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, stack, troubled, value, wait_for, webhook
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

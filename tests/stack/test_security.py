@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from otel_train.stack import tls
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ROOT, configured, get, value, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 

@@ -9,17 +9,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from otel_train.stack.configuration import free_ports
 from tests.support.stack import ROOT, environ_of, program, running, stack, value, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from starlette.types import ASGIApp
 
 
 class Answer(NamedTuple):

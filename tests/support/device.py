@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.accounting.device_times import DevicePairs
-from otel_train.datamodel import DeviceMemory, Pace
+from otel_train.datamodel import DeviceMemory, DeviceTimes, Pace
 from otel_train.instrumentation.accelerator import DeviceDriver
+from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.device_ring import DeviceRingReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from otel_train.datamodel import DeviceTimes
-    from otel_train.instrumentation.cuda_events import DeviceTimer
-    from otel_train.recording.recorder import Recorder
-    from otel_train.testing import FakeClock
+from otel_train.recording.recorder import Recorder
+from otel_train.testing import FakeClock
 
 NEVER_NS = 2**62
 

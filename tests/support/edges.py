@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import PHASES, Activity, ClosedSteps, SourceTable
 from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import numpy as np
 
 TRAINING = Flag.GRAD | Flag.TRAINING
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_train.instrumentation.accelerator import DeviceDriver, NativeDriver
 from otel_train.recording.ring_buffer import EXTENSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CONTEXT = 7
 _FUNCTIONS = (

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path
 
 
 def in_file(path: Path) -> Callable[[int], mmap.mmap]:

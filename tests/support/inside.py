@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from otel_train.agent.rank_connection import RankConnection
-    from otel_train.session import Session
+from otel_train.agent.rank_connection import RankConnection
+from otel_train.session import Session
 
 
 def inside(session: Session) -> RankConnection:

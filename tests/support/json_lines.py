@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from otel_train.files import parse_line, predecessor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import Op, SourceKind, code
@@ -11,10 +13,6 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 MS = 1_000_000
 STAGES_MS = {"data": 1, "forward": 2, "backward": 4, "optimizer": 1}

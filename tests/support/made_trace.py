@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 HOST, MAIN, AUTOGRAD, DEVICE = 100, 100, 101, 0
 COMPUTE_STREAM, NCCL_STREAM = 7, 20

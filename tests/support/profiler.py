@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from otel_train.profiler.requests import Options
 from otel_train.profiler.torch_profiler import Profiler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from otel_train.profiler.requests import Options
 
 
 class FakeProfiler(Profiler):

@@ -12,14 +12,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.support.synthetic_metrics import Exposition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "rules"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from otel_train.catalog import Kind, Label, by_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 IDENTITY = {
     *("train_run_id", "train_rank", "host_name", "service_name", "service_namespace"),

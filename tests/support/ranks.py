@@ -10,12 +10,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "integration" / "jobs" / "train.py"

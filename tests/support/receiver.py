@@ -8,11 +8,12 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -23,9 +24,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Received:

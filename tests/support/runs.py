@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, SamplingRules, Tracer
 from otel_train.datamodel import Anchor, Span
-
-if TYPE_CHECKING:
-    from tests.support.edges import Tape
+from tests.support.edges import Tape
 
 ANCHOR = Anchor(unix_ns=10**18, clock_ns=0)
 KEEP_ALL = SamplingRules(warmup_steps=1 << 20, every_steps=1, slow_factor=2.0, per_s=1e12, burst=1 << 20)

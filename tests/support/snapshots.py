@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from otel_train.catalog import Kind, Label, Metric
 from otel_train.datamodel import (
+    AttributeValue,
     Exemplar,
     HistogramPoint,
     MetricFamily,
@@ -16,9 +16,6 @@ from otel_train.datamodel import (
     SpanEvent,
     SpanLink,
 )
-
-if TYPE_CHECKING:
-    from otel_train.datamodel import AttributeValue
 
 LOADER = Label(name="train.loader", bound=16, meaning="Which loader.")
 STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="Steps done.", labels=(LOADER,))

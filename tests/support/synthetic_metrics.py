@@ -9,13 +9,11 @@ import itertools
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from otel_train.catalog import ALL, Emit, Kind, Label, Metric
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RUN: Final = "synthetic"
 RANKS: Final = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}

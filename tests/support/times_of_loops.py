@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tests.integration.loops.truth import Attribution, Truth, Watch
+from tests.integration.loops.truth import Attribution, Truth, Watch
 
 WITHIN = 0.15
 """Share by which a time may miss the truth."""

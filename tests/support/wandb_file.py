@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 _BLOCK = 32768
 _HEADER = 7

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 import otel_train
 from otel_train import Config, ConfigError, Loader, Session
 from otel_train.datamodel import Event, ExportBatch, Span
 from otel_train.testing import FakeClock, Kept
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.utils.data import DataLoader
 
 
 def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 torch = pytest.importorskip("torch")
 MS = 10**6

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from otel_train.recording.events import Flag, Op, SourceKind
-from tests.support.edges import Tape, account_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.edges import Book
+from tests.support.edges import Book, Tape, account_for
 
 MICRO = 55
 STEP = 62

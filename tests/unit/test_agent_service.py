@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TRAINING = Flag.GRAD | Flag.TRAINING
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import numpy as np
@@ -14,14 +14,12 @@ import pytest
 from otel_train import catalog as c
 from otel_train.agent.summary import summary_values
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
+from otel_train.aggregation.run_state import RunState
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from otel_train.aggregation.run_state import RunState
 
 SCHEMA_FILE = Path(__file__).parents[2] / "docs/reference/summary.schema.json"
 

@@ -6,8 +6,9 @@ import json
 import logging
 import resource
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from otel_train.config import Config
 from otel_train.errors import ConfigError
 from tests.support.alertmanager import FakeAlertmanager, alert, alertmanager
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Asked:

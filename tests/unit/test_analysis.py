@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from otel_train.trace_analysis.hot_spots import launches, tensor_cores, top_kern
 from otel_train.trace_analysis.summary import summarize, trace_summary, waits
 from otel_train.trace_analysis.timeline import Scene
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 US = 1e-6
 GEMM, ADD, NCCL = "sm90_xmma_gemm_bf16", "void at::native::add_kernel(int)", "ncclDevKernel_AllReduce_Sum_f32"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from otel_train.cli import arguments
 from otel_train.cli.main import main
 from otel_train.profiler.storage import together
 from tests.support.made_trace import MadeTrace, training
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def a_run(folder: Path, *, ranks: int = 1) -> Path:

@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
@@ -20,9 +21,6 @@ from otel_train.errors import RunDirectoryError
 from otel_train.files import MOST_JSON_BYTES
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
 from tests.support.made_trace import training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/reference/artifacts.schema.json").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,10 @@ from otel_train.bottleneck.dataloader import (
     workers_needed,
 )
 from otel_train.bottleneck.rules import findings
+from otel_train.datamodel import Finding
 from otel_train.recording.events import Ending
 from tests.support.edges import Tape
 from tests.support.runs import Run
-
-if TYPE_CHECKING:
-    from otel_train.datamodel import Finding
 
 MS = 10**6
 BATCHES = 100

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from otel_train.aggregation.counters import Recompiled, StageTotals
 from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.device import Compiled, dispatch_bound, recompiling
 from otel_train.bottleneck.rules import findings
+from otel_train.datamodel import Finding
 from otel_train.recording.events import WAIT
-
-if TYPE_CHECKING:
-    from otel_train.datamodel import Finding
 
 JAX = Compiled(calls=frozenset({"make_step"}))
 NS_PER_S = 10**9

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +19,7 @@ from otel_train.bottleneck.rules import (
     WARNING_SHARE,
     findings,
 )
-
-if TYPE_CHECKING:
-    from otel_train.datamodel import Finding
+from otel_train.datamodel import Finding
 
 COMPUTE = ("forward", "backward", "optimizer")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from otel_train.datamodel import Capture
 from otel_train.profiler.setup import Console
-
-if TYPE_CHECKING:
-    import pytest
 
 ADVICE = "DataLoader(..., num_workers=4) reads beside the training."
 RECORD: dict[str, Any] = {

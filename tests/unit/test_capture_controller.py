@@ -8,13 +8,16 @@ import logging
 import sys
 import time
 from _thread import get_ident
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_train.agent.rank_connection import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
+from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController, LoopState
 from otel_train.profiler.endpoint import SLOW_STEPS, CaptureEndpoint, Schedule, SlowSteps
 from otel_train.profiler.requests import KEY_FILE, CaptureRequest, leave_request
@@ -26,12 +29,6 @@ from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler, training
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from otel_train.datamodel import Capture
 
 SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
 PLAN = CaptureRequest("on_demand", 2, warmup=0)

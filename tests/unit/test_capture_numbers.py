@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from _thread import get_ident
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from otel_train.agent.remote import rule_of
 from otel_train.config.settings import Tuning
+from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController, LoopState
 from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.step_schedule import ProfiledThread
@@ -19,12 +22,6 @@ from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.profiler import FakeProfiler, training
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from otel_train.datamodel import Capture
 
 STEPS = 24
 PERIOD = 3

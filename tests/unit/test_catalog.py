@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from otel_train import catalog
 from otel_train.catalog import Kind, Metric
 from otel_train.cli.main import main
 from tools import generated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}
 COUNTERS = [metric for metric in catalog.ALL if metric.kind is Kind.COUNTER]

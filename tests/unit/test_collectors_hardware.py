@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader, dcgm_answers
 from otel_train.datamodel import Point
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class NvmlError(Exception):

@@ -6,7 +6,8 @@ import logging
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -23,10 +24,6 @@ from otel_train.datamodel import system_clock
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 MIB = 2**20
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from otel_train import ComparisonError
 from otel_train.cli.main import main
 from otel_train.compare import Sample, Side, compare, is_slower, of_values, ratio, together
 from tests.support.made_trace import MadeTrace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def side(*seconds: float, name: str = "a", kind: str = "run", **must_match: object) -> Side:

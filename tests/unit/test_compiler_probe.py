@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_train.datamodel import Compile
 from otel_train.instrumentation.compile_events import CompilerProbe
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MS = 1_000_000
 

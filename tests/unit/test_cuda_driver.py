@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import CudaDriver
 from otel_train.instrumentation.accelerator_discovery import cuda_driver, instance_of
 from tests.support.fake_cuda import CONTEXT, compiled
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 needs_cuda_build = pytest.mark.skipif(not torch.version.cuda, reason="torch was built without CUDA")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, namedtuple
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,10 +18,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from otel_train.instrumentation import dataset_size
 from otel_train.instrumentation.dataset_size import MOST_OBJECTS, dataset_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 2**20
 Pair = namedtuple("Pair", "image label")  # noqa: PYI024 - as programs write it

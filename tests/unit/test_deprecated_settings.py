@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from otel_train.config import Config
 from otel_train.config.deprecated import FOLDED, FORMER, RENAMED, VALUES, present
 from otel_train.config.settings import DEFAULTS, SETTINGS, settings_in
 from otel_train.config.sources import resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"export_every_s": 5.0}, {"export_interval_s": 5.0}),

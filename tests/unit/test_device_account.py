@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, StageCalls
 from otel_train.aggregation.counters import MOST_HELD, DeviceAccount, DeviceTotals, StageTotals, Totals
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
+from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.series_names import Key, SeriesNames
 from otel_train.bottleneck.rules import findings
 from otel_train.collectors.hardware import AcceleratorReader
@@ -20,11 +21,6 @@ from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 from tests.support.edges import Tape
 from tests.support.runs import KEEP_ALL, run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from otel_train.aggregation.run_state import RunState
 
 SOURCES = [
     Instrumented(SourceKind.DATA, "code"),

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.bottleneck.device import MIN_MEASURED_STEPS, host_bound
-from otel_train.datamodel import Anchor, Pace
+from otel_train.datamodel import Anchor, Finding, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_train.datamodel import Finding
 
 MS = 10**6
 STEPS = 60

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
 from tests.support.receiver import black_hole, http_receiver, refusing_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 HEALTHY = {"otel-train": "0.1.0", "torch": "2.13.0+cpu", "nvidia-ml-py": "13.0", "msgspec": "0.20"}

@@ -7,8 +7,10 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from otel_train.doctor import connection, end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, PROBLEM, CheckResult
 from otel_train.stack import tls
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "all_proxy")

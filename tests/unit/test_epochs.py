@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from otel_train.aggregation.epochs import EpochLog
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.recording.events import Op, SourceKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Writer:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +27,7 @@ from otel_train.errors import (
     whole,
 )
 from otel_train.instrumentation.stages import active_session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from otel_train.session import Session
+from otel_train.session import Session
 
 
 def test_a_module_that_is_there_is_imported() -> None:

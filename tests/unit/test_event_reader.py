@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +22,6 @@ from otel_train.recording.shared_memory import FlightMemory
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import CONTEXT, FakeCuda, compiled
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MS = 10**6
 RELAXED = 2

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.distributed.store import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
 from tests.support.store import FakeStore
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

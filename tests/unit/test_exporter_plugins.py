@@ -6,9 +6,11 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.plugins import GROUP, MOST_WAITING, load_plugins
 from otel_train.testing import Kept
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 RESOURCE = {"train.rank": 3}
 EVENT = ExportBatch(events=(Event(name="x", time_unix_ns=1),))

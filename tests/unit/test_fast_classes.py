@@ -7,16 +7,14 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from otel_train.fast_classes import FastNamedTuple, _new, fast_dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @fast_dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,9 +38,6 @@ from otel_train.files import (
 )
 from tests.support.left_run import leave_run, say_summary
 from tests.support.made_trace import training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STRANGER = 12_345
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory, RingEntry
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ANCHOR = Anchor(5_000, 100)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
 from otel_train.safety import ExitHook
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def test_without_a_session_nothing_happens() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,10 +27,6 @@ from otel_train.integrations.lightning_support import (
 )
 from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
 from otel_train.trackers.metrics import left_out, without
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 LIBRARIES = ("accelerate", "fastai", "ignite", "lightning", "pytorch_lightning", "transformers")
 

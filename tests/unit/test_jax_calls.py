@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.jax import Jax, TimedFunction, _trace_state
 from otel_train.recording.events import Op, SourceKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Writer:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from otel_train.instrumentation.compile_events import (
     running,
 )
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"

@@ -7,17 +7,15 @@ import inspect
 import logging
 import pickle
 import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_train.autoinstrument.jax_detector import JaxEvidence
 from otel_train.instrumentation.compile_events import COMPILED, JaxCompilerProbe
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Monitoring:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,6 @@ from otel_train.autoinstrument.runner import SITE, command_line, environment, in
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
 from otel_train.resource import detect
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from otel_train.artifacts.validate import laws_of
 from tests.integration.loops.truth import Attribution, Truth, Watch
 from tests.support.times_of_loops import times_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 QUANTILES = {"min": 0.1, "p50": 0.1, "p95": 0.1, "p99": 0.1, "max": 0.1, "avg": 0.1}
 

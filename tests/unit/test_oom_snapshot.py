@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from otel_train.profiler.setup import MOST_SNAPSHOTS, OomSnapshots
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_running_out_of_memory_leaves_one_snapshot_each_time(tmp_path: Path) -> None:

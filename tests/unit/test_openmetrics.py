@@ -8,13 +8,14 @@ import math
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser
+from prometheus_client.samples import Sample
 
 from otel_train import catalog as c
 from otel_train.cli import replay as command
@@ -25,10 +26,6 @@ from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.stack import configuration
 from tests.support.snapshots import RESOURCE, START_NS, snapshot
-
-if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
-
 
 parse: Any = parser.text_string_to_metric_families  # it publishes no types
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import otel_train
-from otel_train.accounting.types import NOTHING
+from otel_train.accounting.types import NOTHING, StageCalls
 from otel_train.datamodel import Anchor
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from otel_train.trackers.schedule import HeldOperations, calls_of
-
-if TYPE_CHECKING:
-    import pytest
-
-    from otel_train.accounting.types import StageCalls
 
 
 class Bench:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import metrics as metrics_api
@@ -25,9 +26,6 @@ import otel_train
 from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otel_providers import ProviderExporter
 from tests.support.snapshots import RESOURCE, snapshot, spans
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Sent(MetricExporter):

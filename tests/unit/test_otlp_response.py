@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +16,6 @@ from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ACCEPTED, RETRY, REFUSED = ExportResult.ACCEPTED, ExportResult.RETRY, ExportResult.REFUSED
 METRICS = metrics_line(snapshot(), RESOURCE, "1").encode()

@@ -7,7 +7,9 @@ import os
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 POINTS = sum(len(family.points) for family in snapshot().families)
 SPANS = spans_line(spans(), RESOURCE, "1").encode()

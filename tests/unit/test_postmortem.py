@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from otel_train.recording.shared_memory import FlightMemory
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VICTIM = """
 import sys, time

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 import otel_train
 from otel_train.console.summary import Progress
 from otel_train.console.text import TextLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
 
 PAGE = TextLayout(100, color=False, unicode=True)
 LINE = re.compile(

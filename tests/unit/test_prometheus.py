@@ -11,8 +11,10 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,10 +28,6 @@ from otel_train.exporters.prometheus import PrometheusExporter
 from tests.support.slow_clients import trickling
 from tests.support.snapshots import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LABELS = {"train_run_id": "run-1", "train_rank": "3"}
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}

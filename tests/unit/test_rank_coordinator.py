@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from tests.support.rank_reports import report
 from tests.support.runs import run_state
 from tests.support.store import FakeStore
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ALONE = detect(Config(run_id="r"), {}, process=Process(live_ranks=lambda: None))
 STILL: dict[str, Any] = {"stalled": True, "quiet_s": 400.0}

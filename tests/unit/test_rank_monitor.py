@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,12 +10,9 @@ from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.catalog import RANK_EVENT
 from otel_train.datamodel import Point
 from otel_train.distributed.coordinator import RankMonitor
-from otel_train.distributed.rank_report import encode
+from otel_train.distributed.hang import HangSuspect
+from otel_train.distributed.rank_report import RankReport, encode
 from tests.support.rank_reports import later, report
-
-if TYPE_CHECKING:
-    from otel_train.distributed.hang import HangSuspect
-    from otel_train.distributed.rank_report import RankReport
 
 
 class Seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,9 +14,6 @@ from otel_train.recording.events import MAX_SOURCES, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import SIDE_RINGS, FlightMemory
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def metrics(steps: float = 7.0) -> bytes:

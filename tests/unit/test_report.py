@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from otel_train.ui.charts import area, bars, elapsed
 from otel_train.ui.components import flame_graph
 from otel_train.ui.report import render
 from tests.support.made_trace import MadeTrace, training
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVIL = '<script>alert("x")</script>'
 VOID = {"meta", "rect", "line", "polygon", "polyline"}

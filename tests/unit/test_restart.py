@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NS_PER_S = 10**9
 STARTED_NS = 1000 * NS_PER_S

@@ -9,16 +9,13 @@ import sys
 import threading
 import weakref
 from _thread import get_ident
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from otel_train.recording import ring_buffer
 from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, SAMPLED, Ring
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("both_writers")
 

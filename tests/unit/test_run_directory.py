@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -26,10 +27,6 @@ from otel_train.exporters.run_directory import (
 from otel_train.files import dump_json
 from tests.support.json_lines import read_jsonl
 from tests.support.snapshots import RESOURCE, snapshot, spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 

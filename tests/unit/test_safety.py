@@ -7,15 +7,13 @@ import gc
 import logging
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from otel_train.safety import Guard, collection_deferred, sigchld_deferred
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def fail_in(guard: Guard, fault: BaseException) -> None:

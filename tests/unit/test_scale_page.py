@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks.machine import Machine
 from benchmarks.scale.ranks import SimulatedRanks
 from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MACHINE = Machine(
     date="2030-01-02T03:04:05+00:00", cpu="Example CPU", cores=2, system="Linux 6 x86_64", python="3.11.0",

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from otel_train.config import Config
 from otel_train.datamodel import Anchor
 from tests.support.receiver import http_receiver, refusing_address
 from tests.support.snapshots import spans
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NS_PER_S = 10**9
 

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,10 +19,6 @@ from otel_train.exporters import spool
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.files import BoundedLines, predecessor
 from tests.support.json_lines import read_jsonl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def open_files() -> set[int]:

@@ -9,9 +9,9 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -24,9 +24,6 @@ from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import Ports, free_ports, write_alertmanager
 from otel_train.stack.local import LocalStack
 from tests.support.stack import SCALE, hurry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PRETENDER = f"""\
 #!{sys.executable} -SE

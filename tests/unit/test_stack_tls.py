@@ -9,8 +9,9 @@ import socket
 import ssl
 import stat
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from otel_train.stack import configuration, local, tls
 from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import ORDER, LocalStack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SECRET = re.compile(r"PRIVATE KEY|(?i:password|token|secret)\s*[:=]\s*[\"']?[A-Za-z0-9_-]{8,}")
 """A key, or a value where a reference to a file or to a variable should be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -16,9 +16,6 @@ from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MS = 1_000_000
 

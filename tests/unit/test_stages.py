@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any
 
 import pytest
 
 from otel_train.instrumentation.stages import Checkpoint, Stage, StageRecorder, active_session
 from otel_train.recording.events import Op, SourceKind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterator
 
 
 class Writer:

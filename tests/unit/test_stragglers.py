@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from otel_train.distributed.rank_report import NAMED
+from otel_train.distributed.rank_report import NAMED, RankReport
 from otel_train.distributed.straggler import Straggler, Stragglers, compare, finding, windows_needed
 from tests.support.rank_reports import later, report, world
-
-if TYPE_CHECKING:
-    from otel_train.distributed.rank_report import RankReport
 
 FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_train import catalog
 from otel_train.trace_analysis.events import read
-from otel_train.trace_analysis.rules import RULES, findings, rank_finding
+from otel_train.trace_analysis.rules import RULES, TraceFinding, findings, rank_finding
 from otel_train.trace_analysis.summary import summarize
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from otel_train.trace_analysis.rules import TraceFinding
 
 STEPS, LENGTH = 5, 10_000.0
 GEMM, PLAIN, ADD = "sm90_xmma_gemm_bf16_kernel", "sgemm_largek_lds64", "void at::native::add_kernel(int)"

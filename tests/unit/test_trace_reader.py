@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from otel_train.trace_analysis import events, reader
 from otel_train.trace_analysis.events import EventKind, read
 from otel_train.trace_analysis.reader import PIECE_BYTES
 from tests.support.made_trace import MadeTrace, training, write_long
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 EVENT: dict[str, Any] = {
     "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5.0, "dur": 2.0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from otel_train.recording.events import Ending, Op, SourceKind, code
 from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, SafeNames
 from tests.support.edges import Tape
 from tests.support.runs import run_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 MS = 10**6
 ANCHOR = Anchor(clock_ns=0, unix_ns=0)

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from otel_train.trackers.manager import BlocksTracker, TrackerQueue
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROW = FlatRow(5 * 10**9, 100, 1, of_epoch=False, values={
     "profile/train/dl_code/time_data_ms": 5.0, "profiling/clip_avg_time": 0.0234,

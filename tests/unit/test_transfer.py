@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 torch = pytest.importorskip("torch")
 

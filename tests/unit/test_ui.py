@@ -7,23 +7,20 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from otel_train.rundata.files import File
 from otel_train.ui import captures
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
 from tests.unit.test_report import EVIL, a_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from otel_train.rundata.files import File
 
 TABS = ("overview", "timing", "memory", "artifacts")
 CAPTURE = "captures/epoch_1-rank0.json.gz"

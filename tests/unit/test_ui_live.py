@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from otel_train.files import JsonFileCache
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
-from otel_train.rundata.live_view import RankReader
+from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.liveness import QUIET_S, Heartbeat, heartbeat_of, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
@@ -32,12 +34,6 @@ from tests.support.flight import in_file
 from tests.support.left_run import MS, leave_run, say_summary
 from tests.support.slow_clients import trickling
 from tests.unit.test_report import metrics_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from otel_train.rundata.live_view import RankView
 
 START_S = 10**9
 HERE = os.uname().nodename

@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 MACHINE = "(machine)"
 

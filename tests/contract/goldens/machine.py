@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 START_NS = 1_000 * 10**9
 """First reading of the monotonic clock, in every loop."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -26,9 +27,6 @@ from tests.integration.loops.truth import (
     timed,
     train_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class OneAhead:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, train_on, training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def train_compiled(

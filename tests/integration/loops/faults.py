@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import otel_train
 from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, one_step, sgd, training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Fault(Exception):  # noqa: N818 - not an error of the program

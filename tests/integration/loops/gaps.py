@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -28,9 +29,6 @@ from tests.integration.loops.truth import (
     timed,
     train_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 SAVING_S = 0.12
 """Long enough to be distinguished from what a busy machine adds to a step."""

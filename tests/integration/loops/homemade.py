@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +22,6 @@ from tests.integration.loops.truth import (
     train_on,
     training,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Lion:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -20,9 +21,6 @@ from tests.integration.loops.truth import (
     train_on,
     training,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):

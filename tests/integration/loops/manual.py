@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import torch
 
 import otel_train
 from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, one_step, sgd, training
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 @loop

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from otel_train.artifacts.validate import laws_of
 from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, loader, sgd, train_on
 from tests.support.loop_table import counted, shape_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROGRAMS: dict[str, Callable[[Watch], Truth]] = {}
 

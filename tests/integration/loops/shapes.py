@@ -6,7 +6,8 @@ import itertools
 import queue
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from tests.integration.loops.truth import (
     Net,
@@ -20,9 +21,6 @@ from tests.integration.loops.truth import (
     train_on,
     training,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @loop

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from tests.integration.loops.truth import (
     EVAL,
@@ -22,11 +24,6 @@ from tests.integration.loops.truth import (
     timed,
     train_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 
 def in_a_thread(work: Callable[..., object], *arguments: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,10 +17,6 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import otel_train
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 QUIET: dict[str, Any] = {
     "prometheus": False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
@@ -26,9 +27,6 @@ from tests.integration.loops.truth import (
     train_on,
     training,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @loop
