@@ -23,7 +23,7 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, ClosedSteps, SourceTable, StepSource
+from otel_train.accounting.types import Activity, ClosedSteps, Home, SourceTable, StepSource
 from otel_train.recording.events import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class ThreadAccount(Nesting):
         self._saving = False
         self._ended: dict[int, int] = {}
         """Loaders whose pass is over: ``_REPORTED``, or when they failed, if they may yet give a batch."""
-        self._pieces: dict[int, int] = {}
+        self._pieces: dict[int, tuple[int, Home]] = {}
+        self._homes: tuple[Home, ...] = ()
         self._updated_in_scaler = False
 
     # -- what is asked of it -----------------------------------------------------------------------
@@ -166,6 +167,8 @@ class ThreadAccount(Nesting):
             self._forget(each)
         for source in list(self._ended):
             self._end_failed_pass(source)
+        for home in (*self._homes, *(home for _, home in self._pieces.values())):
+            self._book.book_home(home, over=True)
         return self.take()
 
     # -- time --------------------------------------------------------------------------------------
@@ -180,7 +183,22 @@ class ThreadAccount(Nesting):
         begun_ns = self.accounted_ns
         if ns > begun_ns:
             self.accounted_ns = ns
-        return Item(self.stack, begun_ns, self.accounted_ns - begun_ns)
+        item = Item(self.stack, begun_ns, self.accounted_ns - begun_ns, homes=self._homes)
+        for home in self._homes:
+            home.waiting += 1
+        return item
+
+    def _goes_on(self, stage: OpenStage, item: Item) -> None:
+        """A user stage has an interval and is not over: further ones may lie in other batches."""
+        if stage.kind == STAGE and stage.counts and stage.home is None:
+            stage.home = Home(stage.source, waiting=1)
+            item.homes = self._homes = (*self._homes, stage.home)
+
+    def _place_inside(self, item: Item) -> None:
+        """Place time at whose end the open stages go on."""
+        if self.stages:
+            self._goes_on(self.stages[-1], item)
+        self._place(item)
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
@@ -196,7 +214,7 @@ class ThreadAccount(Nesting):
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         kind, phases = stage.kind, self._phases
-        self._place(self._spend(ns, stage.source))
+        self._place_inside(self._spend(ns, stage.source))
         if kind == DATA and stage.counts:
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
@@ -216,8 +234,15 @@ class ThreadAccount(Nesting):
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
                 self._book.backward_seen = True
-        elif kind == STAGE and not self._saving and self._decision.manual and phases.batch is None:
-            phases.compute()
+        elif kind == STAGE:
+            self._begin_user_stage(stage)
+
+    def _begin_user_stage(self, stage: OpenStage) -> None:
+        if stage.counts and stage.payload in self._pieces:
+            stage.home = self._pieces[stage.payload][1]
+            self._homes = (*self._homes, stage.home)
+        if self._decision.manual and not self._saving and self._phases.batch is None:
+            self._phases.compute()
 
     # -- a stage ends ------------------------------------------------------------------------------
 
@@ -228,7 +253,11 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
+        if op == SUSPEND:
+            self._goes_on(stage, item)
         item.call = self._call(ns, stage, op, payload) if counts else None
+        if stage.home is not None:
+            self._homes = self._homes[:-1]
         if kind in (BACKWARD, GRAD) and counts:
             item.shows = Shows.GRADIENTS
             self._phases.happened(source, Shows.GRADIENTS)
@@ -249,12 +278,14 @@ class ThreadAccount(Nesting):
         """The call that has ended; None where it goes on later."""
         ns = ended_ns - stage.begun_ns
         if token and stage.kind == STAGE:
-            ns += self._pieces.pop(token, 0)
-            if op == SUSPEND:
-                self._pieces[token] = ns
+            if token in self._pieces:
+                ns += self._pieces.pop(token)[0]
+            if op == SUSPEND and stage.home is not None:
+                self._pieces[token] = ns, stage.home
                 if len(self._pieces) > MOST_PIECES:
-                    del self._pieces[next(iter(self._pieces))]
-        return None if op in (STOP, SUSPEND) else (stage.source, stage.begun_ns, ns, int(op == FAIL))
+                    _, forgotten = self._pieces.pop(next(iter(self._pieces)))
+                    self._book.book_home(forgotten, over=True)
+        return None if op == SUSPEND else (stage.source, stage.begun_ns, ns, int(op == FAIL))
 
     def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)
@@ -299,7 +330,7 @@ class ThreadAccount(Nesting):
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
         phases = self._phases
-        self._place(self._spend(ns))
+        self._place_inside(self._spend(ns))
         if op == Op.PASS_END:
             gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:

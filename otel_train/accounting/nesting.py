@@ -7,7 +7,7 @@ fires no hook) is repaired here, so that what follows sees calls that nest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_train.recording.events import (
     FAIL,
@@ -22,6 +22,9 @@ from otel_train.recording.events import (
     SUSPEND,
     SourceKind,
 )
+
+if TYPE_CHECKING:
+    from otel_train.accounting.types import Home
 
 DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE, *_OTHERS = map(
     int, SourceKind
@@ -61,6 +64,7 @@ class OpenStage:
         outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
+        home: of a user stage that has several intervals: see ``Home``.
     """
 
     source: int
@@ -71,6 +75,7 @@ class OpenStage:
     outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
+    home: Home | None = None
 
 
 class Nesting:

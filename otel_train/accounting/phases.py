@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final
 
-from otel_train.accounting.nesting import FORWARD
+from otel_train.accounting.nesting import DATA, FORWARD
 from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 
@@ -21,6 +22,9 @@ LOOKS_AHEAD: Final = 8
 
 MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that they are booked by the evidence so far, so that memory stays bounded."""
+
+
+_BEGUN: Final = attrgetter("begun_ns")
 
 
 class Boundary(IntEnum):
@@ -84,7 +88,7 @@ class Batch:
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
-            self.items = sorted(self.items + asked.making, key=lambda item: item.begun_ns)
+            self.items = sorted(self.items + asked.making, key=_BEGUN)
             asked.making_ns = sum(item.ns for item in asked.making)
             asked.making = []
 
@@ -211,7 +215,9 @@ class BatchPhases:
             return  # or the row grows: a third loader
         for part in (*batch.row[1:], batch):
             whole.passes += part.passes
-            whole.items += part.items
+            whole.items = sorted(
+                whole.items + part.items, key=_BEGUN
+            )  # iterators may be made before the first ask
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         for each in whole.passes:
@@ -264,11 +270,12 @@ class BatchPhases:
         self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
         self._book_waiting(ended_too=False)
-        phase, waits = self.phase_of(ended), self._book.waits
-        for item in (
-            batch.items
-        ):  # what is no wait came between loaders that are asked together: it is time of their batches
-            self._book.beside((item,), phase, batch.loader, () if waits(item) else batch.loaders)
+        phase, kinds = self.phase_of(ended), self._sources.kinds
+        for item in batch.items:
+            if any(kinds[source] == DATA for source in item.stack):
+                self._book.beside((item,), phase, batch.loader)
+            else:  # between loaders that are asked together, for a batch that did not come
+                self._book.apart((item,), Activity.OUTSIDE)
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:

@@ -23,7 +23,7 @@ from otel_train.recording.events import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from otel_train.accounting.types import ClosedSteps
+    from otel_train.accounting.types import ClosedSteps, Home
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
@@ -67,6 +67,7 @@ class Item:
         shows: evidence of what the batch is for.
         source: which model's forward begins.
         call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
+        homes: user stages around it that have several intervals, outermost first.
         batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless this is
             the first batch of its pass) and to wait for it.
     """
@@ -78,6 +79,7 @@ class Item:
     source: int = -1
     call: tuple[int, int, int, int] | None = None
     batch: tuple[int, int, int, int] | None = None
+    homes: tuple[Home, ...] = ()
 
 
 @dataclass(slots=True)
@@ -181,6 +183,20 @@ class StepBook:
         closed, self.gathered = self.gathered.close(self.open.serial), Gathered()
         return closed
 
+    def book_home(self, home: Home, *, over: bool = False) -> None:
+        """Book what is known of a call under its row; ``over``: no more is booked of it."""
+        home.known = home.known or over or bool(home.ended and not home.waiting)
+        if not home.known:
+            return
+        phase, loader, serial = home.row
+        self.gathered.times[phase, loader, serial if self._by_step else -1][home.source][1] += home.open_ns
+        home.open_ns = 0
+        if home.ended:
+            begun_ns, ns, failed, ended_in = home.ended
+            step = serial if ended_in == serial else -1
+            self.gathered.rows["occurrences"].extend((home.source, loader, phase, begun_ns, ns, failed, step))
+            home.ended = None
+
     def waits(self, item: Item) -> bool:
         """Whether its time is a wait for data."""
         return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
@@ -226,14 +242,32 @@ class StepBook:
                     times[outer][1] += ns
             if item.shows or item.call is not None or item.batch is not None:
                 self._happened(item, step)
+            for home in item.homes:
+                times[home.source][1] -= ns
+                self._book_at_home(home, ns, step)
+
+    def _book_at_home(self, home: Home, ns: int, step: Step) -> None:
+        home.waiting -= 1
+        home.open_ns += ns
+        known, named = home.row[0], step.loader >= 0
+        if (
+            not home.known
+            and step.phase != NO_PHASE
+            and (known == NO_PHASE or (known == step.phase and named))
+        ):
+            home.row, home.known = (step.phase, step.loader, step.serial), named
+        self.book_home(home)
 
     def _happened(self, item: Item, step: Step) -> None:
         """Book what has happened at the end of an item."""
         rows = self.gathered.rows
         if item.call is not None:
             source, begun_ns, ns, failed = item.call
-            loader = source if self._sources.kinds[source] == DATA else step.loader
-            rows["occurrences"].extend((source, loader, step.phase, begun_ns, ns, failed, step.serial))
+            if item.homes and item.homes[-1].source == source:
+                item.homes[-1].ended = begun_ns, ns, failed, step.serial
+            else:
+                loader = source if self._sources.kinds[source] == DATA else step.loader
+                rows["occurrences"].extend((source, loader, step.phase, begun_ns, ns, failed, step.serial))
             step.failed += failed
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch

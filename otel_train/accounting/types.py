@@ -83,6 +83,31 @@ def phase_of_name(name: str) -> int:
     return next((phase for prefix, phase in PREFIXES if name.lower().startswith(prefix)), -1)
 
 
+@dataclass(slots=True, eq=False)
+class Home:
+    """The row of a call of a user stage, whatever batches the intervals of the call lie in.
+
+    It is the row of the first of them that is booked under a phase, so that a stage around a whole pass belongs to the
+    batches of that pass; what is before the first batch of a step is of the loader of the next. A call in no batch has
+    no phase.
+
+    Attributes:
+        source: the stage.
+        waiting: intervals that are not booked yet.
+        row: phase, loader and step, as far as they are known.
+        known: they are known.
+        open_ns: time of the call that is not in its row yet.
+        ended: once it has ended: the columns of ``StageCalls`` from ``started_ns`` on.
+    """
+
+    source: int
+    waiting: int = 0
+    row: tuple[int, int, int] = (NO_PHASE, -1, -1)
+    known: bool = False
+    open_ns: int = 0
+    ended: tuple[int, int, int, int] | None = None
+
+
 class StepRows(NamedTuple):
     """Steps that have closed, in the order of their ends. All columns are int64[steps].
 

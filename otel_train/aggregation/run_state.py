@@ -364,7 +364,8 @@ class RunState:
 
     def _helps(self, thread: ThreadState) -> bool:
         """It makes gradients, or updates, of forwards that another thread runs: the steps are that thread's."""
-        return thread.account.is_part and any(not each.account.is_part for each in self._threads.values())
+        others = (each.account for each in self._threads.values())
+        return thread.account.is_part and any(other.computes and not other.is_part for other in others)
 
     def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
         self._lead(thread)

@@ -27,6 +27,7 @@ from otel_train.artifacts.writer import (
     WORDS,
     home_of,
 )
+from otel_train.catalog import STAGES
 from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
@@ -282,13 +283,25 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
 
 
 def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
-    """Time in which a stage was innermost is time in which it was open."""
+    """Time in which a stage was innermost is time in which it was open.
+
+    The time of a call of a user stage is in the row of the call, and its self time where it was spent, so that stage
+    is looked at as a whole, once its calls have ended.
+    """
+    own_by_stage: dict[str, float] = defaultdict(float)
+    open_by_stage: dict[str, float] = defaultdict(float)
     for row in summary.stages:
         own_s, open_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
         if own_s < 0:
             yield f"stages: self_seconds of {name_of(row)} is {own_s} s: less than nothing"
-        if row["stage"] != "other" and open_s is not None and own_s > open_s + ROUNDED_S:
+        if row["stage"] not in (*STAGES, "checkpoint") and open_s is not None:
+            own_by_stage[row["stage"]] += own_s
+            open_by_stage[row["stage"]] += open_s
+        elif row["stage"] != "other" and open_s is not None and own_s > open_s + ROUNDED_S:
             yield f"stages: self_seconds of {name_of(row)} is {own_s} s, its inclusive_seconds {open_s} s"
+    for stage, own_s in own_by_stage.items() if summary.has_ended else ():
+        if own_s > open_by_stage[stage] + slack(own_s):
+            yield f"stages: self_seconds of all rows of {stage} are {own_s} s, inclusive_seconds {open_by_stage[stage]} s"
 
 
 def quantiles_are_in_order(summary: Summary) -> Iterator[str]:

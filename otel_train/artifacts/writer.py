@@ -236,7 +236,8 @@ def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
     for row in rows:
         one = found.setdefault(row["stage"], {"count": 0, "total_seconds": 0.0, "self_seconds": 0.0})
         one["count"] += row["count"] or 0
-        one["total_seconds"] += row["inclusive_seconds"] or row["self_seconds"] or 0.0
+        column = "self_seconds" if row["inclusive_seconds"] is None else "inclusive_seconds"
+        one["total_seconds"] += row[column] or 0.0
         one["self_seconds"] += row["self_seconds"] or 0.0
     for one in found.values():
         one["avg_seconds"] = one["total_seconds"] / one["count"] if one["count"] else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from otel_train.recording.events import Flag, Op, SourceKind
-from tests.support.edges import Book, Tape, account_for
+from tests.support.edges import Book, Tape, account_for, phase_name
 
 MICRO = 55
 STEP = 62
@@ -313,3 +313,122 @@ def test_a_loader_that_is_new_is_for_what_its_first_used_batch_is_for(cuts: tupl
     assert len(book.durations()) == 3
     assert len(book.steps("eval")) == 3
     assert [phase for phase, _ in book.batches()["fresh"]] == ["eval"] * 3
+
+
+# --- user stages around batches -------------------------------------------------------------------
+
+
+def row_of(tape: Tape, stage: str) -> dict[str, object]:
+    """Where the calls of a user stage stand, and where the time stands in which it was open."""
+    book = account_for(tape, range(0, len(tape.times), 5))
+    times = [row for row in book.times() if row.source >= 0 and book.name(row.source) == stage]
+    open_ns: dict[tuple[str, str], int] = {}
+    for row in times:
+        where = phase_name(row.phase), book.name(row.loader)
+        open_ns[where] = open_ns.get(where, 0) + row.inclusive_ns
+    return {
+        "calls": [(call.phase, call.loader, call.inclusive_ns) for call in book.calls(stage)],
+        "open": {where: ns for where, ns in open_ns.items() if ns},
+    }
+
+
+def around(tape: Tape, stage: str, inside: Callable[[Tape], object], *, op: Op = Op.END) -> Tape:
+    """A user stage that begins 2 before what is inside and ends 4 after it."""
+    tape.begin(SourceKind.STAGE, stage).spend(2)
+    inside(tape)
+    return tape.spend(4).end(SourceKind.STAGE, stage, op=op)
+
+
+def trained() -> Tape:
+    """Two steps and the end of their loader."""
+    return Tape().step().step().stop().spend(3)
+
+
+@pytest.mark.parametrize("op", [Op.END, Op.FAIL])
+def test_a_stage_around_an_evaluation_is_of_the_phase_of_its_batches(op: Op) -> None:
+    """It begins before the first batch tells the phase, and ends after the last."""
+    tape = around(trained(), "evaluate", Tape.validate, op=op).spend(1).step().stop()
+
+    assert row_of(tape, "evaluate") == {"calls": [("eval", "val", 43)], "open": {("eval", "val"): 43}}
+    assert account_for(tape).self_ns("activity")["outside"] == 3 + 2 + 4 + 1
+
+
+def test_a_stage_around_an_epoch_is_of_the_phase_of_its_first_batch() -> None:
+    """A call is in one row, however many phases it spans; each instant stays in the phase that it is in."""
+    tape = around(Tape(), "epoch", lambda t: t.step().step().stop().validate())
+
+    assert row_of(tape, "epoch") == {"calls": [("train", "code", 172)], "open": {("train", "code"): 172}}
+    assert account_for(tape).self_ns("phase") == {"": 2 + 4, "train": 129, "eval": 37}
+
+
+def test_a_stage_without_a_batch_is_of_no_phase() -> None:
+    """Such as logging between two passes, with a stage inside it."""
+    tape = around(trained(), "log", lambda t: t.inside(SourceKind.STAGE, "upload", self_ns=7)).step().stop()
+
+    assert row_of(tape, "log") == {"calls": [("", "", 13)], "open": {("", ""): 13}}
+    assert row_of(tape, "upload") == {"calls": [("", "", 7)], "open": {("", ""): 7}}
+
+
+def test_stages_inside_one_another_around_batches_are_each_in_one_row() -> None:
+    """``fit`` around ``epoch`` around ``evaluate``."""
+    tape = Tape()
+    for _ in range(2):
+        tape.step()
+    tape.stop()
+    around(tape, "fit", lambda t: around(t.step().stop(), "evaluate", lambda u: u.spend(1).validate()))
+    tape.step().stop()
+
+    assert row_of(tape, "fit") == {"calls": [("train", "code", 117)], "open": {("train", "code"): 117}}
+    assert row_of(tape, "evaluate") == {"calls": [("eval", "val", 44)], "open": {("eval", "val"): 44}}
+
+
+def test_a_stage_that_ends_in_the_next_batch_is_of_the_one_in_which_it_began() -> None:
+    """A loop that opens a stage before its update and closes it in an evaluation."""
+    tape = Tape().step().micro().begin(SourceKind.STAGE, "odd").spend(2).update().ask("val").spend(1)
+    tape.end(SourceKind.STAGE, "odd").forward(11, flags=0).stop("val").step().stop()
+
+    assert row_of(tape, "odd") == {"calls": [("train", "code", 15)], "open": {("train", "code"): 15}}
+
+
+def test_the_pieces_of_a_stage_in_several_batches_are_in_one_row() -> None:
+    """A generator that works a little for every batch."""
+    tape = Tape().step().piece("stream", 4, Op.SUSPEND, 1).step().stop()
+    tape.ask("val").forward(11, flags=0).piece("stream", 6, Op.SUSPEND, 1).stop("val").piece(
+        "stream", 5, Op.END, 1
+    )
+
+    assert row_of(tape, "stream") == {"calls": [("train", "code", 15)], "open": {("train", "code"): 15}}
+
+
+def test_a_stage_around_batches_that_wait_is_of_their_phase() -> None:
+    """A pass with gradients in training mode is known for an evaluation when it is over, after the stage has ended."""
+    tape = trained()
+    around(tape, "measure", lambda t: t.ask("held out").forward(11).ask("held out").forward(11))
+    tape.stop("held out").step().stop()
+
+    assert row_of(tape, "measure") == {
+        "calls": [("eval", "held out", 38)], "open": {("eval", "held out"): 38},
+    }  # fmt: skip
+
+
+def test_a_stage_that_does_not_end_has_its_time_in_one_row() -> None:
+    """The program is over inside it."""
+    tape = trained().begin(SourceKind.STAGE, "evaluate").spend(2).validate().spend(4)
+
+    assert row_of(tape, "evaluate") == {"calls": [], "open": {("eval", "val"): 43}}
+
+
+def test_a_call_around_steps_is_of_none_of_them() -> None:
+    """A sampled step shows what is in it."""
+    book = account_for(around(Tape(), "epoch", lambda t: t.step().step().stop()))
+
+    assert [call.step for call in book.calls("epoch")] == [-1]
+
+
+def test_a_stage_around_the_ask_of_a_step_is_of_the_loader_that_is_asked() -> None:
+    """With manual steps the stage is part of the step before its loader is known."""
+    tape = Tape()
+    for _ in range(3):
+        around(tape, "next", lambda t: t.ask()).forward().backward().update().mark()
+
+    assert row_of(tape, "next") == {"calls": [("train", "code", 11)] * 3, "open": {("train", "code"): 33}}

@@ -136,6 +136,21 @@ def test_a_wrong_value_breaks_a_law(key: str) -> None:
     assert said in " | ".join(laws_of(wrong))
 
 
+def test_a_user_stage_may_have_its_own_time_in_other_rows_than_its_calls() -> None:
+    """``with stage("fit")`` around several phases: a call is in one row, its self time in all of them."""
+    fit = summary()
+    fit["stages"][1]["stage"] = "fit"
+    fit["stages"].append({**row("eval", "val", "fit", count=1, self_s=0.0), "inclusive_seconds": 1.0})
+    fit["stages"][1]["inclusive_seconds"] = 0.0
+    said = "self_seconds of all rows of fit are 1.0 s, inclusive_seconds 0.9 s"
+    assert not [broken for broken in laws_of(fit) if "self_seconds of" in broken and "fit" in broken]
+
+    fit["stages"][-1]["inclusive_seconds"] = 0.9
+    assert said in " | ".join(laws_of(fit))
+    fit["state"] = "running"  # the call has not ended
+    assert said not in " | ".join(laws_of(fit))
+
+
 def test_the_rows_of_several_training_threads_overlap() -> None:
     """Activities are of the thread that trained first: rows that are more than they say are no fault then."""
     two = summary()

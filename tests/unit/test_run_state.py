@@ -291,6 +291,18 @@ def test_a_thread_that_only_loads_is_a_helper() -> None:
     assert run.account.totals.activity_ns[c.ACTIVITIES.index("data_wait")] == 0
 
 
+def test_backwards_of_forwards_that_cannot_be_seen_are_steps_beside_a_thread_that_only_loads() -> None:
+    """A thread that makes gradients alone is a part of another thread's steps only if that one runs a model."""
+    training, loading = Tape(), Tape()
+    for _ in range(70):
+        training.spend(1).backward()
+        loading.ask("code", 10)
+    run = Run().feed(loading, main=False, name="prefetch").feed(training).close(training.now_ns)
+
+    assert run.account.totals.steps_by_phase() == {"train": 70}
+    assert run.account.step_source is StepSource.BACKWARD
+
+
 def test_without_any_edge_the_whole_time_was_preparation() -> None:
     """Law 2 holds for a run that never began: its wall time is not zero."""
     run = Run().close(5 * NS_PER_S)

@@ -9,7 +9,24 @@ from typing import Any
 import torch
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, one_step, sgd, training
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    evaluate_on,
+    learn,
+    loader,
+    loop,
+    one_step,
+    sgd,
+    slow_loader,
+    timed,
+    train_on,
+    training,
+)
 
 
 @loop
@@ -181,3 +198,40 @@ def a_method_of_a_trainer(watch: Watch) -> Truth:
     trainer = Trainer()
     trainer.fit()
     return trainer.truth
+
+
+@timed
+def a_stage_around_an_evaluation(watch: Watch) -> Truth:
+    """It begins before the first batch tells that this is an evaluation, and ends after the last."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        train_on(truth, model, optimizer, train)
+        truth.stages["evaluate"] += 1
+        with otel_train.stage("evaluate"):
+            truth.sleep(0.02, "outside")
+            model.eval()
+            evaluate_on(truth, model, val)
+            model.train()
+            truth.sleep(0.02, "outside")
+    return truth
+
+
+@timed
+def a_stage_around_an_epoch(watch: Watch) -> Truth:
+    """Training and evaluation in one stage, with another one around the run."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    truth.stages["fit"] += 1
+    with otel_train.stage("fit"):
+        for _ in range(2):
+            truth.stages["epoch"] += 1
+            with otel_train.stage("epoch"):
+                train_on(truth, model, optimizer, train)
+                evaluate_on(truth, model, val)
+            truth.sleep(0.02, "outside")
+    return truth
