@@ -453,6 +453,8 @@ class Totals:
         self.steps = Histograms(STEP_BOUNDS)
         self.device = Histograms()  # by the series of ``stages``
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
+        self._published_ns = self.activity_ns
+        self._owed_ns = 0  # time of the run that is published, and comes again from another thread
         self.self_ns = np.zeros(0, dtype=np.int64)
         self.inclusive_ns = np.zeros(0, dtype=np.int64)
         # By loader and phase; the time is that of the batches that the loader took part in.
@@ -475,7 +477,7 @@ class Totals:
         """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
         self._add_times(closed.times)
         if ledger:
-            self.activity_ns += closed.activity_ns
+            self.activity_ns = self.activity_ns + self._not_owed(closed.activity_ns)
         self.add_occurrences(closed.occurrences)
         self._add_steps(closed.steps)
         self.add_batches(closed.batches)
@@ -484,6 +486,27 @@ class Totals:
         self.loaders.add_starts(closed.batches, self.names)
         self.updates += closed.updates
         self.skipped_updates += closed.skipped_updates
+
+    def publish(self) -> np.ndarray:
+        """Returns the time by activity, and keeps it: from now on no activity has less."""
+        self._published_ns = self.activity_ns
+        return self.activity_ns
+
+    def take_over(self, activity_ns: np.ndarray) -> None:
+        """Makes another thread's time the time of the run, but for as much of the earliest as is published.
+
+        What both have spent alike is taken for the same time; of what the other has spent in its place, the first
+        activities are left out. So the sum is the time of the run, and no published value falls.
+        """
+        alike_ns = np.minimum(self._published_ns, activity_ns)
+        self._owed_ns = int((self._published_ns - alike_ns).sum())
+        self.activity_ns = self._published_ns + self._not_owed(activity_ns - alike_ns)
+
+    def _not_owed(self, spent_ns: np.ndarray) -> np.ndarray:
+        owed_ns = np.minimum(np.cumsum(spent_ns), self._owed_ns)
+        self._owed_ns -= int(owed_ns[-1])
+        free_ns: np.ndarray = spent_ns - np.diff(owed_ns, prepend=0)
+        return free_ns
 
     def add_beside(self, closed: ClosedSteps) -> None:
         """Counts a thread that only reads loaders: its waits belong to no step, phase or activity."""
@@ -592,7 +615,8 @@ class Totals:
         return window
 
     def copy(self) -> Totals:
-        """Returns an independent copy that shares the names."""
+        """Returns an independent copy that shares the names. A window that begins with it has no negative time."""
+        self.publish()
         return deepcopy(self, {id(self.names): self.names})
 
     def rows(self) -> list[StageTotals]:

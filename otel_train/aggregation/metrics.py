@@ -202,7 +202,7 @@ class RunMetrics:
 
     def _rest(self, builder: MetricBuilder) -> None:
         run = self._run
-        seconds = run.totals.activity_ns / NS_PER_S
+        seconds = run.totals.publish() / NS_PER_S
         spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}
         for activity in c.ACTIVITIES:
             builder.put(c.RUN_TIME, spent.get(activity, 0.0), activity)

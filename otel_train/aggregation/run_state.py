@@ -98,7 +98,7 @@ class ThreadState:
         follows: the leading thread that had ended when this one began; this one's time begins there.
         open_step: calls of the open step, in case the step is sampled.
         in_rows: its time is in the rows of phases.
-        activity_ns: by ``Activity``: its own time, as if it had led from its beginning.
+        activity_ns: by ``Activity``: time of the run, if it had led from its beginning.
     """
 
     name: str
@@ -336,7 +336,10 @@ class RunState:
         before = self._leading if self._leading and self._leading.over else None
         since_ns = self.final_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
-        return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
+        state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
+        if before is not None:
+            state.activity_ns += self.totals.activity_ns
+        return state
 
     def _lead(self, thread: ThreadState) -> None:
         """Selects the first thread that trains; until one does, the first that evaluates, or the main thread.
@@ -345,19 +348,19 @@ class RunState:
         """
         before = self._leading
         if before is None:
-            if thread.account.computes or thread.main:
-                self._leading = thread
-                self.totals.activity_ns += thread.activity_ns
+            leads = thread.account.computes or thread.main
         elif thread.follows is before:
-            if thread.account.computes:
-                thread.next_number += before.next_number
-                thread.follows = None
-                self.training_threads -= 1  # its time begins where that one's ended
-                self._leading = thread
-                self.totals.activity_ns += thread.activity_ns
-        elif thread is not before and _rank(thread) > _rank(before):
-            self.totals.activity_ns[:] = thread.activity_ns
-            self._leading = thread
+            leads = thread.account.computes
+        else:
+            leads = _rank(thread) > _rank(before)
+        if not leads or thread is before:
+            return
+        if before is not None and thread.follows is before:
+            thread.next_number += before.next_number
+            self.training_threads -= 1  # its time begins where that one's ended
+            self.totals.publish()
+        self._leading = thread
+        self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
         return not thread.main and not thread.account.computes

@@ -123,6 +123,51 @@ def test_time_after_the_last_training_thread_is_accounted_for() -> None:
     assert run.account.final_ns == run.account.totals.activity_ns.sum() == tape.now_ns + 9000
 
 
+def ledger(run: Run) -> dict[str, int]:
+    """Time by activity, without zeros."""
+    return {a.name.lower(): int(ns) for a in Activity if (ns := run.account.totals.activity_ns[a])}
+
+
+def evaluated_and_trained(*, look: bool) -> Run:
+    """The main thread evaluates, and another trains from then on; perhaps with a snapshot in between."""
+    main = Tape().validate(4)  # 69
+    training = Tape().spend(100)
+    steps(training, 12).stop()
+    run = Run().feed(main)
+    if look:
+        run.account.totals.publish()
+    return run.feed(training, main=False, name="trainer").close(training.now_ns)
+
+
+def test_a_thread_that_trains_brings_its_own_time() -> None:
+    """The first thread that trains says what the time of the run is for, also before it trained."""
+    assert ledger(evaluated_and_trained(look=False)) == {"init": 100, "data_wait": 65, "productive": 684}
+
+
+def test_time_that_was_published_is_not_taken_back_when_another_thread_leads() -> None:
+    """``rate()`` takes a counter that falls for one that began anew, and adds all of it once more."""
+    found = ledger(evaluated_and_trained(look=True))
+
+    assert found == {"init": 31, "eval": 69, "data_wait": 65, "productive": 684}
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_a_thread_that_trains_after_another_has_ended_keeps_the_time_before(*, order: bool) -> None:
+    """Two threads begin after the first has ended; it does not matter which is read first."""
+    first = steps(Tape(), 12).stop()
+    run = Run().feed(first, main=False, name="fold")
+    run.account.end_thread(id(first))
+    evaluating = Tape(started_ns=first.now_ns).validate(2)
+    training = steps(Tape(started_ns=first.now_ns).spend(50), 12).stop()
+    folds = [("train", training), ("eval", evaluating)]
+    for name, tape in folds if order else reversed(folds):
+        run.feed(tape, main=False, name=name)
+    run.close(training.now_ns)
+
+    assert sum(ledger(run).values()) == training.now_ns
+    assert ledger(run)["productive"] == 2 * 12 * 57
+
+
 # --- exemplars ------------------------------------------------------------------------------------
 
 
