@@ -34,12 +34,16 @@ REMOTE = (
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be status."""
+    """Type of the file system that holds ``folder``, such as ``ext4``; "" where the system does not tell."""
     import psutil
 
     best, kind = "", ""
     place = str(folder.resolve())
-    for part in psutil.disk_partitions(all=True):
+    try:
+        parts = psutil.disk_partitions(all=True)
+    except OSError:  # there is no /proc
+        return ""
+    for part in parts:
         mount = part.mountpoint.rstrip("/") + "/"
         if (place + "/").startswith(mount) and len(mount) >= len(best):
             best, kind = mount, part.fstype

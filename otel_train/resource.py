@@ -323,7 +323,7 @@ def process_mark(pid: int) -> str:
 
         try:
             return f"{psutil.boot_time():.0f}/{pid}/{psutil.Process(pid).create_time():.0f}"
-        except psutil.Error:
+        except (psutil.Error, OSError, RuntimeError):  # the latter two: there is no /proc
             return ""
 
 

@@ -41,7 +41,8 @@ class ProcessReader:
         self._process: Any = None
         with suppress(psutil.NoSuchProcess):  # another process may have ended by now
             self._process = psutil.Process(pid)
-        total = self._psutil.virtual_memory().total
+        machine = self._machine()
+        total = machine.total if machine is not None else 0
         groups = [[cgroup / name for name in names] for names in _FILES]
         limited = [(limit, files) for files in groups if (limit := _number(files[0])) and limit < total]
         self._limit: int
@@ -52,9 +53,10 @@ class ProcessReader:
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
                 self._write_process(builder)
-        used, limit = self.host_memory()
-        builder.put(c.HOST_MEMORY_USAGE, used)
-        builder.put(c.HOST_MEMORY_LIMIT, limit)
+        memory = self.host_memory()
+        if memory is not None:
+            builder.put(c.HOST_MEMORY_USAGE, memory[0])
+            builder.put(c.HOST_MEMORY_LIMIT, memory[1])
 
     def _write_process(self, builder: MetricBuilder) -> None:
         builder.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
@@ -71,9 +73,16 @@ class ProcessReader:
         except self._psutil.Error:
             return 0
 
-    def host_memory(self) -> tuple[int, int]:
+    def _machine(self) -> Any:  # Any: what psutil gives; None where there is no /proc
+        with suppress(OSError):
+            return self._psutil.virtual_memory()
+        return None
+
+    def host_memory(self) -> tuple[int, int] | None:
         """(used, limit) in bytes: of the control group where it has a limit, else of the machine."""
-        machine = self._psutil.virtual_memory()
+        machine = self._machine()
+        if machine is None:
+            return None
         if not self._files:
             return machine.total - machine.available, machine.total
         _, usage, stat = self._files

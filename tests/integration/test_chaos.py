@@ -425,3 +425,40 @@ def test_hundreds_of_loaders_and_models_stay_bounded(watch: Watch) -> None:
     assert len({sample.labels.get("train_loader") for sample in samples}) <= 16 + 2
     assert len({(s.name, tuple(sorted(s.labels.items()))) for s in samples}) < 450
     assert sum(session.summary()["batches"].values()) == 400
+
+
+WITHOUT_PROC = ("unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh")
+
+
+def test_without_proc_a_run_is_exported_but_for_what_only_proc_tells(tmp_path: Path) -> None:
+    """A sandbox may mount none; its steps count all the same."""
+    if subprocess.run([*WITHOUT_PROC, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs to unmount /proc in a mount namespace of its own")
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+            import sys
+
+            import torch
+
+            import otel_train
+
+            loader = torch.utils.data.DataLoader([(torch.randn(4), 0)] * 6, batch_size=2)
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters())
+            otel_train.instrument(model, {"train": loader}, run_dir=sys.argv[1], otlp="off", prometheus=False)
+            for x, y in loader:
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        """)
+    )
+    command = [*WITHOUT_PROC, sys.executable, str(program), str(tmp_path / "runs")]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    (summary,) = (tmp_path / "runs").glob("*/rank0/summary.json")
+
+    assert done.returncode == 0
+    assert "agent ended" not in done.stderr
+    assert "No such file" not in done.stderr
+    assert json.loads(summary.read_text())["steps"] == {"train": 3}

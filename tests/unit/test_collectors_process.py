@@ -57,7 +57,9 @@ def test_the_limit_of_a_control_group_is_the_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["max", str(1 << 62)])
 def test_without_a_limit_the_machine_is(tmp_path: Path, limit: str) -> None:
     """A limit of 2**63 is none."""
-    used, total = ProcessReader(cgroup(tmp_path, limit=limit, used=50 * MIB)).host_memory()
+    memory = ProcessReader(cgroup(tmp_path, limit=limit, used=50 * MIB)).host_memory()
+    assert memory is not None
+    used, total = memory
 
     assert total == psutil.virtual_memory().total
     assert 0 < used < total
