@@ -89,14 +89,24 @@ class ThreadAccount(Nesting):
         return bool(self._latest.met & COMPUTES)
 
     @property
+    def marks(self) -> bool:
+        """The program says on the thread where steps end."""
+        return self._decision.manual
+
+    @property
     def trains(self) -> bool:
         """The thread makes gradients or updates."""
         return bool(self._latest.met & TRAINS)
 
     @property
     def is_part(self) -> bool:
-        """It runs a part of the steps of another thread: backwards or updates, not both, and no forward or batch of its own."""
+        """It runs a part of the steps of another thread: backwards or updates, not both, and no forward or batch of its own.
+
+        Or it says where they end, and computes nothing.
+        """
         met = self._latest.met
+        if self.marks:
+            return not self.computes
         both = bool(met & GRADIENTS) and bool(met & UPDATES)
         return self.trains and not both and not met & (1 << FORWARD | 1 << DATA | 1 << WHOLE)
 

@@ -348,7 +348,7 @@ class RunState:
         """
         before = self._leading
         if before is None:
-            leads = thread.account.computes or thread.main
+            leads = not self._only_reads(thread)
         elif thread.follows is before:
             leads = thread.account.computes
         else:
@@ -363,10 +363,10 @@ class RunState:
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
-        return not thread.main and not thread.account.computes
+        return not (thread.main or thread.account.computes or thread.account.marks)
 
     def _helps(self, thread: ThreadState) -> bool:
-        """It makes gradients, or updates, of forwards that another thread runs: the steps are that thread's."""
+        """It makes gradients, or updates, of forwards that another thread runs, or marks them: the steps are that thread's."""
         others = (each.account for each in self._threads.values())
         return thread.account.is_part and any(other.computes and not other.is_part for other in others)
 
@@ -430,4 +430,5 @@ class RunState:
 
 def _rank(thread: ThreadState) -> int:
     """How much a thread's time is the run's: it only reads a loader, evaluates or does a part of steps, or trains."""
-    return int(thread.account.computes) + int(thread.account.trains and not thread.account.is_part)
+    account = thread.account
+    return int(account.computes or account.marks) + int(account.trains and not account.is_part)

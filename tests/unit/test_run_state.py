@@ -348,6 +348,32 @@ def test_backwards_of_forwards_that_cannot_be_seen_are_steps_beside_a_thread_tha
     assert run.account.step_source is StepSource.BACKWARD
 
 
+def marked() -> Tape:
+    """Ten steps that the program marks, each with a stage of its own."""
+    tape = Tape()
+    for _ in range(10):
+        tape.run(SourceKind.STAGE, "work", 5).mark()
+    return tape
+
+
+def test_steps_that_are_marked_on_another_thread_than_the_main_one_are_counted() -> None:
+    """A program without torch trains on a thread that did not call ``instrument``."""
+    tape = marked()
+    run = Run().feed(tape, main=False, name="worker").close(tape.now_ns)
+
+    assert run.account.totals.steps_by_phase() == {"train": 10}
+    assert run.account.step_source is StepSource.MANUAL
+    assert ledger(run) == {"productive": 50}
+
+
+def test_steps_that_a_thread_marks_while_another_trains_are_not_counted_twice() -> None:
+    """Such as a thread that logs: the steps are those of the thread that makes updates."""
+    tape = steps(Tape(), 12).stop()
+    run = Run().feed(tape).feed(marked(), main=False, name="logger").close(tape.now_ns)
+
+    assert run.account.totals.steps_by_phase() == {"train": 12}
+
+
 def test_without_any_edge_the_whole_time_was_preparation() -> None:
     """Law 2 holds for a run that never began: its wall time is not zero."""
     run = Run().close(5 * NS_PER_S)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import otel_train
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN_ALONE,
@@ -132,4 +133,22 @@ def updates_in_another_thread(watch: Watch) -> Truth:
             pool.submit(optimizer.step).result()
             truth.update()
             truth.step()
+    return truth
+
+
+@loop
+def steps_marked_in_another_thread(watch: Watch) -> Truth:
+    """No model that can be seen: a thread works in stages, and says where its steps end."""
+    truth = Truth(source="manual")
+    watch()
+
+    def work() -> None:
+        for _ in range(6):
+            truth.stages["simulate"] += 1
+            with otel_train.stage("simulate"):
+                sum(range(1000))
+            otel_train.step()
+            truth.step()
+
+    in_a_thread(work)
     return truth
