@@ -274,7 +274,10 @@ class StepBook:
             got_ns = item.begun_ns + item.ns
             rows["batches"].extend((source, step.phase, samples, got_ns, making_ns, waiting_ns))
             step.fetched = True
-            step.samples += max(0, samples)
+            if (
+                item.call is not None
+            ):  # else it was fetched inside an ask of another loader, and is a part of its batch
+                step.samples += max(0, samples)
         step.trained = step.trained or item.shows >= Shows.GRADIENTS
         if step.phase == TRAIN:
             self._follow_training(item, step)

@@ -6,7 +6,6 @@ from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -245,9 +244,6 @@ occurrences and times name their step by it."""
 _COLUMNS: Final = {"steps": StepRows, "occurrences": StageCalls, "times": StageTimes}
 """Those of them that leave as columns."""
 
-_NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
-"""By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
-
 
 class Gathered:
     """What becomes a ``ClosedSteps``.
@@ -262,7 +258,9 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows = {name: array("q") for name in _TABLES}
-        self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
+        self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(lambda: [0, 0])
+        )
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 

@@ -90,7 +90,7 @@ def expected(truth: Truth) -> dict[str, Any]:
     values = {
         "steps": some(truth.steps),
         "batches": some(truth.batches),
-        "data": some(truth.batches),
+        "data": some({name: n for name, n in truth.batches.items() if name not in truth.inside}),
         "forward": some(forwards),
         "backward": some(truth.backwards),
         "optimizer": truth.optimizer,

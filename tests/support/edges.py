@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -320,13 +319,12 @@ def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 
 
 def account_for(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
-    """Account for a tape: take closed steps at every cut, where a pickled copy of the account continues."""
+    """Account for a tape: take closed steps at every cut."""
     account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
     closed = []
     bounds = [0, *cuts, len(tape.times)]
     for start, stop in pairwise(bounds):
         account.feed(tape.times[start:stop], tape.codes[start:stop])
-        account = pickle.loads(pickle.dumps(account))
         closed.append(account.take())
     closed.append(account.close(tape.now_ns if ended_ns is None else ended_ns))
     return Book(tape.sources, closed)

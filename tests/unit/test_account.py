@@ -432,3 +432,22 @@ def test_a_stage_around_the_ask_of_a_step_is_of_the_loader_that_is_asked() -> No
         around(tape, "next", lambda t: t.ask()).forward().backward().update().mark()
 
     assert row_of(tape, "next") == {"calls": [("train", "code", 11)] * 3, "open": {("train", "code"): 33}}
+
+
+def test_a_batch_that_is_fetched_inside_an_ask_of_another_loader_is_a_part_of_its_batch() -> None:
+    """A dataset that iterates a loader: both give batches, and the wait is one."""
+    tape = Tape()
+    for _ in range(2):
+        outer = tape.source(SourceKind.DATA, "outer")
+        tape.edge(Op.BEGIN, outer)
+        tape.spend(1).ask("inner", 6, samples=8).spend(2)
+        tape.edge(Op.END, outer, payload=9)
+        tape.forward().backward().update()
+
+    book = account_for(tape.stop("outer"))
+
+    assert book.batches() == {"inner": [("train", 8)] * 2, "outer": [("train", 8)] * 2}
+    assert [(step.loader, step.samples, step.duration_ns) for step in book.steps()] == [("outer", 8, 66)] * 2
+    assert book.count()["outer"] == 2
+    assert "inner" not in book.count()
+    assert book.self_ns("activity") == {"data_wait": 2 * 9 + 5, "productive": 2 * 57}

@@ -9,8 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from tests.integration.loops.truth import (
+    TRAIN_ALONE,
     Net,
+    Slow,
     Truth,
     Watch,
     loader,
@@ -18,6 +22,7 @@ from tests.integration.loops.truth import (
     loss_of,
     one_step,
     sgd,
+    timed,
     train_on,
     training,
 )
@@ -250,4 +255,31 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
         one_step(truth, model, optimizer, batch)
     thread.join()
     truth.partial = None
+    return truth
+
+
+class _Halves(IterableDataset[Any]):
+    """Takes the batches of a loader in halves."""
+
+    def __init__(self, truth: Truth, inner: DataLoader[Any]) -> None:
+        self.truth, self.inner = truth, inner
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in self.inner:
+            self.truth.batch("inner", len(x))
+            self.truth.work(0.01, "data", "train")
+            for first in range(0, len(x), 2):
+                yield x[first : first + 2], y[first : first + 2]
+
+
+@timed
+def a_loader_inside_the_dataset_of_another(watch: Watch) -> Truth:
+    """Both give batches. The wait for the inner one lies in the wait for the outer one, and is counted once."""
+    truth = watch.truth(rated=TRAIN_ALONE, inside=("inner",))
+    model, inner = Slow(truth), loader(4, 8)
+    train = DataLoader(_Halves(truth, inner), batch_size=None)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "inner": inner})
+    for _ in range(2):
+        train_on(truth, model, optimizer, train)
     return truth

@@ -81,6 +81,7 @@ class Truth:
         phases: whether the program says in which phase every forward ran.
         unseen: stages that cannot be seen in this shape: absent, with an entry in the instrumentation gaps.
         repeatable: two runs of the program end with the same weights.
+        inside: loaders that are asked while another is asked: their batches are counted, the wait is the other's.
         names: how many loaders the summary may name; None: this program does not say.
         sleeps: whether the stated sleeps are slept; else the program only counts.
         seconds: time that the program measured around its sleeps, by what the time was for.
@@ -106,6 +107,7 @@ class Truth:
     phases: bool = True
     unseen: tuple[str, ...] = ()
     repeatable: bool = True
+    inside: tuple[str, ...] = ()
     names: int | None = None
     sleeps: bool = False
     seconds: defaultdict[Attribution, float] = field(default_factory=lambda: defaultdict(float))
