@@ -29,6 +29,7 @@ from tests.support.fake_cuda import compiled
 from tests.support.receiver import http_receiver
 
 ROOT = Path(__file__).parents[2]
+Begin = Callable[..., subprocess.Popen[str]]
 until = partial(waiting.until, seconds=60.0)  # agents start and end here
 PRELUDE = """
     import ctypes, os, signal, sys, threading, time
@@ -123,9 +124,7 @@ def summary(tmp_path: Path, state: str) -> dict[str, Any]:
     return found
 
 
-def test_a_program_that_ends_by_itself_leaves_its_metrics_and_no_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_program_that_ends_by_itself_leaves_its_metrics_and_no_agent(begin: Begin, tmp_path: Path) -> None:
     """The run summary comes before the prompt, although another process has the metrics."""
     process = begin("start(); train(); train()")
     said, errors = process.communicate(timeout=60)
@@ -135,7 +134,7 @@ def test_a_program_that_ends_by_itself_leaves_its_metrics_and_no_agent(
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
-def test_sigkill_loses_no_step(begin: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_sigkill_loses_no_step(begin: Begin, tmp_path: Path) -> None:
     """Nothing that the program wrote is its own: the agent reads the memory to its end."""
     process = begin("start(); train(); train(); os.kill(os.getpid(), signal.SIGKILL)")
     process.communicate(timeout=60)
@@ -150,9 +149,7 @@ def test_sigkill_loses_no_step(begin: Callable[..., subprocess.Popen[str]], tmp_
     assert [row["name"] for row in events].count("train.run.killed") == 1
 
 
-def test_sigkill_loses_nothing_that_was_logged(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_sigkill_loses_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> None:
     """The last loss before an end is what explains it; it is reported twice a second, and written at once."""
     process = begin(
         """
@@ -185,9 +182,7 @@ def test_sigkill_loses_nothing_that_was_logged(
     assert [row["count"] for row in found["stages"] if row["stage"] == "load"] == [1]
 
 
-def test_a_crash_in_c_is_an_end_like_any_other(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_crash_in_c_is_an_end_like_any_other(begin: Begin, tmp_path: Path) -> None:
     """otel_train's handlers do not run in a process that has a segmentation fault."""
     process = begin("start(); train(); ctypes.string_at(0)")
     process.communicate(timeout=60)
@@ -200,7 +195,7 @@ def test_a_crash_in_c_is_an_end_like_any_other(
     ("number", "state"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
 )
 def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int, state: str
+    begin: Begin, tmp_path: Path, number: int, state: str
 ) -> None:
     """Ctrl-C in a terminal, a launcher that ends its ranks: all that is left is exported."""
     process = begin("start(); train(); say('trained'); time.sleep(60)")
@@ -220,9 +215,7 @@ HANG = """
 
 
 @pytest.mark.skipif(not NATIVE, reason="without the extension in C such a rank ends when Python runs again")
-def test_sigterm_ends_a_rank_that_hangs_in_c(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_sigterm_ends_a_rank_that_hangs_in_c(begin: Begin, tmp_path: Path) -> None:
     """As it does without us; who has reaped it by then does not matter: its memory says what ended it."""
     process = begin("    start(); train()" + HANG)
     line(process)
@@ -232,9 +225,7 @@ def test_sigterm_ends_a_rank_that_hangs_in_c(
     assert summary(tmp_path, "terminated")["steps"] == {"train": 100}
 
 
-def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(begin: Begin, tmp_path: Path) -> None:
     """It checkpoints, or counts; otel_train neither sends its signal again nor ends the program."""
     process = begin("""
         def mine(number, frame):
@@ -256,7 +247,7 @@ def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(
 
 
 def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
     """The memory is the program's: what is still in it is counted again from the beginning."""
     process = begin(
@@ -273,9 +264,7 @@ def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
-def test_a_program_that_waits_for_any_child_never_meets_the_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_program_that_waits_for_any_child_never_meets_the_agent(begin: Begin, tmp_path: Path) -> None:
     """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts."""
     process = begin(
         """
@@ -302,9 +291,7 @@ def test_a_program_that_waits_for_any_child_never_meets_the_agent(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
-def test_metrics_are_served_while_the_interpreter_is_held(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_metrics_are_served_while_the_interpreter_is_held(begin: Begin, tmp_path: Path) -> None:
     """A call that hangs in C with the lock held: nothing of the program runs, and everything is still exported."""
     from urllib.request import urlopen
 
@@ -336,9 +323,7 @@ def test_metrics_are_served_while_the_interpreter_is_held(
     process.communicate(timeout=60)
 
 
-def test_device_time_is_exported_while_the_interpreter_is_held(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_device_time_is_exported_while_the_interpreter_is_held(begin: Begin, tmp_path: Path) -> None:
     """A rank that hangs in a call to its driver: what the device does by then is on the page while it hangs."""
     from urllib.request import urlopen
 
@@ -403,7 +388,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, disk: Path
+    begin: Begin, tmp_path: Path, disk: Path
 ) -> None:
     """The run directory is on it. Metrics are counted, served and shown all the same: writing is another thread's."""
     process = begin(
@@ -442,9 +427,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     until(lambda: not agents(tmp_path), "the agent has left")
 
 
-def test_without_a_process_a_thread_does_the_work(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path) -> None:
     """A machine that cannot start one: said once, and every metric is there."""
     process = begin("sys.executable = ''; start(); train()")
     _, errors = process.communicate(timeout=60)
@@ -457,9 +440,7 @@ def test_without_a_process_a_thread_does_the_work(
 @pytest.mark.parametrize(
     "end", ["pass", "os._exit(3)", "raise ValueError('x')", "os.execv('/bin/true', ['true'])"]
 )
-def test_no_agent_outlives_its_rank(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str
-) -> None:
+def test_no_agent_outlives_its_rank(begin: Begin, tmp_path: Path, end: str) -> None:
     """However the rank ends, and however soon."""
     process = begin(f"session = start(); train(); {end}" if ";" not in end else end)
     process.communicate(timeout=60)
@@ -469,9 +450,7 @@ def test_no_agent_outlives_its_rank(
     until(lambda: json.loads(found[0].read_text())["steps"] == {"train": 100}, "all steps are in it")
 
 
-def test_weights_are_those_of_the_bare_loop(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_weights_are_those_of_the_bare_loop(begin: Begin, tmp_path: Path) -> None:
     """With an agent, and with one that is killed in the middle."""
     text = "train(0.001); {}train(0.001); say([round(float(x), 12) for x in model.weight.flatten()])"
     bare = begin(text.format(""))
@@ -505,7 +484,7 @@ HELD = """
 
 
 def test_what_is_logged_while_the_agent_is_stopped_is_counted_once_it_goes_on(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
     """Its socket is full, so that a message is taken in part: the next one begins behind its end all the same."""
     process = begin(
@@ -541,9 +520,7 @@ def test_what_is_logged_while_the_agent_is_stopped_is_counted_once_it_goes_on(
     assert [point["asDouble"] for point in tokens["sum"]["dataPoints"]] == [3]
 
 
-def test_sigterm_ends_a_program_that_waits_for_its_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_sigterm_ends_a_program_that_waits_for_its_agent(begin: Begin, tmp_path: Path) -> None:
     """The handler ends the session on the thread that is in the middle of a message to an agent which takes nothing."""
     process = begin(
         HELD
@@ -565,9 +542,7 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(
     summary(tmp_path, "terminated")
 
 
-def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin, tmp_path: Path) -> None:
     """What reads the pipe has stopped, and the program prints nothing: only the run summary would wait for it."""
     process = begin(
         """
@@ -592,9 +567,7 @@ def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
-def test_a_second_ctrl_c_ends_the_wait_for_the_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Path) -> None:
     """It prints nothing, as without us, and the run was interrupted all the same."""
     process = begin(
         """
@@ -633,7 +606,7 @@ def test_a_second_ctrl_c_ends_the_wait_for_the_agent(
     ],
 )
 def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str, expected: tuple[str, str]
+    begin: Begin, tmp_path: Path, end: str, expected: tuple[str, str]
 ) -> None:
     """A shell waits for it at once: before the agent has looked."""
     state, cause = expected
@@ -673,7 +646,7 @@ def small_group() -> Iterator[Path]:
 
 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_by_an_oom_kill(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, small_group: Path
+    begin: Begin, tmp_path: Path, small_group: Path
 ) -> None:
     """Else it looks as if a user had killed it: the log of the kernel is not for users to read."""
     process = begin(
@@ -725,9 +698,7 @@ WAITING = """
 """
 
 
-def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(begin: Begin, tmp_path: Path) -> None:
     """Eight of each would cost a node half a gigabyte, and a Collector eight connections."""
     with http_receiver() as receiver:
         send = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
@@ -755,7 +726,7 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
 
 
 def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    begin: Begin, tmp_path: Path
 ) -> None:
     """All ranks notice at once, and only one of them may start another."""
     begun = [begin(WAITING, **place(rank, 2)) for rank in range(2)]
@@ -773,9 +744,7 @@ def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
     assert [each["steps"] for each in found] == [{"train": 200}] * 2
 
 
-def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(begin: Begin, tmp_path: Path) -> None:
     """The agent is not theirs alone."""
     begun = [begin(WAITING, **place(rank, 2)) for rank in range(2)]
     url, _ = [line(process) for process in begun]
@@ -789,9 +758,7 @@ def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(
     until(lambda: not agents(tmp_path), "the agent has left")
 
 
-def test_a_rank_that_meets_an_agent_which_is_leaving_finds_another(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_rank_that_meets_an_agent_which_is_leaving_finds_another(begin: Begin, tmp_path: Path) -> None:
     """The last rank of before has ended between the connection and the first message."""
     process = begin(
         """
@@ -823,9 +790,7 @@ def test_a_rank_that_meets_an_agent_which_is_leaving_finds_another(
     assert summary(tmp_path, "finished")["steps"]["train"] == 100
 
 
-def test_another_users_socket_is_not_trusted_with_our_memory(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_another_users_socket_is_not_trusted_with_our_memory(begin: Begin, tmp_path: Path) -> None:
     """Names of the abstract namespace have no owner: another user may have taken ours."""
     if os.geteuid():
         pytest.skip("becoming another user needs root")
@@ -861,9 +826,7 @@ def test_another_users_socket_is_not_trusted_with_our_memory(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
-def test_a_client_that_says_nothing_does_not_keep_the_agent(
-    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_client_that_says_nothing_does_not_keep_the_agent(begin: Begin, tmp_path: Path) -> None:
     """Any process of the user can connect: to be silent, to begin a message, or to send what is none."""
     process = begin(
         """

@@ -41,14 +41,6 @@ LATER_S = 3.5
 """How much later a run may end with its collector away: 2 s, and a margin for a busy machine."""
 
 
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    """``instrument``, quietly; what a test leaves open is closed."""
-    started = Watch(tmp_path / "runs")
-    yield started
-    started.close()
-
-
 # --- our own faults -------------------------------------------------------------------------------
 
 

@@ -17,6 +17,9 @@ from tests.integration.loops.truth import QUIET, Net, dataset, loader, sgd
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 
 
+Observed = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
 def observed(tmp_path: Path) -> Callable[[Any, Callable[[], object]], dict[str, Any]]:
     """Runs a program under a session that was given a model and no loader; what it says at the end."""
@@ -35,9 +38,7 @@ def data_rows(summary: dict[str, Any]) -> dict[tuple[str, str], int]:
     return {(r["loader"], r["phase"]): r["count"] for r in summary["stages"] if r["stage"] == "data"}
 
 
-def test_each_loader_of_a_lightning_trainer_has_the_trainers_name(
-    observed: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_each_loader_of_a_lightning_trainer_has_the_trainers_name(observed: Observed, tmp_path: Path) -> None:
     """Not one ``data_fetcher`` for training, validation, test and prediction; several say which they are."""
     lightning = pytest.importorskip("lightning.pytorch")
     seen: Counter[tuple[str, int]] = Counter()
@@ -109,7 +110,7 @@ def test_each_loader_of_a_lightning_trainer_has_the_trainers_name(
 
 
 def test_each_evaluation_of_a_transformers_trainer_is_a_pass_of_one_loader(
-    observed: Callable[..., dict[str, Any]], tmp_path: Path
+    observed: Observed, tmp_path: Path
 ) -> None:
     """The Trainer makes its loaders anew for every evaluation, and accelerate keeps them all."""
     transformers = pytest.importorskip("transformers")
@@ -150,9 +151,7 @@ def test_each_evaluation_of_a_transformers_trainer_is_a_pass_of_one_loader(
     assert endings["test_dataloader"] == {"epoch_end": 2}
 
 
-def test_loaders_that_accelerate_prepares_keep_the_names_of_the_program(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_loaders_that_accelerate_prepares_keep_the_names_of_the_program(observed: Observed) -> None:
     """It puts its own loader in the place of each, and never lets go of one."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
@@ -185,9 +184,7 @@ def test_loaders_that_accelerate_prepares_keep_the_names_of_the_program(
     }  # fmt: skip
 
 
-def test_a_fastai_learner_has_train_and_valid_without_a_callback(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_fastai_learner_has_train_and_valid_without_a_callback(observed: Observed) -> None:
     """Its own loader has torch iterate another that stands for it, under a name that says nothing."""
     learner = pytest.importorskip("fastai.learner")
     core, load = pytest.importorskip("fastai.data.core"), pytest.importorskip("fastai.data.load")
@@ -202,9 +199,7 @@ def test_a_fastai_learner_has_train_and_valid_without_a_callback(
     assert observed(net, program)["batches"] == {"train": 15, "valid": 8}
 
 
-def test_loaders_that_ignites_handlers_make_have_a_name_for_each_place(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_loaders_that_ignites_handlers_make_have_a_name_for_each_place(observed: Observed) -> None:
     """A handler that makes its loader runs once per epoch."""
     engine = pytest.importorskip("ignite.engine")
     net, kept = Net(), []

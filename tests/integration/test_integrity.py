@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
-from tests.integration.loops.truth import QUIET, Net, Truth, learn, loader, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loss_of, sgd
 from tests.support.receiver import http_receiver, refusing_address
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``instrument`` with quiet settings; what a test leaves open is closed."""
-    sessions: list[Any] = []
-
-    def start(model: Any = None, loaders: Any = None, **settings: Any) -> Any:
-        session = otel_train.instrument(model, loaders, **{**QUIET, "run_dir": str(tmp_path), **settings})
-        sessions.append(session)
-        return session
-
-    yield start
-    for session in sessions:
-        session.close()
-
 
 # --- weights -------------------------------------------------------------------------------------
 
@@ -82,7 +66,7 @@ def rows(number: int = 48) -> TensorDataset:
     return TensorDataset(torch.randn(number, 64), torch.randint(0, 3, (number,)))
 
 
-def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -> list[Any]:
+def train(kind: type[nn.Module], every: int, watch: Watch | None) -> list[Any]:
     """Two epochs from fixed seeds, an update every so many batches: weights, losses, and all random states."""
     random.seed(1)
     np.random.seed(2)  # noqa: NPY002 - its global state is what we must not touch
@@ -109,9 +93,7 @@ def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -
 
 
 @pytest.mark.parametrize(("kind", "every"), [(Pictures, 1), (Sequences, 1), (Pictures, 4)])
-def test_trained_weights_are_the_same_bit_for_bit(
-    kind: type[nn.Module], every: int, watch: Callable[..., Any]
-) -> None:
+def test_trained_weights_are_the_same_bit_for_bit(kind: type[nn.Module], every: int, watch: Watch) -> None:
     """Instrumentation changes no seed and no order of operations."""
     bare, observed = train(kind, every, None), train(kind, every, watch)
 
@@ -131,7 +113,7 @@ def generators() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("protocol", ["http/json", "grpc"])
 def test_a_collector_that_is_away_takes_no_random_numbers(
-    protocol: str, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    protocol: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pauses between tries are random; augmentations draw from the global generator."""
     with refusing_address() as address:
@@ -157,7 +139,7 @@ def shape_of(model: nn.Module) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_a_model_looks_the_same(watch: Callable[..., Any]) -> None:
+def test_a_model_looks_the_same(watch: Watch) -> None:
     """Checkpoints load by key, frameworks ask for types, people read ``repr``."""
     model = Net()
     bare = shape_of(model)
@@ -184,7 +166,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_of_a_model_is_clean(way: str, watch: Callable[..., Any]) -> None:
+def test_a_copy_of_a_model_is_clean(way: str, watch: Watch) -> None:
     """An averaged copy that counts as the model doubles its values; one that cannot be saved loses the run."""
     model = Net()
     session = watch(model, {"train": loader(2)})
@@ -202,7 +184,7 @@ def test_a_copy_of_a_model_is_clean(way: str, watch: Callable[..., Any]) -> None
     assert type(other) is Net
 
 
-def test_a_state_dict_travels(watch: Callable[..., Any]) -> None:
+def test_a_state_dict_travels(watch: Watch) -> None:
     """The usual checkpoint, with nothing but weights in it."""
     model = Net()
     watch(model)
@@ -222,7 +204,7 @@ def features(batches: Any) -> list[list[float]]:
     return [batch[0].flatten().tolist() for batch in batches]
 
 
-def test_a_loader_stays_what_it_is(watch: Callable[..., Any]) -> None:
+def test_a_loader_stays_what_it_is(watch: Watch) -> None:
     """Progress bars want a length, samplers an attribute, frameworks an ``isinstance``."""
     train = loader(5)
     bare = dict(train.__dict__)
@@ -246,7 +228,7 @@ def test_a_loader_stays_what_it_is(watch: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("way", [pickle.loads, copy.copy, copy.deepcopy])
-def test_a_copy_of_a_loader_is_a_loader_of_its_own(way: Any, watch: Callable[..., Any]) -> None:
+def test_a_copy_of_a_loader_is_a_loader_of_its_own(way: Any, watch: Watch) -> None:
     """Launchers pickle loaders, sweeps copy them; the copy must not be taken for the original."""
     train = loader(5)
     session = watch(None, {"train": train})
@@ -260,7 +242,7 @@ def test_a_copy_of_a_loader_is_a_loader_of_its_own(way: Any, watch: Callable[...
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_give_the_same_batches(context: str, watch: Callable[..., Any]) -> None:
+def test_workers_give_the_same_batches(context: str, watch: Watch) -> None:
     """Order, values and the way to the workers are as they were."""
     train = loader(4, num_workers=1, persistent_workers=True, multiprocessing_context=context)
     bare = features(loader(4))
@@ -273,7 +255,7 @@ def test_workers_give_the_same_batches(context: str, watch: Callable[..., Any]) 
     assert features(train) == bare
 
 
-def test_an_iterator_that_was_there_before_us_is_seen(watch: Callable[..., Any]) -> None:
+def test_an_iterator_that_was_there_before_us_is_seen(watch: Watch) -> None:
     """With persistent workers the iterator of the first epoch serves them all."""
     train = loader(4, num_workers=1, persistent_workers=True)
     bare = features(train)
@@ -328,9 +310,7 @@ def holdings(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_close_leaves_nothing_behind(
-    tmp_path: Path, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_leaves_nothing_behind(tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 7: no hook, patch, thread, socket or open file, and the loop runs on as if we had never been there."""
     model, train, truth = Net(), loader(4), Truth()
     optimizer = sgd(model)
@@ -366,7 +346,7 @@ def test_close_leaves_nothing_behind(
     assert session.summary()["batches"] == batches == {"train": 1}
 
 
-def test_a_patch_put_over_ours_stays(watch: Callable[..., Any]) -> None:
+def test_a_patch_put_over_ours_stays(watch: Watch) -> None:
     """Two tools that each restore what they found would tear each other out."""
     model, train, truth = Net(), loader(4), Truth()
     optimizer, seen = sgd(model), []
@@ -398,7 +378,7 @@ def test_a_patch_put_over_ours_stays(watch: Callable[..., Any]) -> None:
         model.__dict__.pop("_compiled_call_impl")
 
 
-def test_a_signal_handler_set_later_stays(watch: Callable[..., Any]) -> None:
+def test_a_signal_handler_set_later_stays(watch: Watch) -> None:
     """The launcher's handler must outlive our session."""
     original = signal.getsignal(signal.SIGTERM)
     session = watch(Net())
@@ -414,7 +394,7 @@ def test_a_signal_handler_set_later_stays(watch: Callable[..., Any]) -> None:
         signal.signal(signal.SIGTERM, original)
 
 
-def test_nothing_is_kept_alive(watch: Callable[..., Any]) -> None:
+def test_nothing_is_kept_alive(watch: Watch) -> None:
     """A sweep of a hundred models must not hold a hundred models in memory."""
     session = watch()
     gone = []
@@ -427,13 +407,14 @@ def test_nothing_is_kept_alive(watch: Callable[..., Any]) -> None:
             otel_train.log(loss=loss_of(model, batch))
         gone += [weakref.ref(model), weakref.ref(train), weakref.ref(train.dataset), weakref.ref(optimizer)]
         del model, train, optimizer, batch
+    watch.models.clear()
     session.close()
     gc.collect()
 
     assert [reference() for reference in gone] == [None] * len(gone)
 
 
-def test_nothing_is_kept_alive_while_the_session_lasts(watch: Callable[..., Any]) -> None:
+def test_nothing_is_kept_alive_while_the_session_lasts(watch: Watch) -> None:
     """Memory is wanted for the next fold, not after the last."""
     model, train, truth = Net(), loader(3), Truth()
     optimizer = sgd(model)
@@ -442,6 +423,7 @@ def test_nothing_is_kept_alive_while_the_session_lasts(watch: Callable[..., Any]
         learn(truth, model, optimizer, batch)
     gone = [weakref.ref(model), weakref.ref(train), weakref.ref(train.dataset), weakref.ref(optimizer)]
     del model, train, optimizer, batch
+    watch.models.clear()
     gc.collect()
 
     assert [reference() for reference in gone] == [None] * len(gone)
@@ -493,7 +475,7 @@ def test_without_a_session_the_hand_tools_do_nothing() -> None:
     assert interception() == hooks
 
 
-def test_a_session_warns_of_nothing(watch: Callable[..., Any]) -> None:
+def test_a_session_warns_of_nothing(watch: Watch) -> None:
     """Under ``-W error``, as careful people test, a warning ends the training."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

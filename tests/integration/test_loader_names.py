@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
 
+Observed = Callable[..., dict[str, Any]]
+
 
 @pytest.fixture
 def observed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
@@ -49,7 +51,7 @@ def use(batches: Any) -> None:
         pass
 
 
-def test_a_loader_made_for_each_evaluation_is_one_series(observed: Callable[..., dict[str, Any]]) -> None:
+def test_a_loader_made_for_each_evaluation_is_one_series(observed: Observed) -> None:
     """A framework that keeps what it made must not cost a name, and a series on the dashboard, per evaluation."""
     kept = []
 
@@ -65,7 +67,7 @@ def test_a_loader_made_for_each_evaluation_is_one_series(observed: Callable[...,
     assert passes(summary) == {"eval_dataloader": 4}
 
 
-def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Callable[..., dict[str, Any]]) -> None:
+def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Observed) -> None:
     """An evaluation of a few batches is the usual one in mid-epoch."""
     kept = []
 
@@ -80,9 +82,7 @@ def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Callable[...,
 
 
 @pytest.mark.parametrize("made", ["at once", "before the session"])
-def test_loaders_of_one_place_that_live_side_by_side_are_distinguished(
-    made: str, observed: Callable[..., dict[str, Any]]
-) -> None:
+def test_loaders_of_one_place_that_live_side_by_side_are_distinguished(made: str, observed: Observed) -> None:
     """Of two validation sets the slow one is to be found; the i-th of each evaluation goes on with one name."""
     early = [loader(1), loader(2)]
     kept = []
@@ -99,9 +99,7 @@ def test_loaders_of_one_place_that_live_side_by_side_are_distinguished(
     assert passes(summary) == {"part": 3, "part_2": 3}
 
 
-def test_a_loader_in_a_list_has_the_list_s_name_and_its_number(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_loader_in_a_list_has_the_list_s_name_and_its_number(observed: Observed) -> None:
     """``loader`` says nothing where ``val_loaders`` says what it is for, and which it is stays the same."""
 
     def evaluate() -> None:
@@ -115,7 +113,7 @@ def test_a_loader_in_a_list_has_the_list_s_name_and_its_number(
     assert summary["steps"] == {"eval": 6}
 
 
-def test_loaders_that_are_zipped_are_distinguished(observed: Callable[..., dict[str, Any]]) -> None:
+def test_loaders_that_are_zipped_are_distinguished(observed: Observed) -> None:
     """They are iterated by one function, and nothing but their iterators holds them."""
 
     def stream(batches: int) -> Iterator[Any]:
@@ -130,9 +128,7 @@ def test_loaders_that_are_zipped_are_distinguished(observed: Callable[..., dict[
     assert names == {"TensorDataset": 6, "TensorDataset_2": 6}
 
 
-def test_two_functions_with_the_same_variable_are_two_places(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_two_functions_with_the_same_variable_are_two_places(observed: Observed) -> None:
     """Validation and test in one series would be a series of neither."""
 
     def validate() -> None:
@@ -151,9 +147,7 @@ def test_two_functions_with_the_same_variable_are_two_places(
     assert observed(program)["batches"] == {"loader_here": 3, "loader_here_2": 6}
 
 
-def test_loaders_made_in_a_call_are_distinguished_by_the_call(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_loaders_made_in_a_call_are_distinguished_by_the_call(observed: Observed) -> None:
     """``run(make())`` in two lines is two places; ``run`` calls both ``batches``."""
 
     def wrapped(*args: Any) -> None:
@@ -170,7 +164,7 @@ def test_loaders_made_in_a_call_are_distinguished_by_the_call(
     assert summary["batches"] == {"batches": 3, "batches_2": 6, "batches_3": 12, "batches_4": 24}
 
 
-def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Callable[..., dict[str, Any]]) -> None:
+def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Observed) -> None:
     """A new thread and a new loader for each epoch are still one place."""
     kept = []
 
@@ -191,7 +185,7 @@ def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Callable[...
     assert passes(observed(repeated(3, epoch))) == {"source": 3}
 
 
-def test_threads_that_run_side_by_side_have_a_name_each(observed: Callable[..., dict[str, Any]]) -> None:
+def test_threads_that_run_side_by_side_have_a_name_each(observed: Observed) -> None:
     """Two trainings in one process share their code, not their metrics."""
     both = threading.Barrier(2)
 
@@ -210,7 +204,7 @@ def test_threads_that_run_side_by_side_have_a_name_each(observed: Callable[..., 
     assert passes(observed(program)) == {"train_loader": 1, "train_loader_2": 1}
 
 
-def test_threads_that_begin_at_once_have_a_name_each(observed: Callable[..., dict[str, Any]]) -> None:
+def test_threads_that_begin_at_once_have_a_name_each(observed: Observed) -> None:
     """The second is named while the first is still making its iterator: no pass has begun yet."""
     both = threading.Barrier(2)
 
@@ -235,9 +229,7 @@ def test_threads_that_begin_at_once_have_a_name_each(observed: Callable[..., dic
     assert passes(observed(program)) == {"train_loader": 1, "train_loader_2": 1}
 
 
-def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(observed: Observed) -> None:
     """Loaders that are made when they are first needed look like one made anew, until the first is used again."""
     made: list[DataLoader[Any]] = []
 
@@ -265,9 +257,7 @@ def test_a_loader_that_comes_back_is_distinguished_from_the_one_made_after_it(
     assert passes(summary) == {"batches": 4, "batches_2": 2}
 
 
-def test_a_new_loader_under_a_given_name_goes_on_with_its_metrics(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_new_loader_under_a_given_name_goes_on_with_its_metrics(observed: Observed) -> None:
     """Folds give each loader the same name on purpose."""
     first, second = loader(2), loader(3)
 
@@ -284,7 +274,7 @@ def test_a_new_loader_under_a_given_name_goes_on_with_its_metrics(
     assert passes(summary) == {"train": 2}
 
 
-def test_generated_names_are_bounded(observed: Callable[..., dict[str, Any]]) -> None:
+def test_generated_names_are_bounded(observed: Observed) -> None:
     """A hundred loaders that live side by side must not become a hundred series of every metric."""
     many = [loader(1) for _ in range(100)]
 
@@ -309,7 +299,7 @@ def test_generated_names_are_bounded(observed: Callable[..., dict[str, Any]]) ->
     ],
 )
 def test_the_name_says_what_batches_are_for_that_show_nothing(
-    name: str, phase: str, observed: Callable[..., dict[str, Any]]
+    name: str, phase: str, observed: Observed
 ) -> None:
     """A metric over a loader without a forward is no training."""
     summary = observed(lambda: _evaluate(name))
@@ -335,9 +325,7 @@ def test_making_loaders_is_as_before(tmp_path: Path) -> None:
     assert DataLoader.__init__ is made
 
 
-def test_training_and_evaluation_by_one_helper_keep_their_names(
-    observed: Callable[..., dict[str, Any]],
-) -> None:
+def test_training_and_evaluation_by_one_helper_keep_their_names(observed: Observed) -> None:
     """The usual script: one function for both, loaders of an object, evaluation with a loader of its own."""
 
     class Experiment:

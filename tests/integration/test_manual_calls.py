@@ -7,8 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ import torch
 
 import otel_train
 from tests.integration.loops.truth import Net, Watch, loader, loss_of, sgd
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    """``instrument``, quietly; what a test leaves open is closed."""
-    started = Watch(tmp_path / "runs")
-    yield started
-    started.close()
 
 
 def test_epochs_over_two_loaders_that_begin_again_give_a_block_each(

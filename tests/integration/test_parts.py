@@ -9,7 +9,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,27 +17,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-import otel_train
 from otel_train.instrumentation import registry
-from tests.integration.loops.truth import QUIET, Truth, learn, loader, sgd
+from tests.integration.loops.truth import Truth, Watch, learn, loader, sgd
 
 SLOT = "_compiled_call_impl"
 ROWS = torch.ones(2, 4)
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``instrument`` with quiet settings; what a test leaves open is closed."""
-    sessions: list[Any] = []
-
-    def start(model: Any = None, loaders: Any = None, **settings: Any) -> Any:
-        session = otel_train.instrument(model, loaders, **{**QUIET, "run_dir": str(tmp_path), **settings})
-        sessions.append(session)
-        return session
-
-    yield start
-    for session in sessions:
-        session.close()
 
 
 class Model(nn.Module):
@@ -75,7 +58,7 @@ def wrapped(model: nn.Module) -> list[str]:
 # --- what is counted -----------------------------------------------------------------------------
 
 
-def test_a_part_counts_where_no_forward_is_open(watch: Callable[..., Any]) -> None:
+def test_a_part_counts_where_no_forward_is_open(watch: Watch) -> None:
     """Feature extraction calls the encoder and never the model: it used to be no forward at all."""
     model = Model()
     session = watch({"net": model})
@@ -87,7 +70,7 @@ def test_a_part_counts_where_no_forward_is_open(watch: Callable[..., Any]) -> No
     assert forwards(session) == {"net": 1 + 2 + 2 + 1}
 
 
-def test_a_part_counts_again_after_a_forward_that_raised(watch: Callable[..., Any]) -> None:
+def test_a_part_counts_again_after_a_forward_that_raised(watch: Watch) -> None:
     """What is left marked as open by an exception would hide every part from then on."""
     model = Model()
     session = watch({"net": model})
@@ -100,7 +83,7 @@ def test_a_part_counts_again_after_a_forward_that_raised(watch: Callable[..., An
     assert sum(row["failed"] or 0 for row in session.summary()["stages"] if row["stage"] == "forward") == 2
 
 
-def test_a_forward_that_is_a_generator_does_not_hide_the_parts_after_it(watch: Callable[..., Any]) -> None:
+def test_a_forward_that_is_a_generator_does_not_hide_the_parts_after_it(watch: Watch) -> None:
     """Its call returns at once: what it runs later is outside of it."""
 
     class Streaming(Model):
@@ -115,7 +98,7 @@ def test_a_forward_that_is_a_generator_does_not_hide_the_parts_after_it(watch: C
     assert forwards(session) == {"net": 1 + 3}
 
 
-def test_a_forward_in_another_thread_hides_nothing(watch: Callable[..., Any]) -> None:
+def test_a_forward_in_another_thread_hides_nothing(watch: Watch) -> None:
     """An actor evaluates the encoder while the learner is in a forward of the same model."""
     inside, over = threading.Event(), threading.Event()
 
@@ -138,7 +121,7 @@ def test_a_forward_in_another_thread_hides_nothing(watch: Callable[..., Any]) ->
     assert forwards(session) == {"net": 3}
 
 
-def test_a_model_that_calls_itself_is_one_forward(watch: Callable[..., Any]) -> None:
+def test_a_model_that_calls_itself_is_one_forward(watch: Watch) -> None:
     """The inner call ends before the outer one: what follows it is still inside."""
 
     class Twice(Model):
@@ -154,9 +137,7 @@ def test_a_model_that_calls_itself_is_one_forward(watch: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_part_that_is_computed_again_in_backward_stays_in_it(
-    reentrant: bool, watch: Callable[..., Any]
-) -> None:
+def test_a_part_that_is_computed_again_in_backward_stays_in_it(reentrant: bool, watch: Watch) -> None:
     """Activation checkpointing of layers, where a method of the model calls them."""
     model = Model()
     session = watch({"net": model})
@@ -166,7 +147,7 @@ def test_a_part_that_is_computed_again_in_backward_stays_in_it(
     assert forwards(session) == {"net": 2}
 
 
-def test_the_first_model_that_has_a_part_keeps_it(watch: Callable[..., Any]) -> None:
+def test_the_first_model_that_has_a_part_keeps_it(watch: Watch) -> None:
     """Actor and critic with one encoder: its forward is of one of them, and inside the other's it is none."""
     actor, critic = Model(), Model()
     critic.encoder = actor.encoder
@@ -180,9 +161,7 @@ def test_the_first_model_that_has_a_part_keeps_it(watch: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("order", [("net", "head"), ("head", "net")])
-def test_a_part_that_is_given_by_name_keeps_its_name(
-    order: tuple[str, str], watch: Callable[..., Any]
-) -> None:
+def test_a_part_that_is_given_by_name_keeps_its_name(order: tuple[str, str], watch: Watch) -> None:
     """Who names the head wants to see the head."""
     model = Model()
     given = {"net": model, "head": model.head}
@@ -194,12 +173,13 @@ def test_a_part_that_is_given_by_name_keeps_its_name(
     assert wrapped(model) == []
 
 
-def test_a_part_that_outlives_its_model_goes_to_the_next_one(watch: Callable[..., Any]) -> None:
+def test_a_part_that_outlives_its_model_goes_to_the_next_one(watch: Watch) -> None:
     """A sweep puts one head after the other on the same encoder."""
     first, second = Model(), Model()
     second.encoder = encoder = first.encoder
     session = watch({"first": first})
     del first
+    watch.models.clear()
     watch({"second": second})
     encoder(ROWS)
 
@@ -207,7 +187,7 @@ def test_a_part_that_outlives_its_model_goes_to_the_next_one(watch: Callable[...
     assert wrapped(second) == []
 
 
-def test_a_head_that_has_a_name_keeps_it_when_it_compiles_itself(watch: Callable[..., Any]) -> None:
+def test_a_head_that_has_a_name_keeps_it_when_it_compiles_itself(watch: Watch) -> None:
     """``compile()`` overwrites the place where its calls are seen: it must not become a part of the whole."""
     model = Model()
     session = watch({"net": model, "head": model.head})
@@ -232,7 +212,7 @@ class Wrapper(nn.Module):
         return self.module(x)
 
 
-def test_the_model_inside_a_wrapper_is_seen_and_so_are_its_parts(watch: Callable[..., Any]) -> None:
+def test_the_model_inside_a_wrapper_is_seen_and_so_are_its_parts(watch: Watch) -> None:
     """Trainers take the wrapper off to evaluate."""
     wrapper = Wrapper(Model())
     session = watch({"net": wrapper})
@@ -244,7 +224,7 @@ def test_the_model_inside_a_wrapper_is_seen_and_so_are_its_parts(watch: Callable
 
 
 def test_a_head_that_is_replaced_is_seen_from_the_next_pass_on(
-    watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fine-tuning puts a new head on, after the session began as before."""
     monkeypatch.setattr(registry, "PARTS_EVERY_S", 0.0)
@@ -262,7 +242,7 @@ def test_a_head_that_is_replaced_is_seen_from_the_next_pass_on(
 # --- what is left as it is -----------------------------------------------------------------------
 
 
-def test_close_takes_every_wrapper_out(watch: Callable[..., Any]) -> None:
+def test_close_takes_every_wrapper_out(watch: Watch) -> None:
     """The loop runs on without wrappers; what a part had in the slot is there again."""
     model = Model()
     model.head.compile(backend="eager")
@@ -283,7 +263,7 @@ class Same(nn.Module):
         return weight
 
 
-def test_a_deep_copy_of_a_parametrized_module_runs_its_own_weights(watch: Callable[..., Any]) -> None:
+def test_a_deep_copy_of_a_parametrized_module_runs_its_own_weights(watch: Watch) -> None:
     """Averaged copies of models with weight norm: a wrapper bound to the original would run the original."""
     model = Model()
     parametrize.register_parametrization(model.head, "weight", Same())
@@ -307,7 +287,7 @@ class Dicts(Model):
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_a_class_with_a_state_of_its_own_is_clean(way: Any, watch: Callable[..., Any]) -> None:
+def test_a_copy_of_a_class_with_a_state_of_its_own_is_clean(way: Any, watch: Watch) -> None:
     """A function in the slot cannot be pickled, and would be the original's."""
     model = Dicts()
     session = watch({"net": model})
@@ -321,7 +301,7 @@ def test_a_copy_of_a_class_with_a_state_of_its_own_is_clean(way: Any, watch: Cal
     assert forwards(session) == {"net": 1}
 
 
-def test_replicas_have_no_wrapper(watch: Callable[..., Any]) -> None:
+def test_replicas_have_no_wrapper(watch: Watch) -> None:
     """``DataParallel`` copies ``__dict__`` of every module into its replicas."""
     model = Model()
     watch(model)
@@ -331,7 +311,7 @@ def test_replicas_have_no_wrapper(watch: Callable[..., Any]) -> None:
     ] * len(list(model.modules()))
 
 
-def test_an_instrumented_model_can_be_scripted_traced_and_exported(watch: Callable[..., Any]) -> None:
+def test_an_instrumented_model_can_be_scripted_traced_and_exported(watch: Watch) -> None:
     """Models are exported in the program that trains them."""
     model = Model().eval()
     watch(model)
@@ -348,7 +328,7 @@ def test_an_instrumented_model_can_be_scripted_traced_and_exported(watch: Callab
         assert not any(SLOT in module.__dict__ for module in own)
 
 
-def test_a_transformer_still_takes_its_fast_path(watch: Callable[..., Any]) -> None:
+def test_a_transformer_still_takes_its_fast_path(watch: Watch) -> None:
     """A forward hook on one inner layer turns it off: inference becomes several times slower."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
@@ -368,7 +348,7 @@ def test_a_transformer_still_takes_its_fast_path(watch: Callable[..., Any]) -> N
     assert fast_layers() == bare > 0
 
 
-def test_models_of_a_sweep_are_freed_at_once(watch: Callable[..., Any]) -> None:
+def test_models_of_a_sweep_are_freed_at_once(watch: Watch) -> None:
     """Device memory is wanted for the next model now, not when the garbage collector runs."""
     model, batches, truth = Model(), loader(2), Truth()
     watch(model, {"train": batches})
@@ -380,6 +360,7 @@ def test_models_of_a_sweep_are_freed_at_once(watch: Callable[..., Any]) -> None:
     gc.disable()
     try:
         del model, optimizer
+        watch.models.clear()
         assert [reference() for reference in gone] == [None] * len(gone)
     finally:
         gc.enable()
@@ -431,7 +412,7 @@ WAYS = [compiled_root, compiled_in_place, compiled_part, compiled_part_in_place,
 @pytest.mark.parametrize("kind", ["plain", "breaks", "hooked"])
 @pytest.mark.parametrize("way", WAYS)
 def test_instrumented_parts_add_no_graph_break_and_no_recompile(
-    way: Callable[[Model], Any], kind: str, watch: Callable[..., Any]
+    way: Callable[[Model], Any], kind: str, watch: Watch
 ) -> None:
     """Whatever of a model is compiled, before or after the session begins."""
     from torch._dynamo.utils import counters

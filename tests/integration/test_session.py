@@ -15,7 +15,7 @@ import time
 import urllib.request
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -43,14 +43,6 @@ SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
 classic: Any = parser.text_string_to_metric_families
 openmetrics: Any = openmetrics_parser.text_string_to_metric_families  # it publishes no types
 FAST: dict[str, Any] = {"tuning": {"poll_interval_s": 0.01}, "export_interval_s": 0.1}
-
-
-@pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
-    """``instrument``, quietly; what a test leaves open is closed."""
-    started = Watch(tmp_path / "runs")
-    yield started
-    started.close()
 
 
 def train(model: Net, batches: Any, *, epochs: int = 1, log: bool = False) -> None:

@@ -59,22 +59,6 @@ def test_a_value_we_cannot_honour_is_refused_with_value_rule_and_remedy(
     assert "Leave it out for the default" in message
 
 
-def test_the_limits_themselves_are_allowed() -> None:
-    """'0 to 65535' includes both."""
-    assert (
-        Config(
-            prometheus_address="127.0.0.1:0", export_interval_s=0.1, flight_recorder_events=4096
-        ).flight_recorder_events
-        == 4096
-    )
-    assert (
-        Config(
-            prometheus_address=f"127.0.0.1:{65535}", export_interval_s=3600, flight_recorder_events=1 << 24
-        ).export_interval_s
-        == 3600
-    )
-
-
 def test_whole_numbers_paths_and_numpy_numbers_become_the_type_of_their_setting() -> None:
     """``total_steps=np.int64(7)`` is a number to its author, and JSON must be able to write it."""
     arguments: dict[str, Any] = {"export_interval_s": 5, "total_steps": np.int64(7), "run_dir": Path("a/b")}

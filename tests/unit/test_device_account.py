@@ -84,17 +84,6 @@ def test_a_reading_finds_its_occurrence_whichever_comes_first(*, final_first: bo
     assert account.counted() == {"forward": (1, 500), "backward": (1, 900)}
 
 
-def test_an_occurrence_without_a_reading_is_not_counted() -> None:
-    """Not measured is absent, never zero."""
-    account = Account()
-    account.add()
-
-    account.add_calls((FORWARD, 100, 120), (FORWARD, 200, 220))
-    account.add((FORWARD, 201, 219, 7), until_ns=300)
-
-    assert account.counted() == {"forward": (1, 7)}
-
-
 def test_a_reading_of_another_stage_at_the_same_time_does_not_count() -> None:
     """A forward inside a user stage lies within both."""
     account = Account()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -49,24 +50,41 @@ class Bench:
         self.agent = AgentSide(self.timer, self.recorder)
         self.edge = self.timer.edge
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in (*SourceKind,)}
-        self.seen = self.sampled = 0
+        self.seen = self.sampled = self.written = 0
         if devices:
             self.timer.look()
         self.timer.steps.one_in = one_in
 
-    def begin(self, kind: SourceKind, op: Op = Op.BEGIN, flags: int = 0) -> None:
+    def begin(self, kind: SourceKind, op: Op = Op.BEGIN, flags: int = 0) -> Bench:
         self.edge(code(op, self.sources[kind], flags))
+        self.written += 1
+        return self
 
-    def end(self, kind: SourceKind, op: Op = Op.END, flags: int = 0) -> None:
-        self.edge(code(op, self.sources[kind], flags))
+    def end(self, kind: SourceKind, op: Op = Op.END, flags: int = 0) -> Bench:
+        return self.begin(kind, op, flags)
 
-    def stage(self, kind: SourceKind, *, host_ms: float, device_ms: float = 0, device: int = 0) -> None:
+    def stage(self, kind: SourceKind, *, host_ms: float = 0, device_ms: float = 0, device: int = 0) -> Bench:
         """The host takes its time, then queues a kernel."""
-        self.begin(kind)
-        self.clock.tick(ms=host_ms)
-        if device_ms:
-            self.driver.work(int(device_ms * MS), device)
-        self.end(kind)
+        self.begin(kind).spend(host_ms)
+        return self.work(device_ms, device).end(kind)
+
+    def spend(self, ms: float) -> Bench:
+        """Time of the host."""
+        self.clock.tick(ms=ms)
+        return self
+
+    def work(self, ms: float, device: int = 0) -> Bench:
+        """A kernel in the queue of a device."""
+        if ms:
+            self.driver.work(int(ms * MS), device)
+        return self
+
+    def now(self, **state: Any) -> Bench:
+        """The driver is in another state."""
+        for name, value in state.items():
+            setattr(self.driver, name, value)
+        self.timer.look()
+        return self
 
     def step(self, *, device_ms: float) -> None:
         """10 ms, by the end of which the device has got through three stages."""
@@ -117,14 +135,61 @@ def test_nothing_is_recorded_before_a_device_is_in_use() -> None:
     assert len(bench.edges()) == 2
 
 
-def test_a_stage_gets_the_time_of_the_device_and_not_of_the_host() -> None:
-    """The host queues 5 ms of work in 1 ms and goes on: the stage took the device 5 ms."""
-    bench = Bench(0)
+STAGE = SourceKind.STAGE
 
-    bench.stage(FORWARD, host_ms=0, device_ms=5)
-    bench.clock.tick(ms=5)
 
-    assert bench.measured() == [("forward", 5.0)]
+@pytest.mark.parametrize(("devices", "program", "measured"), [
+    # The host queues 5 ms of work in 1 ms and goes on: the stage took the device 5 ms.
+    pytest.param([0], lambda b: b.stage(FORWARD, device_ms=5).spend(5), [("forward", 5.0)],
+                 id="a stage gets the time of the device and not of the host"),
+    # The host waits 4 ms for a batch, but the device is busy for 3 of them: 1 ms is exposed.
+    pytest.param([0], lambda b: b.work(3).stage(DATA, host_ms=4).work(20).stage(DATA, host_ms=4).spend(20),
+                 [("data", 1.0), ("data", 0.0)],
+                 id="the device waits for data only when it has nothing left to do"),
+    # An optimizer that raises fires no hook: its time is unknown, that of the others is not.
+    pytest.param([0], lambda b: b.begin(STAGE).begin(OPTIMIZER).work(2).end(STAGE).spend(2), [("stage", 2.0)],
+                 id="an end that never came is thrown away with the outer one"),
+    # Such as of the stage that was open when the device came into use.
+    pytest.param([0], lambda b: b.end(FORWARD).stage(BACKWARD, host_ms=1), [("backward", 1.0)],
+                 id="an end without a begin is nothing"),
+    # The update inside a scaler's step; a forward inside a user stage.
+    pytest.param([0], lambda b: b.begin(STAGE).work(1).stage(FORWARD, device_ms=5).end(STAGE).spend(6),
+                 [("forward", 5.0), ("stage", 6.0)], id="stages inside stages have their own time"),
+    # An event inside a CUDA graph would be replayed with it, and reading it would be an error.
+    pytest.param([0], lambda b: b.begin(STAGE).now(captures=True).stage(FORWARD, host_ms=1, device_ms=1)
+                 .now(captures=False).end(STAGE).spend(1), [("stage", 2.0)], id="nothing is recorded into a graph"),
+    # A model cut in two works as long as either half does, and starves only when both do.
+    pytest.param([0, 1], lambda b: b.begin(FORWARD).work(2).work(5, 1).end(FORWARD).stage(DATA, host_ms=9),
+                 [("forward", 5.0), ("data", 4.0)],
+                 id="of several devices the last to finish counts, and for data the first to wait"),
+    # Also when it does so in the middle of a stage.
+    pytest.param([0], lambda b: b.begin(FORWARD).now(used=[0, 1]).work(2).work(9, 1).end(FORWARD)
+                 .stage(BACKWARD, device_ms=1, device=1).spend(10), [("forward", 2.0), ("backward", 1.0)],
+                 id="a device that comes into use later is timed from then on"),
+    # Work on another stream neither hides nor lengthens it.
+    pytest.param([0], lambda b: b.work(50).now(stream=7).stage(FORWARD, device_ms=3).spend(3), [("forward", 3.0)],
+                 id="a stage is timed on the stream that is current"),
+    # Less than nothing is no duration; zero would be a lie.
+    pytest.param([0], lambda b: b.work(50).begin(FORWARD).now(stream=7).end(FORWARD).spend(50), [],
+                 id="a stage that ends on a stream which is ahead is not measured"),
+    # Between two pieces the device worked for others; one piece alone is not the stage.
+    pytest.param([0], lambda b: b.begin(STAGE).end(STAGE, Op.SUSPEND).begin(STAGE, Op.RESUME).end(STAGE), [],
+                 id="a stage that was suspended is not measured"),
+    # The end of a loader is an ask and nothing more.
+    pytest.param([0], lambda b: b.begin(DATA, flags=Flag.START).end(DATA, flags=Flag.START).begin(DATA)
+                 .end(DATA, Op.STOP), [], id="an ask without a batch and a loader that starts are no occurrences"),
+    pytest.param([0], lambda b: b.begin(FORWARD).spend(2).end(FORWARD, Op.FAIL), [("forward", 2.0)],
+                 id="a stage that failed is measured like any other"),
+])  # fmt: skip
+def test_every_occurrence_has_its_own_device_time(
+    devices: list[int], program: Callable[[Bench], Bench], measured: list[tuple[str, float]]
+) -> None:
+    """Neither less than the device took nor that of another stage; and no event is lost by it."""
+    bench = program(Bench(*devices))
+
+    assert bench.measured() == measured
+    assert bench.free == len(bench.driver.made)
+    assert len(bench.edges()) == bench.written
 
 
 def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
@@ -171,33 +236,6 @@ def test_host_times_lie_within_the_occurrence() -> None:
     assert started < reading.begun_ns < reading.ended_ns < ended
 
 
-def test_the_device_waits_for_data_only_when_it_has_nothing_left_to_do() -> None:
-    """The host waits 4 ms for a batch, but the device is busy for 3 of them: 1 ms is exposed."""
-    bench = Bench(0)
-    bench.driver.work(3 * MS)
-
-    bench.stage(DATA, host_ms=4)
-    bench.driver.work(20 * MS)
-    bench.stage(DATA, host_ms=4)
-    bench.clock.tick(ms=20)
-
-    assert bench.measured() == [("data", 1.0), ("data", 0.0)]
-
-
-def test_an_end_that_never_came_is_thrown_away_with_the_outer_one() -> None:
-    """An optimizer that raises fires no hook: its time is unknown, that of the others is not."""
-    bench = Bench(0)
-
-    bench.begin(SourceKind.STAGE)
-    bench.begin(OPTIMIZER)
-    bench.driver.work(2 * MS)
-    bench.end(SourceKind.STAGE)
-    bench.clock.tick(ms=2)
-
-    assert bench.measured() == [("stage", 2.0)]
-    assert bench.free == len(bench.driver.made) == 3
-
-
 def test_ends_that_never_come_do_not_pile_up() -> None:
     """A loop that catches and goes on may lose one at every step, for days."""
     bench = Bench(0)
@@ -209,30 +247,6 @@ def test_ends_that_never_come_do_not_pile_up() -> None:
 
     assert len(bench.driver.made) < 100
     assert bench.timer.dropped == 0
-
-
-def test_an_end_without_a_begin_is_nothing() -> None:
-    """Such as of the stage that was open when the device came into use."""
-    bench = Bench(0)
-
-    bench.end(FORWARD)
-    bench.stage(BACKWARD, host_ms=1)
-
-    assert bench.measured() == [("backward", 1.0)]
-    assert bench.free == len(bench.driver.made)
-
-
-def test_stages_inside_stages_have_their_own_time() -> None:
-    """The update inside a scaler's step; a forward inside a user stage."""
-    bench = Bench(0)
-
-    bench.begin(SourceKind.STAGE)
-    bench.driver.work(1 * MS)
-    bench.stage(FORWARD, host_ms=0, device_ms=5)
-    bench.end(SourceKind.STAGE)
-    bench.clock.tick(ms=6)
-
-    assert bench.measured() == [("forward", 5.0), ("stage", 6.0)]
 
 
 def test_events_are_used_again() -> None:
@@ -278,21 +292,6 @@ def test_with_one_device_out_of_events_the_others_keep_theirs() -> None:
     assert (len(first.free), len(second.free)) == (1, 0)
 
 
-def test_nothing_is_recorded_into_a_graph() -> None:
-    """An event inside a CUDA graph would be replayed with it, and reading it would be an error."""
-    bench = Bench(0)
-
-    bench.begin(SourceKind.STAGE)
-    bench.driver.captures = True
-    bench.stage(FORWARD, host_ms=1, device_ms=1)
-    bench.driver.captures = False
-    bench.end(SourceKind.STAGE)
-    bench.clock.tick(ms=1)
-
-    assert bench.measured() == [("stage", 2.0)]
-    assert len(bench.edges()) == 4
-
-
 def test_nothing_is_read_by_a_thread_that_captures_a_graph() -> None:
     """``summary()`` in mid-capture: one look at an event would break the capture."""
     bench = Bench(0)
@@ -315,63 +314,6 @@ def test_events_are_read_on_a_device_that_is_in_use() -> None:
     assert set(bench.driver.readings) == {3}
 
 
-def test_of_several_devices_the_last_to_finish_counts_and_for_data_the_first_to_wait() -> None:
-    """A model cut in two works as long as either half does, and starves only when both do."""
-    bench = Bench(0, 1)
-
-    bench.begin(FORWARD)
-    bench.driver.work(2 * MS, device=0)
-    bench.driver.work(5 * MS, device=1)
-    bench.end(FORWARD)
-    bench.stage(DATA, host_ms=9)
-
-    assert bench.measured() == [("forward", 5.0), ("data", 4.0)]
-
-
-def test_a_device_that_comes_into_use_later_is_timed_from_then_on() -> None:
-    """Also when it does so in the middle of a stage."""
-    bench = Bench(0)
-
-    bench.begin(FORWARD)
-    bench.driver.used = [0, 1]
-    bench.timer.look()
-    bench.driver.work(2 * MS, device=0)
-    bench.driver.work(9 * MS, device=1)
-    bench.end(FORWARD)
-    bench.stage(BACKWARD, host_ms=0, device_ms=1, device=1)
-    bench.clock.tick(ms=10)
-
-    assert bench.measured() == [("forward", 2.0), ("backward", 1.0)]
-    assert bench.timer.devices == (0, 1)
-    assert bench.free == len(bench.driver.made)
-
-
-def test_a_stage_is_timed_on_the_stream_that_is_current() -> None:
-    """Work on another stream neither hides nor lengthens it."""
-    bench = Bench(0)
-    bench.driver.work(50 * MS)
-
-    bench.driver.stream = 7
-    bench.stage(FORWARD, host_ms=0, device_ms=3)
-    bench.clock.tick(ms=3)
-
-    assert bench.measured() == [("forward", 3.0)]
-
-
-def test_a_stage_that_ends_on_a_stream_which_is_ahead_is_not_measured() -> None:
-    """Less than nothing is no duration; zero would be a lie."""
-    bench = Bench(0)
-    bench.driver.work(50 * MS)
-
-    bench.begin(FORWARD)
-    bench.driver.stream = 7
-    bench.end(FORWARD)
-    bench.clock.tick(ms=50)
-
-    assert bench.measured() == []
-    assert bench.free == 2
-
-
 def test_other_threads_record_no_events() -> None:
     """What autograd's own threads do belongs to the backward that waits for it."""
     bench = Bench(0)
@@ -382,43 +324,6 @@ def test_other_threads_record_no_events() -> None:
 
     assert bench.driver.records == 0
     assert [ring.ring.written for ring in bench.recorder.threads] == [0, 2]
-
-
-def test_a_stage_that_was_suspended_is_not_measured() -> None:
-    """Between two pieces the device worked for others; one piece alone is not the stage."""
-    bench = Bench(0)
-
-    bench.begin(SourceKind.STAGE)
-    bench.end(SourceKind.STAGE, Op.SUSPEND)
-    bench.begin(SourceKind.STAGE, Op.RESUME)
-    bench.end(SourceKind.STAGE)
-
-    assert bench.measured() == []
-    assert bench.free == 4
-
-
-def test_an_ask_without_a_batch_and_a_loader_that_starts_are_no_occurrences() -> None:
-    """The end of a loader is an ask and nothing more."""
-    bench = Bench(0)
-
-    bench.begin(DATA, flags=Flag.START)
-    bench.end(DATA, flags=Flag.START)
-    bench.begin(DATA)
-    bench.end(DATA, Op.STOP)
-
-    assert bench.measured() == []
-    assert bench.free == 4
-
-
-def test_a_stage_that_failed_is_measured_like_any_other() -> None:
-    """Failed occurrences are timed and marked."""
-    bench = Bench(0)
-
-    bench.begin(FORWARD)
-    bench.clock.tick(ms=2)
-    bench.end(FORWARD, Op.FAIL)
-
-    assert bench.measured() == [("forward", 2.0)]
 
 
 def test_checkpoints_and_marks_cost_no_event() -> None:
@@ -495,19 +400,6 @@ def test_in_sync_mode_host_time_is_device_time() -> None:
     times = [time for time, _ in bench.edges()]
     assert [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)] == [6.0, 8.0]
     assert bench.agent.take() is None
-
-
-def test_sync_mode_agrees_with_events_when_nothing_overlaps() -> None:
-    """Two clocks, one truth."""
-    events, sync = Bench(0), Bench(0, mode="sync")
-    for ms in (5, 10, 20):
-        events.stage(FORWARD, host_ms=0, device_ms=ms)
-        events.driver.synchronize(0)
-        sync.stage(FORWARD, host_ms=0, device_ms=ms)
-
-    times = [at for at, _ in sync.edges()]
-    host_ms = [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)]
-    assert [ms for _, ms in events.measured()] == host_ms == [5, 10, 20]
 
 
 def test_sync_mode_waits_neither_in_a_graph_nor_for_an_idle_program() -> None:

@@ -38,29 +38,11 @@ def test_an_empty_series_has_no_minimum_and_no_buckets() -> None:
     assert point.explicit_counts == (0,) * (len(DURATION_BOUNDS) + 1)
 
 
-def test_three_durations_give_count_sum_minimum_and_maximum() -> None:
-    """1 + 2 + 4 ms."""
-    point = one(1 * MS, 2 * MS, 4 * MS).point(0)
-
-    assert (point.count, point.sum, point.min, point.max) == (3, 0.007, 0.001, 0.004)
-
-
 def test_a_point_fills_the_middle_of_a_histogram_point() -> None:
     """Exporters write ``HistogramPoint(attributes, *point, exemplars)``."""
     from otel_train.datamodel import HistogramPoint
 
     assert HistogramPoint._fields[1:-1] == Distribution._fields
-
-
-@pytest.mark.parametrize("bucket", range(len(DURATION_BOUNDS)))
-def test_a_duration_equal_to_a_bound_is_below_it(bucket: int) -> None:
-    """Prometheus says ``le``: 5 ms belongs to the bucket of 5 ms, 1 ns more to the next."""
-    bound_ns = round(DURATION_BOUNDS[bucket] * SECOND)
-
-    counts = one(bound_ns - 1, bound_ns, bound_ns + 1).point(0).explicit_counts
-
-    assert counts[bucket] == 2
-    assert counts[bucket + 1] == 1
 
 
 @pytest.mark.parametrize("exponent", range(-9, 20))
@@ -144,16 +126,6 @@ def test_the_sum_is_exact_where_floats_are_not() -> None:
     assert histograms.minus(one(year, year)).point(0).sum == 3e-9
 
 
-def test_series_do_not_touch_each_other() -> None:
-    """A slow validation loader must not read as input-bound training."""
-    histograms = Histograms(size=3)
-    histograms.add([0, 2, 0], [1 * MS, 2 * MS, 3 * MS])
-
-    assert [histograms.count(i) for i in range(3)] == [2, 0, 1]
-    assert histograms.point(0).max == 0.003
-    assert histograms.point(2).sum == 0.002
-
-
 def test_growing_keeps_what_was_counted_and_never_shrinks() -> None:
     """A loader that is found late adds series to a histogram that is in use."""
     histograms = one(1 * MS)
@@ -201,24 +173,6 @@ def test_a_window_beyond_the_range_keeps_the_maximum_of_all_time() -> None:
     histograms.add([0], [20 * days])
 
     assert histograms.minus(earlier).point(0).max == 30 * 86_400
-
-
-def test_a_copy_does_not_change_with_its_original() -> None:
-    """It is the baseline of a window."""
-    histograms = one(1 * MS)
-    earlier = histograms.copy()
-    histograms.add([0], [2 * MS])
-
-    assert earlier.count(0) == 1
-
-
-def test_quantiles_of_a_few_values_can_be_checked_by_head() -> None:
-    """1, 2, 3 ms: the ends exactly, the median within a bucket."""
-    histograms = one(1 * MS, 2 * MS, 3 * MS)
-
-    assert histograms.quantile(0, 0.0) == 0.001
-    assert histograms.quantile(0, 0.5) == pytest.approx(0.002, rel=0.045)
-    assert histograms.quantile(0, 1.0) == 0.003
 
 
 def test_the_quantile_of_nothing_is_not_a_number() -> None:

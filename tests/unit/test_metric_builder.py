@@ -17,30 +17,12 @@ def values(builder: MetricBuilder) -> dict[str, dict[tuple[str, ...], float]]:
     }  # fmt: skip
 
 
-def test_labels_are_paired_with_their_names() -> None:
-    """The order of a call is the catalogue's order."""
-    builder = MetricBuilder()
-    builder.put(c.BATCHES, 3, "code", "train")
-    [family] = builder.families()
-
-    assert family.points[0].attributes == (("train.loader", "code"), ("train.phase", "train"))
-
-
 def test_a_label_without_a_value_is_left_out() -> None:
     """An empty label is no label, on either path."""
     builder = MetricBuilder()
     builder.put(c.BATCHES, 3, "", "train")
 
     assert builder.families()[0].points[0].attributes == (("train.phase", "train"),)
-
-
-def test_counters_that_fold_into_one_name_add_up() -> None:
-    """Seventeen loaders behind ``_OTHER`` are the sum of seventeen."""
-    builder = MetricBuilder()
-    builder.put(c.BATCHES, 3, "_OTHER", "train")
-    builder.put(c.BATCHES, 4, "_OTHER", "train")
-
-    assert values(builder) == {"train.batches": {("_OTHER", "train"): 7}}
 
 
 def test_the_last_reading_of_a_gauge_counts() -> None:

@@ -58,43 +58,6 @@ def owners(events: list[Event]) -> list[int]:
     return [event.stack[-1] if event.stack else -1 for event in events]
 
 
-def test_the_innermost_open_stage_owns_the_time() -> None:
-    """At any instant exactly one."""
-    tape = Tape().begin(SourceKind.STAGE, "outer").spend(1).forward(2).spend(3).end(SourceKind.STAGE, "outer")
-
-    _, events = nest(tape)
-
-    assert owners(events) == [-1, 0, 1, 0]
-    assert [event.begun_ns for event in events] == [0, 1, 1, 0]
-    assert all(event.counts for event in events)
-
-
-def test_flags_of_the_begin_are_known_at_the_end() -> None:
-    """What a forward was is asked when it ends."""
-    _, events = nest(Tape().forward(flags=3).backward())
-
-    assert [event.flags for event in events] == [3, 3, 0, 0]
-
-
-def test_an_end_without_a_begin_is_dropped() -> None:
-    """The begin was overwritten, or came before we looked."""
-    _, events = nest(Tape().end(SourceKind.FORWARD, "model").backward())
-
-    assert len(events) == 2
-
-
-def test_an_optimizer_may_step_inside_itself_and_inside_another() -> None:
-    """``super().step()``, SAM, Lookahead: none of these raised."""
-    tape = Tape().begin(SourceKind.OPTIMIZER, "SGD").update(3).end(SourceKind.OPTIMIZER, "SGD")
-    tape.begin(SourceKind.OPTIMIZER, "SAM").forward().update(3).end(SourceKind.OPTIMIZER, "SAM")
-
-    _, events = nest(tape)
-
-    assert [event.op for event in events].count(Op.FAIL) == 0
-    assert len(events) == len(tape.times)
-    assert sum(event.outermost for event in events if event.kind == SourceKind.OPTIMIZER) == 2
-
-
 def test_an_update_inside_a_scaler_inside_itself_is_one_update() -> None:
     """A fused optimizer of the program's own that calls ``super().step()``, under a gradient scaler."""
     tape = Tape().begin(SourceKind.SCALER, "scaler").begin(SourceKind.OPTIMIZER, "SGD").update(3)
@@ -103,15 +66,6 @@ def test_an_update_inside_a_scaler_inside_itself_is_one_update() -> None:
     _, events = nest(tape)
 
     assert sum(event.outermost for event in events if event.kind == SourceKind.OPTIMIZER) == 1
-
-
-def test_a_mark_belongs_to_whoever_is_open() -> None:
-    """Setting a boundary takes no time."""
-    tape = Tape().mark().begin(SourceKind.STAGE, "fit").mark().spend(5).end(SourceKind.STAGE, "fit").mark()
-
-    _, events = nest(tape)
-
-    assert owners(events) == [-1, -1, 1, 1, -1]
 
 
 def test_a_recursion_without_bottom_is_cut() -> None:

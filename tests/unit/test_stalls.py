@@ -14,14 +14,6 @@ def seconds(number: float) -> int:
     return int(number * NS_PER_S)
 
 
-def test_a_silence_is_a_stall_only_after_its_threshold() -> None:
-    """A slow batch is no reason to page."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-
-    assert not stalls.look(seconds(299), 0)
-    assert stalls.look(seconds(300), 0)
-
-
 def test_one_stall_is_reported_once() -> None:
     """Ten hours of hanging are one event, not seventy thousand."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
@@ -101,13 +93,3 @@ def test_a_rank_that_waits_for_another_is_as_patient_and_learns_nothing_from_it(
     stalls.others_ns = seconds(300)
 
     assert stalls.look(seconds(700), 0)
-
-
-def test_stalls_are_counted_by_stage() -> None:
-    """In a hang of all ranks the one whose stage differs is the suspect."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    stalls.count("data")
-    stalls.count("backward")
-    stalls.count("data")
-
-    assert stalls.events == {"data": 2, "backward": 1}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from otel_train.accounting.account import ThreadAccount
-from otel_train.accounting.types import Activity
 from otel_train.aggregation.counters import StageTotals, Totals
-from otel_train.aggregation.series_names import Key, SeriesNames
-from otel_train.recording.events import Op, SourceKind
+from otel_train.aggregation.series_names import SeriesNames
 from tests.support.edges import Tape
 
 
@@ -46,36 +44,11 @@ def epoch(tape: Tape, steps: int = 3, loader: str = "code") -> Tape:
     return tape.stop(loader)
 
 
-def test_a_row_of_the_table_is_what_was_spent() -> None:
-    """Three steps of 5 + 20 + 30 + 7: the values of a manual calculation."""
-    totals = Counted(epoch(Tape())).close()
-    forward = row(totals, "forward")
-
-    assert (forward.key, forward.count, forward.failed) == (Key("forward", "code", "train", "model"), 3, 0)
-    assert forward.inclusive_s == forward.self_s == pytest.approx(60e-9)
-    assert totals.steps_by_phase() == {"train": 3}
-    assert totals.updates == 3
-    assert totals.by_loader(totals.batches) == {"code": 3}
-
-
 def test_quantiles_of_equal_values_are_the_value() -> None:
     """Whatever the buckets, minimum and maximum are exact."""
     quantiles = row(Counted(epoch(Tape())).close(), "forward").quantiles
 
     assert quantiles == pytest.approx((20e-9,) * 5)
-
-
-def test_time_inside_another_stage_is_counted_once_as_its_own() -> None:
-    """Inclusive times overlap; self times add up."""
-    tape = Tape().ask()
-    tape.begin(SourceKind.FORWARD, "model", flags=3).spend(4)
-    tape.run(SourceKind.STAGE, "attention", 6)
-    tape.spend(2).end(SourceKind.FORWARD, "model").backward().update().stop()
-    totals = Counted(tape).close()
-
-    forward, attention = row(totals, "forward"), row(totals, "attention")
-    assert [forward.inclusive_s, forward.self_s] == pytest.approx([12e-9, 6e-9])
-    assert [attention.inclusive_s, attention.self_s] == pytest.approx([6e-9, 6e-9])
 
 
 def test_rows_come_in_the_order_in_which_a_step_meets_them() -> None:
@@ -88,39 +61,6 @@ def test_rows_come_in_the_order_in_which_a_step_meets_them() -> None:
         *(("train", stage) for stage in ("data", "forward", "backward", "optimizer")),
         *(("eval", stage) for stage in ("data", "forward")),
     ]
-
-
-def test_a_failed_occurrence_is_timed_and_marked() -> None:
-    """The forward that ran out of memory took its time like any other."""
-    tape = Tape().ask().run(SourceKind.FORWARD, "model", 11, flags=3, end=Op.FAIL)
-    epoch(tape, 3)
-    forward = row(Counted(tape).close(), "forward")
-
-    assert (forward.count, forward.failed) == (4, 1)
-    assert forward.inclusive_s == pytest.approx(71e-9)
-
-
-def test_samples_that_cannot_be_counted_are_not_zero() -> None:
-    """A batch of unknown size must not turn samples per second into a lower value."""
-    tape = Tape()
-    for samples in (4, 4, 2):
-        tape.ask("code", samples=samples).forward().backward().update()
-    tape.stop("code").ask("blind").forward().backward().update().stop("blind")
-    totals = Counted(tape).close()
-
-    assert totals.by_loader(totals.samples) == {"code": 10}
-    assert totals.by_loader(totals.batches) == {"code": 3, "blind": 1}
-
-
-def test_the_ledger_adds_up_to_the_time_that_passed() -> None:
-    """Law 2: every nanosecond is in exactly one activity."""
-    tape = epoch(Tape().spend(1000), 12).validate()
-    epoch(tape, 5).run(SourceKind.CHECKPOINT, "checkpoint", 99).spend(7)
-    totals = Counted(tape).close()
-
-    assert totals.activity_ns.sum() == tape.now_ns
-    assert totals.activity_ns[Activity.CHECKPOINT] == 99
-    assert totals.self_ns.sum() == tape.now_ns
 
 
 def test_a_window_is_what_came_since() -> None:
@@ -137,18 +77,6 @@ def test_a_window_is_what_came_since() -> None:
     assert row(window, "forward", "late").count == 1
     assert window.activity_ns.sum() + earlier.activity_ns.sum() == tape.now_ns
     assert window.by_loader(window.samples) == {"late": 3}
-
-
-def test_a_copy_is_left_alone() -> None:
-    """A window's beginning must not move with the run."""
-    tape = epoch(Tape(), 12)
-    counted = Counted(tape)
-    copied = counted.read().copy()
-    before = (copied.updates, copied.self_ns.tolist(), dict(copied.batches), copied.steps_by_phase())
-    epoch(tape, 5, "another")
-    counted.close()
-
-    assert (copied.updates, copied.self_ns.tolist(), dict(copied.batches), copied.steps_by_phase()) == before
 
 
 def test_seconds_of_training_are_distinguished_by_loader() -> None:
