@@ -145,21 +145,6 @@ class Counts(list[int]):
 NOT_COMPILED = JaxCompiles()
 
 
-def things(
-    *,
-    models: tuple[str, ...] = (),
-    updates: int = UPDATES_WITHOUT_FORWARD,
-    sources: list[Instrumented],
-    loader_threads: list[str],
-    stages: tuple[str, ...] = ("backward",),
-    source: StepSource = StepSource.UPDATE,
-) -> list[tuple[str, str]]:
-    run = an_account(
-        updates=updates, sources=sources, loader_threads=loader_threads, stages=stages, source=source
-    )
-    return [(thing["what"], thing["name"]) for thing in instrumentation_gaps(run, State(models=models))]
-
-
 def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
     run = an_account(updates=0, sources=[], loader_threads=[], stages=())
@@ -192,21 +177,34 @@ def an_account(
 DATA = [Instrumented(SourceKind.DATA, "code")]
 
 
-def test_a_model_that_is_never_called_is_said() -> None:
-    """The hook sits on an object that the loop does not use: silence would read as "forward costs nothing"."""
-    assert things(models=("Net",), sources=DATA, loader_threads=[]) == [("model", "Net")]
+@pytest.mark.parametrize(("seen", "models", "missing"), [
+    # The hook sits on an object that the loop does not use: silence would read as "forward costs nothing".
+    pytest.param({"sources": DATA}, ("Net",), [("model", "Net")], id="a model that is never called is said"),
+    pytest.param({"updates": 0, "stages": ()}, ("Net",), [], id="before there is training nothing is missing"),
+    # No model, no loader: their time is in ``other``, and the summary says so.
+    pytest.param({"loader_threads": ["prefetch"]}, (), [("stage", "forward"), ("loop", "prefetch"), ("stage", "data")],
+                 id="what was not given is said"),
+    # A step that is compiled as a whole shows no backward: that must not read as a backward of no cost.
+    pytest.param({"sources": DATA, "stages": ("forward",)}, (), [("stage", "backward")],
+                 id="updates without a backward are said"),
+    # An optimizer that is not torch's steps unseen: steps are counted by something else.
+    pytest.param({"updates": 0, "sources": DATA, "stages": ("forward", "backward"), "source": StepSource.BACKWARD}, (),
+                 [("stage", "optimizer")], id="backwards without an update are said"),
+    # A compiled step has its forward and its backward inside, as its user knows.
+    pytest.param({"sources": [*DATA, Instrumented(SourceKind.WHOLE, "make_step")], "stages": ("make_step",)}, (), [],
+                 id="what a whole step hides is not missing"),
+    # Nothing counts steps then: no rate, no finding.
+    pytest.param({"updates": 0, "sources": DATA, "stages": ("loss", WAIT), "source": StepSource.UNDECIDED}, (),
+                 [("stage", "make_step")], id="functions of JAX without an update are said"),
+])  # fmt: skip
+def test_what_could_not_be_seen_is_said(
+    seen: dict[str, Any], models: tuple[str, ...], missing: list[tuple[str, str]]
+) -> None:
+    """Else its absence would read as a cost of nothing."""
+    usual = {"updates": UPDATES_WITHOUT_FORWARD, "sources": [], "loader_threads": [], "stages": ("backward",)}
+    gaps = instrumentation_gaps(an_account(**{**usual, **seen}), State(models=models))
 
-
-def test_before_there_is_training_nothing_is_missing() -> None:
-    """The first seconds of a run are no finding."""
-    assert things(models=("Net",), updates=0, sources=[], loader_threads=[], stages=()) == []
-
-
-def test_what_was_not_given_is_said() -> None:
-    """No model, no loader: their time is in ``other``, and the summary says so."""
-    assert things(sources=[], loader_threads=["prefetch"]) == [
-        ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
-    ]  # fmt: skip
+    assert [(gap["what"], gap["name"]) for gap in gaps] == missing
 
 
 def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
@@ -219,19 +217,6 @@ def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "data", "unhooked")
     assert thing["reason"].startswith("no batch of training came from an instrumented loader")
-
-
-def test_updates_without_a_backward_are_said() -> None:
-    """A step that is compiled as a whole shows no backward: that must not read as a backward of no cost."""
-    assert things(sources=DATA, loader_threads=[], stages=("forward",)) == [("stage", "backward")]
-
-
-def test_backwards_without_an_update_are_said() -> None:
-    """An optimizer that is not torch's steps unseen: steps are counted by something else, and it is said."""
-    seen = things(
-        updates=0, sources=DATA, loader_threads=[], stages=("forward", "backward"), source=StepSource.BACKWARD
-    )
-    assert seen == [("stage", "optimizer")]
 
 
 def test_a_thing_is_logged_once() -> None:
@@ -248,21 +233,6 @@ def test_a_thing_is_logged_once() -> None:
     missing.tell(final=True)
 
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
-
-
-def test_what_a_whole_step_hides_is_not_missing() -> None:
-    """A compiled step has its forward and its backward inside, as its user knows."""
-    whole = [*DATA, Instrumented(SourceKind.WHOLE, "make_step")]
-
-    assert things(sources=whole, loader_threads=[], stages=("make_step",)) == []
-
-
-def test_functions_of_jax_without_an_update_are_said() -> None:
-    """Nothing counts steps then: no rate, no finding."""
-    seen = things(
-        updates=0, sources=DATA, loader_threads=[], stages=("loss", WAIT), source=StepSource.UNDECIDED
-    )
-    assert seen == [("stage", "make_step")]
 
 
 COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step", since_ns=NS_PER_S)

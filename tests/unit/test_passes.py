@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import PHASES
@@ -51,54 +51,35 @@ EXPECTED_ENDINGS = [
 ]
 
 
-def test_a_start_is_the_iterator_and_its_first_batch() -> None:
-    """The first batch of an epoch waits for the workers to start: no sign that they cannot keep up."""
-    assert sorted(starts(account_for(epochs()))) == sorted(EXPECTED_STARTS)
-
-
-def test_every_pass_ends_once_and_for_one_reason() -> None:
-    """A shard that is missing shows as a pass that is short."""
-    assert sorted(endings(account_for(epochs()))) == sorted(EXPECTED_ENDINGS)
-
-
 @given(st.sets(st.integers(1, len(epochs().times) - 1)))
-def test_how_the_edges_were_sliced_does_not_matter(cuts: set[int]) -> None:
-    """The agent reads when it can."""
+@example(set())
+def test_starts_and_endings_are_told_however_the_edges_were_sliced(cuts: set[int]) -> None:
+    """The first batch of an epoch waits for workers to start; every pass ends once, and for one reason."""
     book = account_for(epochs(), sorted(cuts))
 
     assert sorted(starts(book)) == sorted(EXPECTED_STARTS)
     assert sorted(endings(book)) == sorted(EXPECTED_ENDINGS)
 
 
-def test_a_loop_that_is_left_ends_no_pass() -> None:
-    """``break`` after enough batches is no sign of a short loader."""
-    tape = Tape().start().step().step().start().step().step().stop()
-
-    assert endings(account_for(tape)) == [("code", Ending.EPOCH_END)]
-
-
-def test_an_exception_after_which_the_loader_goes_on_ends_no_pass() -> None:
-    """A loop that skips bad samples."""
-    tape = Tape().start().step().ask(op=Op.FAIL).step().stop()
-
-    assert endings(account_for(tape)) == [("code", Ending.EPOCH_END)]
-
-
-def test_an_exception_that_ends_the_run_ends_the_pass() -> None:
-    """Nothing follows it that could tell."""
-    assert endings(account_for(Tape().start().step().ask(op=Op.FAIL))) == [("code", Ending.ERROR)]
-
-
-def test_a_loader_asked_again_at_its_end_has_ended_once() -> None:
-    """Some loops ask until two loaders are at their end."""
-    assert endings(account_for(Tape().start().step().stop().stop().stop())) == [("code", Ending.EPOCH_END)]
-
-
-def test_what_interrupts_an_ask_is_not_the_loaders_end() -> None:
-    """Ctrl-C mostly comes while a loop waits."""
-    tape = Tape().start().step().begin(SourceKind.DATA, "code").end(SourceKind.DATA, "code", op=Op.FAIL)
-
-    assert endings(account_for(tape)) == []
+@pytest.mark.parametrize(("tape", "expected"), [
+    # ``break`` after enough batches is no sign of a short loader.
+    pytest.param(Tape().start().step().step().start().step().step().stop(), [Ending.EPOCH_END],
+                 id="a loop that is left ends no pass"),
+    # A loop that skips bad samples.
+    pytest.param(Tape().start().step().ask(op=Op.FAIL).step().stop(), [Ending.EPOCH_END],
+                 id="an exception after which the loader goes on ends no pass"),
+    # Nothing follows it that could tell.
+    pytest.param(Tape().start().step().ask(op=Op.FAIL), [Ending.ERROR], id="an exception that ends the run ends the pass"),
+    # Some loops ask until two loaders are at their end.
+    pytest.param(Tape().start().step().stop().stop().stop(), [Ending.EPOCH_END],
+                 id="a loader asked again at its end has ended once"),
+    # Ctrl-C mostly comes while a loop waits.
+    pytest.param(Tape().start().step().begin(SourceKind.DATA, "code").end(SourceKind.DATA, "code", op=Op.FAIL), [],
+                 id="what interrupts an ask is not the loader's end"),
+])  # fmt: skip
+def test_a_pass_ends_where_its_loader_has_ended(tape: Tape, expected: list[Ending]) -> None:
+    """A shard that is missing shows as a pass that is short."""
+    assert endings(account_for(tape)) == [("code", ending) for ending in expected]
 
 
 @pytest.mark.parametrize("why", [Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from _thread import get_ident
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -227,18 +228,6 @@ def test_a_capture_that_takes_too_long_is_cut_short() -> None:
     assert recorded.trace is not None
 
 
-def test_the_end_of_a_run_leaves_what_there_is() -> None:
-    """A schedule longer than the run still gives a trace."""
-    loop = LoopState()
-    loop.arm(steps=100)
-    loop.steps(4)
-    loop.scheduler.abort("")
-
-    recorded = loop.recorded()
-    assert recorded.steps == 2
-    assert recorded.trace is not None
-
-
 def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
     """It must not run on for ever."""
     loop = LoopState()
@@ -250,15 +239,34 @@ def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
     assert loop.recorded().trace is None
 
 
-def test_the_program_s_own_profiler_goes_first() -> None:
-    """Who debugs their program gets their events; ours ends on the spot."""
+@pytest.mark.parametrize(("plan", "steps", "end", "recorded", "problem"), [
+    # A schedule longer than the run still gives a trace.
+    pytest.param({"steps": 100}, 4, lambda loop: loop.scheduler.abort(""), 2, "",
+                 id="the end of a run leaves what there is"),
+    # Who debugs their program gets their events.
+    pytest.param({"steps": 100}, 3, lambda loop: loop.profiler.give_way(), 1,
+                 "the program started a profiler of its own", id="the program's own profiler goes first"),
+    # No ask follows it that would say so.
+    pytest.param({"steps": 3, "at_once": True}, 3, lambda loop: loop.scheduler.over(), 3, "",
+                 id="at the end of an epoch its last step is whole"),
+    # The next epoch's steps are not this one's.
+    pytest.param({"steps": 100, "at_once": True}, 4, lambda loop: loop.scheduler.over(), 4, "",
+                 id="an epoch that ends early ends its capture"),
+])  # fmt: skip
+def test_what_ends_a_capture_leaves_the_steps_before_it(
+    plan: dict[str, Any], steps: int, end: Callable[[LoopState], None], *, recorded: int, problem: str
+) -> None:
+    """Ours ends on the spot, with a trace of what there was."""
     loop = LoopState()
-    loop.arm(steps=100)
-    loop.steps(3)
-    loop.profiler.give_way()
+    loop.arm(**plan)
+    loop.steps(steps)
+    end(loop)
 
     assert loop.profiler.log[-1] == "stop"
-    assert loop.recorded().problem == "the program started a profiler of its own"
+    found = loop.recorded()
+    assert (found.steps, found.problem, found.plan.steps) == (recorded, problem, plan["steps"])
+    assert found.trace is not None
+    assert loop.scheduler.phase is CapturePhase.IDLE
 
 
 def test_a_session_that_another_thread_closes_is_no_capture_that_took_too_long() -> None:
@@ -318,35 +326,44 @@ def test_from_another_thread_it_ends_at_the_next_edge() -> None:
 # -- where a step ends -----------------------------------------------------------------------------
 
 
-def ends(rule: StepRule, *edges: tuple[Op, int]) -> list[int]:
-    """Places of the edges before which a step ended."""
-    boundary = StepBoundary(rule, SOURCES)
-    return [place for place, (op, source) in enumerate(edges) if boundary.before(code(op, source))]
-
-
 def calls(*sources: int) -> list[tuple[Op, int]]:
     return (
         [(Op.MARK, MARK)] if sources == (MARK,) else [(op, s) for s in sources for op in (Op.BEGIN, Op.END)]
     )
 
 
-def test_a_step_ends_at_the_first_ask_after_an_update() -> None:
-    """Accumulated batches, and batches of another loader, are part of it."""
-    edges = calls(DATA, FORWARD, DATA, FORWARD, FIRST, VAL, FORWARD, DATA, FIRST, SECOND, DATA)
+START = [(Op.BEGIN, DATA | 1 << 8), (Op.END, DATA | 1 << 8)]
+"""The making of an iterator."""
 
-    assert ends(ASKS, *edges) == [10, 20]
+WHOLE = len(SOURCES)
+NO_LOADER, BATCHES = StepRule(SourceKind.OPTIMIZER, asks=False), StepRule(SourceKind.DATA, asks=True)
 
 
-@pytest.mark.parametrize(("asks", "at"), [(True, [4, 8]), (False, [8])])
-def test_a_function_that_makes_a_whole_update_ends_steps_as_an_optimizer_does(
-    *, asks: bool, at: list[int]
-) -> None:
-    """A program of JAX that loads with torch can be captured as well."""
-    sources = [SOURCES[DATA], Instrumented(SourceKind.WHOLE, "make_step")]
-    boundary = StepBoundary(StepRule(SourceKind.OPTIMIZER, asks=asks), sources)
-    edges = [code(op, source) for op, source in calls(0, 1) * 3]
+@pytest.mark.parametrize(("rule", "edges", "at"), [
+    # Accumulated batches, and batches of another loader, are part of it.
+    pytest.param(ASKS, calls(DATA, FORWARD, DATA, FORWARD, FIRST, VAL, FORWARD, DATA, FIRST, SECOND, DATA), [10, 20],
+                 id="a step ends at the first ask after an update"),
+    # A program of JAX that loads with torch can be captured as well.
+    pytest.param(ASKS, calls(DATA, WHOLE) * 3, [4, 8],
+                 id="a function that makes a whole update ends steps as an optimizer does"),
+    pytest.param(NO_LOADER, calls(DATA, WHOLE) * 3, [8], id="without a loader, too"),
+    # A GAN's two optimizers make one step; the first round shows which one is the last.
+    pytest.param(NO_LOADER, calls(FORWARD, FIRST, FORWARD, SECOND) * 4, [16, 24],
+                 id="without a loader a round of updates is a step"),
+    # Who marks steps has said what a step is.
+    pytest.param(StepRule(SourceKind.MARK, asks=True),
+                 [*calls(DATA, FIRST, DATA), *calls(MARK), *calls(FIRST), *calls(MARK)], [6, 9],
+                 id="manual marks end steps and nothing else does"),
+    # A loop without updates and backwards. The end of an epoch gives no batch, and the iterator is none.
+    pytest.param(BATCHES, [*calls(DATA, DATA), (Op.BEGIN, DATA), (Op.STOP, DATA), *START, *calls(DATA, DATA)],
+                 [2, 4, 10], id="where batches are the steps the ask after each ends it"),
+])  # fmt: skip
+def test_a_step_ends_before(rule: StepRule, edges: list[tuple[Op, int]], at: list[int]) -> None:
+    """The place of the edge that begins the next one."""
+    boundary = StepBoundary(rule, [*SOURCES, Instrumented(SourceKind.WHOLE, "make_step")])
+    words = [code(op, source & 0xFF, Flag.START if source >> 8 else 0) for op, source in edges]
 
-    assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == at
+    assert [place for place, word in enumerate(words) if boundary.before(word)] == at
 
 
 def test_making_an_iterator_is_an_ask_like_any_other() -> None:
@@ -356,32 +373,6 @@ def test_making_an_iterator_is_an_ask_like_any_other() -> None:
 
     assert boundary.before(code(Op.BEGIN, VAL, Flag.START))
     assert not boundary.before(code(Op.BEGIN, VAL))
-
-
-def test_without_a_loader_a_round_of_updates_is_a_step() -> None:
-    """A GAN's two optimizers make one step; the first round shows which one is the last."""
-    round_of_two = calls(FORWARD, FIRST, FORWARD, SECOND)
-
-    assert ends(StepRule(SourceKind.OPTIMIZER, asks=False), *round_of_two * 4) == [16, 24]
-
-
-def test_manual_marks_end_steps_and_nothing_else_does() -> None:
-    """Who marks steps has said what a step is."""
-    edges = [*calls(DATA, FIRST, DATA), *calls(MARK), *calls(FIRST), *calls(MARK)]
-
-    assert ends(StepRule(SourceKind.MARK, asks=True), *edges) == [6, 9]
-
-
-def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
-    """A loop without updates and backwards. The end of an epoch gives no batch, and the iterator is none."""
-    boundary = StepBoundary(StepRule(SourceKind.DATA, asks=True), SOURCES)
-    edges = [
-        *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END, Op.BEGIN, Op.STOP)],
-        *[code(op, DATA, Flag.START) for op in (Op.BEGIN, Op.END)],
-        *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END)],
-    ]
-
-    assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 4, 10]
 
 
 def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
@@ -413,28 +404,6 @@ def test_what_the_training_thread_asks_for_counts_from_the_step_that_comes_next(
 
     assert marks(loop.profiler)[:3] == ["prepare", "start", "+ProfilerStep#0"]
     assert loop.recorded().begun_ns == 17_000_001  # 8 edges a step, 1 ms each: at the first of the third step
-
-
-def test_at_the_end_of_an_epoch_its_last_step_is_whole() -> None:
-    """No ask follows it that would say so."""
-    loop = LoopState()
-    loop.arm(steps=3, at_once=True)
-    loop.steps(3)
-    loop.scheduler.over()
-
-    recorded = loop.recorded()
-    assert (recorded.steps, recorded.problem, recorded.plan.steps) == (3, "", 3)
-
-
-def test_an_epoch_that_ends_early_ends_its_capture() -> None:
-    """The next epoch's steps are not this one's."""
-    loop = LoopState()
-    loop.arm(steps=100, at_once=True)
-    loop.steps(4)
-    loop.scheduler.over()
-
-    assert loop.recorded().steps == 4
-    assert loop.scheduler.phase is CapturePhase.IDLE
 
 
 def test_the_end_of_an_epoch_does_not_end_a_capture_that_was_requested_otherwise() -> None:
