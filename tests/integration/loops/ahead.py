@@ -15,7 +15,6 @@ from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
     Slow,
-    Truth,
     Watch,
     evaluate_on,
     loader,
@@ -48,7 +47,7 @@ class OneAhead:
 
 
 @timed
-def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
+def one_batch_ahead_in_both_phases(watch: Watch) -> None:
     """Training and evaluation look one batch ahead: the last batch of either is used after its pass has ended."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
     for _ in range(2):
@@ -56,11 +55,10 @@ def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
         train_on(truth, model, optimizer, OneAhead(train))
         model.eval()
         evaluate_on(truth, model, OneAhead(val))
-    return truth
 
 
 @timed
-def accumulation_that_ends_with_the_loader(watch: Watch) -> Truth:
+def accumulation_that_ends_with_the_loader(watch: Watch) -> None:
     """accelerate: the last group of an epoch is smaller, because the loader says one batch ahead that it ends."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
     ahead = OneAhead(train)
@@ -74,11 +72,10 @@ def accumulation_that_ends_with_the_loader(watch: Watch) -> Truth:
                 truth.update_that_ends_a_step(optimizer)
         model.eval()
         evaluate_on(truth, model, val)
-    return truth
 
 
 @timed
-def a_batch_in_hand_while_estimating(watch: Watch) -> Truth:
+def a_batch_in_hand_while_estimating(watch: Watch) -> None:
     """llama2.c: the next training batch is fetched during the step; the loss is estimated with it in hand."""
     truth = watch.truth(partial=None)
     model, train = Slow(truth), slow_loader(truth, "train", 12)
@@ -101,11 +98,10 @@ def a_batch_in_hand_while_estimating(watch: Watch) -> Truth:
         truth.batch("train")
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
+def the_next_batch_is_fetched_after_the_update(watch: Watch) -> None:
     """A prefetcher: the batch in hand is trained on, then the next one is fetched, to the end."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5})
     for _ in range(2):
@@ -117,11 +113,10 @@ def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
             one_step(truth, model, optimizer, batch)
             batch = next(batches, None)
         truth.sleep(0.08, "outside")
-    return truth
 
 
 @timed
-def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
+def a_slow_loader_behind_a_queue(watch: Watch) -> None:
     """A thread iterates the loader: its waits are that thread's; the loop waits for the queue, which is instrumented."""
     truth = watch.truth(threads=2, partial=None)
     model = Slow(truth, 0.005)
@@ -151,11 +146,10 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
         truth.batch("queue")
         one_step(truth, model, optimizer, batch)
     thread.join()
-    return truth
 
 
 @timed
-def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> Truth:
+def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> None:
     """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
     truth, (model, optimizer, left, right) = slow_training(
         watch, {"left": 4, "right": (3, 0.02)}, owners=False
@@ -172,4 +166,3 @@ def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> Truth:
                 truth.forward(EVAL)
                 loss_of(model, batch)
                 truth.step(EVAL)
-    return truth

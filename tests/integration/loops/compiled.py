@@ -113,7 +113,7 @@ def compiled_region_by_region(watch: Watch) -> Truth:
 
 
 @loop
-def compiled_loss(watch: Watch) -> Truth:
+def compiled_loss(watch: Watch) -> None:
     """A compiled function calls the model: its forward is a part of that function's graph and cannot be seen."""
     truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
     loss_in_one_graph = torch.compile(lambda batch: loss_of(model, batch), backend="eager", fullgraph=True)
@@ -122,11 +122,10 @@ def compiled_loss(watch: Watch) -> Truth:
         truth.forward()
         truth.backward(loss_in_one_graph(batch))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def compiled_backward(watch: Watch) -> Truth:
+def compiled_backward(watch: Watch) -> None:
     """``.backward()`` is called in a compiled function."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     half = torch.compile(lambda out, y: nn.functional.cross_entropy(out, y).backward(), backend="eager")
@@ -137,7 +136,6 @@ def compiled_backward(watch: Watch) -> Truth:
         truth.backward()
         half(out, y)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -158,7 +156,7 @@ def compiled_optimizer_step(watch: Watch) -> Truth:
 
 
 @loop
-def a_compiled_step(watch: Watch) -> Truth:
+def a_compiled_step(watch: Watch) -> None:
     """Forward, backward and update in one compiled function: it breaks by itself, and the latter two are seen."""
     truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
 
@@ -177,4 +175,3 @@ def a_compiled_step(watch: Watch) -> Truth:
             step(x, y)
         truth.update()
         truth.step()
-    return truth

@@ -133,7 +133,7 @@ def deep_q_learning(watch: Watch) -> Truth:
 
 
 @timed
-def policy_optimization_over_rollouts(watch: Watch) -> Truth:
+def policy_optimization_over_rollouts(watch: Watch) -> None:
     """PPO: the policy acts without gradients, then learns from the rollout in several epochs of minibatches.
 
     It acts once more after the last answer of the environment, to know what the state is worth.
@@ -158,11 +158,10 @@ def policy_optimization_over_rollouts(watch: Watch) -> Truth:
                 truth.forward()
                 descend(truth, optimizer, policy(rows).square().mean())
                 truth.step()
-    return truth
 
 
 @timed
-def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> Truth:
+def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> None:
     """PPO whose every rollout becomes a loader: the policy acts between the passes, without gradients."""
     truth = watch.truth(names=1)
     policy = Slow(truth)
@@ -185,11 +184,10 @@ def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> Truth:
                 truth.forward()
                 descend(truth, optimizer, policy(rows).square().mean())
                 truth.step()
-    return truth
 
 
 @timed
-def learning_while_the_environment_is_slow(watch: Watch) -> Truth:
+def learning_while_the_environment_is_slow(watch: Watch) -> None:
     """The agent acts with gradients on, and learns from the episode: the environment's time is the step's."""
     truth = watch.truth()
     policy = Slow(truth)
@@ -204,11 +202,10 @@ def learning_while_the_environment_is_slow(watch: Watch) -> Truth:
             truth.work(0.02)
         descend(truth, optimizer, -torch.stack(chances).mean())
         truth.step()
-    return truth
 
 
 @timed
-def rows_sampled_by_index(watch: Watch) -> Truth:
+def rows_sampled_by_index(watch: Watch) -> None:
     """Minibatches are cut out of a tensor: there is nothing to wait for that could be seen."""
     truth = watch.truth()
     model = Slow(truth)
@@ -224,7 +221,6 @@ def rows_sampled_by_index(watch: Watch) -> Truth:
         truth.work(0.02)
         descend(truth, optimizer, F.cross_entropy(out, torch.zeros(4, dtype=torch.long)))
         truth.step()
-    return truth
 
 
 @loop

@@ -28,7 +28,7 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def early_break_after_the_update(watch: Watch) -> Truth:
+def early_break_after_the_update(watch: Watch) -> None:
     """An epoch is cut short; the iterator is dropped without having run out."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(3):
@@ -37,11 +37,10 @@ def early_break_after_the_update(watch: Watch) -> Truth:
             one_step(truth, model, optimizer, batch)
             if i == 2:
                 break
-    return truth
 
 
 @loop
-def early_break_with_a_batch_in_hand(watch: Watch) -> Truth:
+def early_break_with_a_batch_in_hand(watch: Watch) -> None:
     """The batch that is fetched and dropped is a batch, and no step."""
     truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=None)
     for _ in range(2):
@@ -50,11 +49,10 @@ def early_break_with_a_batch_in_hand(watch: Watch) -> Truth:
             if i == 3:
                 break
             one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def batches_that_are_skipped(watch: Watch) -> Truth:
+def batches_that_are_skipped(watch: Watch) -> None:
     """``continue`` before the forward, and after it: such a batch is part of the next step."""
     truth, (model, optimizer, train) = training(watch, {"train": 9})
     for i, batch in enumerate(train):
@@ -66,21 +64,19 @@ def batches_that_are_skipped(watch: Watch) -> Truth:
             continue
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def an_inner_loop_with_updates(watch: Watch) -> Truth:
+def an_inner_loop_with_updates(watch: Watch) -> None:
     """A loader inside the batch loop, an update per inner batch."""
     truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
     for _ in tasks:
         truth.batch("tasks")
         train_on(truth, model, optimizer, support, name="support")
-    return truth
 
 
 @loop
-def an_inner_loop_without_updates(watch: Watch) -> Truth:
+def an_inner_loop_without_updates(watch: Watch) -> None:
     """Gradients gather over the inner loader; one update per outer batch."""
     truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
     for task in tasks:
@@ -90,11 +86,10 @@ def an_inner_loop_without_updates(watch: Watch) -> Truth:
             truth.backward(truth.loss(model, batch))
         truth.backward(truth.loss(model, task))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def a_slow_inner_loop_without_updates(watch: Watch) -> Truth:
+def a_slow_inner_loop_without_updates(watch: Watch) -> None:
     """The same with loaders and a model that take their time: both loaders are waited for in one step."""
     truth, (model, optimizer, tasks, support) = slow_training(
         watch, {"tasks": (3, 0.03), "support": 3}, owners=False
@@ -105,15 +100,13 @@ def a_slow_inner_loop_without_updates(watch: Watch) -> Truth:
             truth.batch("support")
             truth.backward(truth.loss(model, batch))
         one_step(truth, model, optimizer, task)
-    return truth
 
 
 @loop
-def one_step_in_all(watch: Watch) -> Truth:
+def one_step_in_all(watch: Watch) -> None:
     """The shortest training there is."""
     truth, (model, optimizer, train) = training(watch, {"train": 1})
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
@@ -124,7 +117,7 @@ def nothing_at_all(watch: Watch) -> Truth:
 
 
 @loop
-def an_empty_loader_beside_a_full_one(watch: Watch) -> Truth:
+def an_empty_loader_beside_a_full_one(watch: Watch) -> None:
     """The end of a loader is an ask, and nothing more."""
     truth, (model, optimizer, train, empty) = training(watch, {"train": 5, "empty": 0})
     for batch in train:
@@ -132,7 +125,6 @@ def an_empty_loader_beside_a_full_one(watch: Watch) -> Truth:
         for extra in empty:
             learn(truth, model, optimizer, extra)
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
@@ -203,7 +195,7 @@ def two_threads_train_two_models(watch: Watch) -> Truth:
 
 
 @loop
-def ctrl_c_in_mid_step(watch: Watch) -> Truth:
+def ctrl_c_in_mid_step(watch: Watch) -> None:
     """The user stops between backward and update: that step is left unfinished."""
     truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=1)
     try:
@@ -215,11 +207,10 @@ def ctrl_c_in_mid_step(watch: Watch) -> Truth:
             truth.update_that_ends_a_step(optimizer)
     except KeyboardInterrupt:
         pass
-    return truth
 
 
 @loop
-def checkpoints_in_mid_group(watch: Watch) -> Truth:
+def checkpoints_in_mid_group(watch: Watch) -> None:
     """A checkpoint suspends a step that has no update yet, and adds nothing to it."""
     truth, (model, optimizer, train) = training(watch, {"train": 8})
     for i, batch in enumerate(train):
@@ -231,11 +222,10 @@ def checkpoints_in_mid_group(watch: Watch) -> Truth:
             truth.checkpoints += 1
         if i % 4 == 3:
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def copies_are_not_the_model(watch: Watch) -> Truth:
+def copies_are_not_the_model(watch: Watch) -> None:
     """An averaged copy and a model read back from disk run beside the model; only the model is counted."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     average = copy.deepcopy(model)
@@ -250,4 +240,3 @@ def copies_are_not_the_model(watch: Watch) -> Truth:
             with torch.no_grad():
                 loss_of(other, batch)
         truth.step()
-    return truth

@@ -44,7 +44,7 @@ def glance(truth: Truth, model: nn.Module, rows: torch.Tensor, forwards: int) ->
 
 
 @timed
-def evaluation_left_in_training_mode(watch: Watch) -> Truth:
+def evaluation_left_in_training_mode(watch: Watch) -> None:
     """Gradients are off and the mode is training; no name says anything."""
     truth, (model, optimizer, left, right) = slow_training(
         watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
@@ -52,11 +52,10 @@ def evaluation_left_in_training_mode(watch: Watch) -> Truth:
     for _ in range(2):
         train_on(truth, model, optimizer, left, name="left")
         evaluate_on(truth, model, right, "right")
-    return truth
 
 
 @timed
-def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
+def evaluation_with_gradients_in_eval_mode(watch: Watch) -> None:
     """Gradients are on, the mode is evaluation, and no backward ever comes."""
     truth, (model, optimizer, left, right) = slow_training(
         watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
@@ -71,11 +70,10 @@ def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
             truth.forward(EVAL)
             loss_of(model, batch)
             truth.step(EVAL)
-    return truth
 
 
 @timed
-def evaluation_with_gradients_and_no_loader(watch: Watch) -> Truth:
+def evaluation_with_gradients_and_no_loader(watch: Watch) -> None:
     """After the epoch some rows in memory are evaluated with gradients on; no ask tells it from training."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, takes_s=0.02, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
@@ -88,11 +86,10 @@ def evaluation_with_gradients_and_no_loader(watch: Watch) -> Truth:
             truth.forward(EVAL)
             model(rows)
             truth.step(EVAL)
-    return truth
 
 
 @timed
-def evaluation_of_gradients_of_the_input(watch: Watch) -> Truth:
+def evaluation_of_gradients_of_the_input(watch: Watch) -> None:
     """Saliency: ``autograd.grad`` to the input, in eval mode, in a run that has a backward elsewhere."""
     truth = watch.truth(rated={"train": TRAIN, "images": EVAL})
     model, train = Slow(truth), slow_loader(truth, "train", 4)
@@ -110,7 +107,6 @@ def evaluation_of_gradients_of_the_input(watch: Watch) -> Truth:
             truth.forward(EVAL)
             torch.autograd.grad(loss_of(model, (x, y)), x)
             truth.step(EVAL)
-    return truth
 
 
 class Encoding(nn.Module):
@@ -126,7 +122,7 @@ class Encoding(nn.Module):
 
 
 @timed
-def a_part_of_the_model_evaluated(watch: Watch) -> Truth:
+def a_part_of_the_model_evaluated(watch: Watch) -> None:
     """Nearest neighbours: the whole model trains, its encoder alone is evaluated."""
     truth = watch.truth(rated={"train": TRAIN, "gallery": EVAL})
     model, train = Encoding(truth), slow_loader(truth, "train", 4)
@@ -138,11 +134,10 @@ def a_part_of_the_model_evaluated(watch: Watch) -> Truth:
         train_on(truth, model, optimizer, train)
         model.eval()
         evaluate_on(truth, model.encoder, gallery, "gallery")
-    return truth
 
 
 @timed
-def parts_of_the_model_trained(watch: Watch) -> Truth:
+def parts_of_the_model_trained(watch: Watch) -> None:
     """The loop calls encoder and head itself: two forwards per step, whatever contains them."""
     truth = watch.truth(rated={"train": TRAIN})
     model, train = Encoding(truth), slow_loader(truth, "train", 5)
@@ -156,7 +151,6 @@ def parts_of_the_model_trained(watch: Watch) -> Truth:
         truth.forward()
         truth.backward(F.cross_entropy(model.head(hidden), y))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 class Wrapping(nn.Module):
@@ -171,7 +165,7 @@ class Wrapping(nn.Module):
 
 
 @timed
-def the_model_inside_its_wrapper_evaluated(watch: Watch) -> Truth:
+def the_model_inside_its_wrapper_evaluated(watch: Watch) -> None:
     """The wrapper trains; the model inside it, unwrapped, is evaluated."""
     truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
     model, train, val = (
@@ -184,11 +178,10 @@ def the_model_inside_its_wrapper_evaluated(watch: Watch) -> Truth:
         train_on(truth, model, optimizer, train)
         model.module.eval()
         evaluate_on(truth, model.module, val)
-    return truth
 
 
 @timed
-def estimates_without_a_loader(watch: Watch) -> Truth:
+def estimates_without_a_loader(watch: Watch) -> None:
     """nanoGPT: batches are cut out of an array, and the loss is estimated at iteration 0 and every few after."""
     truth = watch.truth()
     model = Slow(truth)
@@ -213,11 +206,10 @@ def estimates_without_a_loader(watch: Watch) -> Truth:
         truth.work(0.02)
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def estimates_before_accumulated_steps(watch: Watch) -> Truth:
+def estimates_before_accumulated_steps(watch: Watch) -> None:
     """The same with two micro-batches per update, and the loss estimated in training mode."""
     truth = watch.truth()
     model = Slow(truth)
@@ -233,21 +225,19 @@ def estimates_before_accumulated_steps(watch: Watch) -> Truth:
             loss = model(rows[micro * 4 : micro * 4 + 4]).square().mean() / 2
             truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def a_look_at_the_model_before_it_trains(watch: Watch) -> Truth:
+def a_look_at_the_model_before_it_trains(watch: Watch) -> None:
     """Some rows in memory are evaluated, in training mode, before the first batch is asked for."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.sleep(0.08, "init")
     glance(truth, model, torch.randn(4, 4), 4)
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def sampling_after_an_update(watch: Watch) -> Truth:
+def sampling_after_an_update(watch: Watch) -> None:
     """Every few steps text is generated, without gradients, in training mode, between update and ask."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -256,11 +246,10 @@ def sampling_after_an_update(watch: Watch) -> Truth:
         one_step(truth, model, optimizer, batch)
         if i in {2, 5}:
             glance(truth, model, torch.randn(1, 4), 4)
-    return truth
 
 
 @timed
-def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
+def training_accuracy_on_the_training_loader(watch: Watch) -> None:
     """The loader of training is evaluated after every epoch: one loader, two phases."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 4})
     for _ in range(2):
@@ -269,11 +258,10 @@ def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
         truth.sleep(0.08, "outside")
         model.eval()
         evaluate_on(truth, model, train, "train")
-    return truth
 
 
 @timed
-def evaluation_by_generation(watch: Watch) -> Truth:
+def evaluation_by_generation(watch: Watch) -> None:
     """Every batch of evaluation takes several forwards, one per token: it is one step all the same."""
     truth, (model, optimizer, train, prompts) = slow_training(
         watch, {"train": 4, "prompts": 2}, rated={"train": TRAIN, "prompts": EVAL}
@@ -290,11 +278,10 @@ def evaluation_by_generation(watch: Watch) -> Truth:
                     truth.forward(EVAL)
                     model(x)
                 truth.step(EVAL)
-    return truth
 
 
 @timed
-def answers_are_generated_before_they_are_learnt(watch: Watch) -> Truth:
+def answers_are_generated_before_they_are_learnt(watch: Watch) -> None:
     """Fine-tuning on own answers: forwards without gradients and the update are of one batch, and all training."""
     truth, (model, optimizer, prompts) = slow_training(watch, {"prompts": 5}, rated={"prompts": TRAIN})
     truth.at(TRAIN, "prompts")
@@ -306,11 +293,10 @@ def answers_are_generated_before_they_are_learnt(watch: Watch) -> Truth:
                 model(batch[0])
         truth.work(0.02)  # the reward
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @timed
-def validation_between_slow_steps(watch: Watch) -> Truth:
+def validation_between_slow_steps(watch: Watch) -> None:
     """A second loader is evaluated inside the first one's pass, after updates: no step contains it."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
@@ -324,11 +310,10 @@ def validation_between_slow_steps(watch: Watch) -> Truth:
             evaluate_on(truth, model, val)
             model.train()
             truth.at(TRAIN, "train")
-    return truth
 
 
 @timed
-def validation_that_suspends_a_slow_step(watch: Watch) -> Truth:
+def validation_that_suspends_a_slow_step(watch: Watch) -> None:
     """A second loader is evaluated before the update of a group: the step goes on after it, and is no longer."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
@@ -344,11 +329,10 @@ def validation_that_suspends_a_slow_step(watch: Watch) -> Truth:
             evaluate_on(truth, model, val)
             model.train()
             truth.at(TRAIN, "train")
-    return truth
 
 
 @timed
-def a_probe_in_mid_group(watch: Watch) -> Truth:
+def a_probe_in_mid_group(watch: Watch) -> None:
     """In a group of accumulated batches some rows in memory are evaluated, after a backward."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -359,11 +343,10 @@ def a_probe_in_mid_group(watch: Watch) -> Truth:
             truth.update_that_ends_a_step(optimizer)
         if i in {1, 5}:
             glance(truth, model, torch.randn(4, 4), 3)
-    return truth
 
 
 @timed
-def hard_examples_are_chosen_first(watch: Watch) -> Truth:
+def hard_examples_are_chosen_first(watch: Watch) -> None:
     """A forward without gradients picks the rows that are trained on: both forwards are training."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -373,11 +356,10 @@ def hard_examples_are_chosen_first(watch: Watch) -> Truth:
             truth.forward()
             hard = F.cross_entropy(model(x), y, reduction="none").topk(2).indices
         one_step(truth, model, optimizer, (x[hard], y[hard]))
-    return truth
 
 
 @timed
-def a_teacher_that_is_slow(watch: Watch) -> Truth:
+def a_teacher_that_is_slow(watch: Watch) -> None:
     """Distillation in time: the teacher's forward, without gradients, is training like the student's."""
     truth = watch.truth(rated={"train": TRAIN})
     student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
@@ -393,11 +375,10 @@ def a_teacher_that_is_slow(watch: Watch) -> Truth:
         truth.forward(model="student")
         truth.backward((student(x) - wanted).square().mean())
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> Truth:
+def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> None:
     """Self-distillation: the average of the weights teaches in every step, and is what is evaluated afterwards."""
     truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
     student, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.02)
@@ -427,11 +408,10 @@ def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> Truth:
                 truth.forward(EVAL, model="teacher")
                 teacher(x)
                 truth.step(EVAL)
-    return truth
 
 
 @timed
-def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
+def two_views_of_a_batch_and_a_probe(watch: Watch) -> None:
     """Contrastive learning: two forwards and one backward per step; a classifier on top is evaluated by epoch."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 4, "val": (2, 0.02)}, rated=TRAIN_AND_VAL
@@ -445,11 +425,10 @@ def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
             truth.backward((model(x) - model(x + 0.1)).square().mean())
             truth.update_that_ends_a_step(optimizer)
         evaluate_on(truth, model, val)
-    return truth
 
 
 @timed
-def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
+def zipped_loaders_that_later_run_alone(watch: Watch) -> None:
     """First both give a batch per step; then one trains alone, and the other is evaluated alone."""
     truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 3, "prose": 3}, owners=False)
     truth.at(TRAIN, "code")
@@ -463,11 +442,10 @@ def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
     train_on(truth, model, optimizer, prose, name="prose")
     truth.sleep(0.08, "outside")
     evaluate_on(truth, model, code, "code")
-    return truth
 
 
 @timed
-def alternating_loaders_after_a_zip(watch: Watch) -> Truth:
+def alternating_loaders_after_a_zip(watch: Watch) -> None:
     """Loaders that were asked together are asked in turn: each ask is a batch of its own."""
     truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 4, "prose": 4}, owners=False)
     truth.at(TRAIN, "code")
@@ -484,7 +462,6 @@ def alternating_loaders_after_a_zip(watch: Watch) -> Truth:
             batch = next(batches)
             truth.batch(name)
             one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop

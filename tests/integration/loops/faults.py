@@ -29,7 +29,7 @@ class Moody(Net):
 
 
 @loop
-def forward_raises(watch: Watch) -> Truth:
+def forward_raises(watch: Watch) -> None:
     """The failed forward is timed and marked; its batch belongs to the next step."""
     truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
     for batch in train:
@@ -39,7 +39,6 @@ def forward_raises(watch: Watch) -> Truth:
             truth.update_that_ends_a_step(optimizer)
         except Fault:
             truth.failed["forward"] += 1
-    return truth
 
 
 def refuse(_gradient: torch.Tensor) -> None:
@@ -48,7 +47,7 @@ def refuse(_gradient: torch.Tensor) -> None:
 
 
 @loop
-def backward_raises(watch: Watch) -> Truth:
+def backward_raises(watch: Watch) -> None:
     """A gradient hook raises; the loop goes on with the next batch."""
     truth, (model, optimizer, train) = training(watch, {"train": 8})
     for i, batch in enumerate(train):
@@ -63,7 +62,6 @@ def backward_raises(watch: Watch) -> Truth:
             truth.failed["backward"] += 1
             continue
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 class Torn(Dataset[tuple[torch.Tensor, int]]):
@@ -140,7 +138,7 @@ def optimizer_raises(watch: Watch) -> Truth:
 
 
 @loop
-def closure_raises(watch: Watch) -> Truth:
+def closure_raises(watch: Watch) -> None:
     """The forward in a closure raises through the optimizer."""
     truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
     for batch in train:
@@ -159,11 +157,10 @@ def closure_raises(watch: Watch) -> Truth:
         except Fault:
             truth.optimizer += 1
             truth.failed.update(("forward", "optimizer"))
-    return truth
 
 
 @loop
-def a_user_stage_raises(watch: Watch) -> Truth:
+def a_user_stage_raises(watch: Watch) -> None:
     """What an exception leaves open is closed, and the next step is whole again."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for i, batch in enumerate(train):
@@ -177,11 +174,10 @@ def a_user_stage_raises(watch: Watch) -> Truth:
             truth.failed["augment"] += 1
             continue
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> Truth:
+def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> None:
     """The usual answer to an error of memory: forward failed, then two smaller ones and one update."""
     truth, (model, optimizer, train) = training(watch, {"train": 6}, model=Moody())
     for x, y in train:
@@ -194,4 +190,3 @@ def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> Truth:
                 truth.backward(truth.loss(model, (x[half], y[half])))
         truth.update_that_ends_a_step(optimizer)
     assert truth.failed["forward"]
-    return truth

@@ -17,7 +17,6 @@ from tests.integration.loops.truth import (
     TRAIN_ALONE,
     TRAIN_AND_VAL,
     Slow,
-    Truth,
     Watch,
     evaluate_on,
     loader,
@@ -35,35 +34,32 @@ SAVING_S = 0.12
 
 
 @timed
-def saving_between_epochs(watch: Watch) -> Truth:
+def saving_between_epochs(watch: Watch) -> None:
     """The loop saves after every epoch, without saying so: that time is of no step and of no phase."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     for _ in range(2):
         train_on(truth, model, optimizer, train)
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def setting_up_before_the_loop(watch: Watch) -> Truth:
+def setting_up_before_the_loop(watch: Watch) -> None:
     """Time before the first batch is initialisation."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     truth.sleep(SAVING_S, "init")
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def exporting_after_the_loop(watch: Watch) -> Truth:
+def exporting_after_the_loop(watch: Watch) -> None:
     """The program goes on after its last epoch, with the session open."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
     train_on(truth, model, optimizer, train)
     truth.sleep(2 * SAVING_S, "outside")
-    return truth
 
 
 @timed
-def saving_after_a_break(watch: Watch) -> Truth:
+def saving_after_a_break(watch: Watch) -> None:
     """A pass that is broken off is over when its iterator is disposed of, not when the next one begins."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
@@ -74,21 +70,19 @@ def saving_after_a_break(watch: Watch) -> Truth:
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def saving_after_an_islice(watch: Watch) -> Truth:
+def saving_after_an_islice(watch: Watch) -> None:
     """``islice`` stops without asking for the end: the pass is over all the same."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
         train_on(truth, model, optimizer, itertools.islice(train, 4))
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def saving_after_a_break_out_of_a_generator(watch: Watch) -> Truth:
+def saving_after_a_break_out_of_a_generator(watch: Watch) -> None:
     """A generator stands between loop and loader, as progress bars and prefetchers do: a break ends both."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
 
@@ -103,11 +97,10 @@ def saving_after_a_break_out_of_a_generator(watch: Watch) -> Truth:
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def waiting_after_the_loader_failed(watch: Watch) -> Truth:
+def waiting_after_the_loader_failed(watch: Watch) -> None:
     """A batch cannot be read: the pass ends there, the program waits, and begins a new one."""
     truth = watch.truth()
     model, faults = Slow(truth), [2]
@@ -126,11 +119,10 @@ def waiting_after_the_loader_failed(watch: Watch) -> Truth:
         train_on(truth, model, optimizer, train)
     truth.sleep(SAVING_S, "outside")
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def a_pause_after_the_first_validation(watch: Watch) -> Truth:
+def a_pause_after_the_first_validation(watch: Watch) -> None:
     """Two batches are evaluated to see that it works; the pause before training is of no phase."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 4, "val": (4, 0.02)}, rated=TRAIN_AND_VAL
@@ -141,11 +133,10 @@ def a_pause_after_the_first_validation(watch: Watch) -> Truth:
     model.train()
     truth.sleep(SAVING_S, "outside")
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def waiting_after_an_exception(watch: Watch) -> Truth:
+def waiting_after_an_exception(watch: Watch) -> None:
     """A step fails in the middle of a pass; the program catches it outside, waits, and begins a new pass."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 6})
 
@@ -162,11 +153,10 @@ def waiting_after_an_exception(watch: Watch) -> Truth:
             one_pass(last=last)
         truth.sleep(SAVING_S, "outside")
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def waiting_between_training_and_evaluation(watch: Watch) -> Truth:
+def waiting_between_training_and_evaluation(watch: Watch) -> None:
     """Neither phase is charged for what lies between them."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
@@ -176,11 +166,10 @@ def waiting_between_training_and_evaluation(watch: Watch) -> Truth:
         model.eval()
         evaluate_on(truth, model, val)
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def evaluation_that_does_more_than_forwards(watch: Watch) -> Truth:
+def evaluation_that_does_more_than_forwards(watch: Watch) -> None:
     """In a batch of evaluation all time is evaluation, before its forward and after; after the pass none is."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
@@ -197,11 +186,10 @@ def evaluation_that_does_more_than_forwards(watch: Watch) -> Truth:
                 truth.work(0.02)
                 truth.step(EVAL)
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def evaluation_without_a_loader_between_epochs(watch: Watch) -> Truth:
+def evaluation_without_a_loader_between_epochs(watch: Watch) -> None:
     """It lasts from its first forward to the end of its last; what lies before and after is of no phase."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
@@ -219,11 +207,10 @@ def evaluation_without_a_loader_between_epochs(watch: Watch) -> Truth:
                 if not last:
                     truth.work(0.04)
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def logging_after_the_update(watch: Watch) -> Truth:
+def logging_after_the_update(watch: Watch) -> None:
     """What the loop does between its update and its next ask is part of the step."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -232,11 +219,10 @@ def logging_after_the_update(watch: Watch) -> Truth:
         one_step(truth, model, optimizer, batch)
         if i % 3 == 1:
             truth.work(0.05)
-    return truth
 
 
 @timed
-def augmenting_before_the_forward(watch: Watch) -> Truth:
+def augmenting_before_the_forward(watch: Watch) -> None:
     """What the loop does between its ask and its forward is part of the step, as is a stage of its own there."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -247,11 +233,10 @@ def augmenting_before_the_forward(watch: Watch) -> Truth:
         with otel_train.stage("augment"):
             truth.work(0.02, "augment")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @timed
-def checkpoints_that_take_their_time(watch: Watch) -> Truth:
+def checkpoints_that_take_their_time(watch: Watch) -> None:
     """A checkpoint is an activity of its own, between epochs and inside one; what surrounds it is not."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
     for _ in range(2):
@@ -268,11 +253,10 @@ def checkpoints_that_take_their_time(watch: Watch) -> Truth:
         with otel_train.checkpoint():
             truth.sleep(0.06, "checkpoint")
         truth.sleep(0.06, "outside")
-    return truth
 
 
 @timed
-def a_loader_that_yields_nothing(watch: Watch) -> Truth:
+def a_loader_that_yields_nothing(watch: Watch) -> None:
     """Its pass is over at once, and the time after it is of no phase."""
     truth = watch.truth(rated={"train": TRAIN})
     model, train, empty = Slow(truth), slow_loader(truth, "train", 4), loader(0)
@@ -283,11 +267,10 @@ def a_loader_that_yields_nothing(watch: Watch) -> Truth:
     train_on(truth, model, optimizer, train)
     train_on(truth, model, optimizer, empty, name="empty")
     truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def a_remainder_and_then_a_pause(watch: Watch) -> Truth:
+def a_remainder_and_then_a_pause(watch: Watch) -> None:
     """The last batches of an epoch come to no update; the pause after the epoch is not theirs."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, partial=None, rated=TRAIN_ALONE)
     for _ in range(2):
@@ -298,11 +281,10 @@ def a_remainder_and_then_a_pause(watch: Watch) -> Truth:
             if i % 2 == 1:
                 truth.update_that_ends_a_step(optimizer)
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def stopping_early_in_mid_epoch(watch: Watch) -> Truth:
+def stopping_early_in_mid_epoch(watch: Watch) -> None:
     """Validation inside the epoch says that it is enough: both passes end, and the best weights are restored."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 9, "val": 2}, rated={"val": EVAL})
     truth.at(TRAIN, "train")
@@ -317,11 +299,10 @@ def stopping_early_in_mid_epoch(watch: Watch) -> Truth:
         if i == 5:
             break
     truth.sleep(2 * SAVING_S, "outside")
-    return truth
 
 
 @timed
-def the_same_loader_asked_by_next(watch: Watch) -> Truth:
+def the_same_loader_asked_by_next(watch: Watch) -> None:
     """An endless loop makes a new iterator when the old one has run out; the data are waited for, nothing else."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 3})
     truth.at(TRAIN, "train")
@@ -333,11 +314,10 @@ def the_same_loader_asked_by_next(watch: Watch) -> Truth:
             batch = next(batches)
         truth.batch("train")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @timed
-def a_curriculum_of_loaders(watch: Watch) -> Truth:
+def a_curriculum_of_loaders(watch: Watch) -> None:
     """Every epoch has a loader of its own, with larger batches: one place in the program, one name."""
     truth = watch.truth(names=1)
     model = Slow(truth)
@@ -347,11 +327,10 @@ def a_curriculum_of_loaders(watch: Watch) -> Truth:
         stage = slow_loader(truth, "?", 3, size=size)
         train_on(truth, model, optimizer, stage, name="?")
         truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def folds_with_unnamed_loaders(watch: Watch) -> Truth:
+def folds_with_unnamed_loaders(watch: Watch) -> None:
     """Cross-validation makes two loaders per fold: two places in the program, two names."""
     truth = watch.truth(names=2)
     model = Slow(truth)
@@ -365,20 +344,18 @@ def folds_with_unnamed_loaders(watch: Watch) -> Truth:
         model.eval()
         evaluate_on(truth, model, fold_val, "?")
         truth.sleep(0.08, "outside")
-    return truth
 
 
 @timed
-def a_session_that_only_waits(watch: Watch) -> Truth:
+def a_session_that_only_waits(watch: Watch) -> None:
     """Nothing was asked for and nothing ran: all of it is initialisation."""
     truth = watch.truth(source=None)
     watch(Slow(truth), {"train": slow_loader(truth, "train", 2)})
     truth.sleep(0.2, "init")
-    return truth
 
 
 @timed
-def evaluation_alone_with_pauses(watch: Watch) -> Truth:
+def evaluation_alone_with_pauses(watch: Watch) -> None:
     """No training at all: batches are evaluation, pauses between passes are not."""
     truth = watch.truth(source=None, rated={"val_easy": EVAL, "val_hard": EVAL})
     model, easy, hard = (
@@ -393,11 +370,10 @@ def evaluation_alone_with_pauses(watch: Watch) -> Truth:
     truth.sleep(SAVING_S, "outside")
     evaluate_on(truth, model, hard, "val_hard")
     truth.sleep(SAVING_S, "outside")
-    return truth
 
 
 @timed
-def passes_without_forwards(watch: Watch) -> Truth:
+def passes_without_forwards(watch: Watch) -> None:
     """Batches are looked at and no model runs: they are for what their loader is for, by use or by name."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": (3, 0.03)}, partial=None)
     train_on(truth, model, optimizer, train)
@@ -412,4 +388,3 @@ def passes_without_forwards(watch: Watch) -> Truth:
     for _ in train:
         truth.batch("train")
     truth.sleep(SAVING_S, "outside")
-    return truth

@@ -33,7 +33,7 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
 
 
 @loop
-def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
+def autograd_grad_and_an_optimizer(watch: Watch) -> None:
     """``backward`` is never called, so ``autograd.grad`` is the backward of this run."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for batch in train:
@@ -44,11 +44,10 @@ def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def gradient_penalty(watch: Watch) -> Truth:
+def gradient_penalty(watch: Watch) -> None:
     """``autograd.grad`` in a run that has a backward stays where it runs, from the first step on.
 
     The pause lets the agent poll in between, when it has seen the former and not yet the latter.
@@ -64,7 +63,6 @@ def gradient_penalty(watch: Watch) -> Truth:
         truth.backward()
         (out.mean() + slope.square().sum()).backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -192,7 +190,7 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
 
 
 @loop
-def sampling_after_the_last_update(watch: Watch) -> Truth:
+def sampling_after_the_last_update(watch: Watch) -> None:
     """Text is made from the trained model at the end: no update follows, so it is evaluation."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     train_on(truth, model, optimizer, train)
@@ -201,4 +199,3 @@ def sampling_after_the_last_update(watch: Watch) -> Truth:
             truth.forward("eval")
             truth.step("eval")
             model(torch.randn(1, 4))
-    return truth

@@ -145,7 +145,7 @@ def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
 
 
 @loop
-def bfloat16_autocast(watch: Watch) -> Truth:
+def bfloat16_autocast(watch: Watch) -> None:
     """Mixed precision without a scaler."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
@@ -155,7 +155,6 @@ def bfloat16_autocast(watch: Watch) -> Truth:
             loss = loss_of(model, batch)
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -181,13 +180,12 @@ def grad_scaler_that_never_skips(watch: Watch) -> Truth:
 
 
 @loop
-def a_forward_put_in_its_place(watch: Watch) -> Truth:
+def a_forward_put_in_its_place(watch: Watch) -> None:
     """``model.forward`` is overridden on the instance, as quantisers and offloaders do, after the session began."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     plain = model.forward
     model.forward = types.MethodType(lambda self, x: plain(x) * 2, model)
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
@@ -204,12 +202,11 @@ def a_traced_model(watch: Watch) -> Truth:
 
 
 @loop
-def training_in_evaluation_mode(watch: Watch) -> Truth:
+def training_in_evaluation_mode(watch: Watch) -> None:
     """Frozen statistics: ``eval()`` and gradients on. An update in the batch means training."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     model.eval()
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
@@ -234,7 +231,7 @@ def averaged_weights(watch: Watch) -> Truth:
 
 
 @loop
-def meta_learning(watch: Watch) -> Truth:
+def meta_learning(watch: Watch) -> None:
     """An inner step by ``autograd.grad`` with ``functional_call``; the outer one is the update."""
     truth, (model, optimizer, tasks) = training(watch, {"tasks": 5})
     for x, y in tasks:
@@ -249,11 +246,10 @@ def meta_learning(watch: Watch) -> Truth:
         truth.backward()
         outer.backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def evolution(watch: Watch) -> Truth:
+def evolution(watch: Watch) -> None:
     """Gradients are estimated from scores, without autograd: updates, and no backward."""
     truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("backward",), phases=False)
     for batch in train:
@@ -266,4 +262,3 @@ def evolution(watch: Watch) -> Truth:
                 p.grad = noise * loss_of(model, batch)
                 p.sub_(noise, alpha=0.01)
         truth.update_that_ends_a_step(optimizer)
-    return truth

@@ -182,14 +182,13 @@ def an_instrumented_generator(watch: Watch) -> Truth:
 
 
 @loop
-def an_unnamed_loader(watch: Watch) -> Truth:
+def an_unnamed_loader(watch: Watch) -> None:
     """A DataLoader made in mid-run is found when it is iterated."""
     truth, (model, optimizer, train) = training(watch, {"train": 4})
     train_on(truth, model, optimizer, train)
     for batch in loader(3, size=2):
         truth.batch("?", 2)
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 class Prepared:

@@ -64,7 +64,7 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
 
 
 @loop
-def a_stage_around_forward(watch: Watch) -> Truth:
+def a_stage_around_forward(watch: Watch) -> None:
     """What runs inside a user stage keeps its own time and its own count."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
@@ -73,7 +73,6 @@ def a_stage_around_forward(watch: Watch) -> Truth:
         with otel_train.stage("compute"):
             learn(truth, model, optimizer, batch)
         truth.step()
-    return truth
 
 
 @loop
@@ -162,7 +161,7 @@ def manual_steps_after_a_resume(watch: Watch) -> Truth:
 
 
 @loop
-def values_and_events(watch: Watch) -> Truth:
+def values_and_events(watch: Watch) -> None:
     """``log`` and ``event`` are no stages, and change no count."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for i, batch in enumerate(train):
@@ -173,7 +172,6 @@ def values_and_events(watch: Watch) -> Truth:
         otel_train.log(loss=loss, lr=0.01)
         otel_train.event("batch seen", index=i)
         truth.step()
-    return truth
 
 
 @loop

@@ -8,7 +8,6 @@ from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
     TRAIN_AND_VAL,
-    Truth,
     Watch,
     evaluate_on,
     loss_of,
@@ -20,7 +19,7 @@ from tests.integration.loops.truth import (
 
 
 @timed
-def the_rest_of_an_epoch_after_an_evaluation(watch: Watch) -> Truth:
+def the_rest_of_an_epoch_after_an_evaluation(watch: Watch) -> None:
     """An iterator is left in mid pass for an evaluation and gone on with afterwards; what lies between is of no phase."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
@@ -36,11 +35,10 @@ def the_rest_of_an_epoch_after_an_evaluation(watch: Watch) -> Truth:
         truth.at(EVAL, "val")
         evaluate_on(truth, model, val)
         truth.sleep(0.05, "outside")
-    return truth
 
 
 @timed
-def validation_between_forward_and_backward(watch: Watch) -> Truth:
+def validation_between_forward_and_backward(watch: Watch) -> None:
     """A second loader is evaluated when the loss is there and its backward is not: the step goes on after it."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 6, "val": (2, 0.02)}, rated={"val": EVAL}
@@ -54,22 +52,20 @@ def validation_between_forward_and_backward(watch: Watch) -> Truth:
             truth.at(TRAIN, "train")
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @timed
-def features_of_the_training_loader_before_every_epoch(watch: Watch) -> Truth:
+def features_of_the_training_loader_before_every_epoch(watch: Watch) -> None:
     """Deep clustering: the training loader is read without gradients, clusters are found, then it is trained on."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, owners=False)
     for _ in range(2):
         evaluate_on(truth, model, train, "train")
         truth.sleep(0.06, "outside")
         train_on(truth, model, optimizer, train)
-    return truth
 
 
 @timed
-def a_batch_of_validation_every_few_steps(watch: Watch) -> Truth:
+def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
     """The validation loader is asked for one batch at a time, by an iterator that is made anew when it has run out."""
     truth, (model, optimizer, train, val) = slow_training(watch, {"train": 9, "val": (2, 0.02)}, owners=False)
     batches = iter(val)
@@ -89,11 +85,10 @@ def a_batch_of_validation_every_few_steps(watch: Watch) -> Truth:
                 loss_of(model, following)
             truth.step(EVAL)
             truth.at(TRAIN)
-    return truth
 
 
 @timed
-def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> Truth:
+def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
     """Groups of four batches, the last one smaller; after the second batch of a group a second loader is evaluated."""
     truth, (model, optimizer, train, val) = slow_training(
         watch, {"train": 10, "val": (3, 0.02)}, rated={"val": EVAL}
@@ -109,4 +104,3 @@ def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> Truth:
                 evaluate_on(truth, model, val)
                 truth.at(TRAIN, "train")
         truth.sleep(0.05, "outside")
-    return truth

@@ -86,7 +86,7 @@ def the_whole_model_recomputed_reentrantly(watch: Watch) -> Truth:
 
 
 @timed
-def a_slow_model_recomputed(watch: Watch) -> Truth:
+def a_slow_model_recomputed(watch: Watch) -> None:
     """The time of the second forward is backward's."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -99,11 +99,10 @@ def a_slow_model_recomputed(watch: Watch) -> Truth:
         model.stage = "backward"
         loss.backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def siamese(watch: Watch) -> Truth:
+def siamese(watch: Watch) -> None:
     """One model, two calls, one backward."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, _ in train:
@@ -112,7 +111,6 @@ def siamese(watch: Watch) -> Truth:
         truth.forward()
         truth.backward((model(x) - model(x.flip(0))).square().mean())
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -199,21 +197,19 @@ def several_models_in_sequence(watch: Watch) -> Truth:
 
 
 @loop
-def compiled_in_place(watch: Watch) -> Truth:
+def compiled_in_place(watch: Watch) -> None:
     """``Module.compile`` takes the slot that we use, after us."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     model.compile(backend="eager")
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
-def compiled_as_another_object(watch: Watch) -> Truth:
+def compiled_as_another_object(watch: Watch) -> None:
     """``torch.compile`` of an instrumented model gives a new callable, which the loop uses from then on."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     compiled = torch.compile(model, backend="eager")
     train_on(truth, compiled, optimizer, train)
-    return truth
 
 
 class Features(nn.Module):
@@ -236,7 +232,7 @@ class Features(nn.Module):
 
 
 @loop
-def evaluated_part_by_part(watch: Watch) -> Truth:
+def evaluated_part_by_part(watch: Watch) -> None:
     """Trained by its call; evaluated by ``forward_features`` and ``forward_head``, as image models are: two forwards."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3}, model=Features())
     for _ in range(2):
@@ -255,7 +251,6 @@ def evaluated_part_by_part(watch: Watch) -> Truth:
                 truth.forward(EVAL)
                 model.forward_head(features)
                 truth.step(EVAL)
-    return truth
 
 
 @loop

@@ -24,7 +24,7 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def validation_after_every_epoch(watch: Watch) -> Truth:
+def validation_after_every_epoch(watch: Watch) -> None:
     """As in every tutorial: ``eval()``, ``no_grad()``, a loader of its own."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     for _ in range(3):
@@ -32,22 +32,20 @@ def validation_after_every_epoch(watch: Watch) -> Truth:
         train_on(truth, model, optimizer, train)
         model.eval()
         evaluate_on(truth, model, val)
-    return truth
 
 
 @loop
-def validation_before_training(watch: Watch) -> Truth:
+def validation_before_training(watch: Watch) -> None:
     """A sanity check of two batches first, broken off."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     model.eval()
     evaluate_on(truth, model, itertools.islice(val, 2))
     model.train()
     train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
-def validation_in_mid_group(watch: Watch) -> Truth:
+def validation_in_mid_group(watch: Watch) -> None:
     """Evaluation suspends a step that has no update yet: four batches make a step, before or after it."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 12, "val": 3})
     for i, batch in enumerate(train):
@@ -59,11 +57,10 @@ def validation_in_mid_group(watch: Watch) -> Truth:
             model.eval()
             evaluate_on(truth, model, val)
             model.train()
-    return truth
 
 
 @loop
-def validation_between_steps(watch: Watch) -> Truth:
+def validation_between_steps(watch: Watch) -> None:
     """Every few updates, inside the batch loop: it closes the step that has its update."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 9, "val": 2})
     for i, batch in enumerate(train):
@@ -71,21 +68,19 @@ def validation_between_steps(watch: Watch) -> Truth:
         one_step(truth, model, optimizer, batch)
         if i % 3 == 2:
             evaluate_on(truth, model, val)
-    return truth
 
 
 @loop
-def validation_in_training_mode(watch: Watch) -> Truth:
+def validation_in_training_mode(watch: Watch) -> None:
     """The program forgot ``eval()``, and the loader's name says nothing: gradients are off."""
     truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
     for _ in range(2):
         train_on(truth, model, optimizer, left, name="left")
         evaluate_on(truth, model, right, "right")
-    return truth
 
 
 @loop
-def validation_with_gradients_on(watch: Watch) -> Truth:
+def validation_with_gradients_on(watch: Watch) -> None:
     """The program forgot ``no_grad()`` and ``eval()``: the loader's name says it."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
     for _ in range(2):
@@ -95,11 +90,10 @@ def validation_with_gradients_on(watch: Watch) -> Truth:
             truth.forward(EVAL)
             loss_of(model, batch)
             truth.step(EVAL)
-    return truth
 
 
 @loop
-def validation_known_by_its_mode_alone(watch: Watch) -> Truth:
+def validation_known_by_its_mode_alone(watch: Watch) -> None:
     """Gradients on, no telling name; the module that ran was evaluating."""
     truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
     for _ in range(2):
@@ -111,25 +105,22 @@ def validation_known_by_its_mode_alone(watch: Watch) -> Truth:
             truth.forward(EVAL)
             loss_of(model, batch)
             truth.step(EVAL)
-    return truth
 
 
 @loop
-def evaluation_on_the_training_loader(watch: Watch) -> Truth:
+def evaluation_on_the_training_loader(watch: Watch) -> None:
     """Training accuracy, under ``no_grad``: its batches are no training steps."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for _ in range(2):
         train_on(truth, model, optimizer, train)
         evaluate_on(truth, model, train, "train")
-    return truth
 
 
 @loop
-def training_on_a_loader_named_val(watch: Watch) -> Truth:
+def training_on_a_loader_named_val(watch: Watch) -> None:
     """An update in the batch says more than the loader's name."""
     truth, (model, optimizer, val) = training(watch, {"val": 5})
     train_on(truth, model, optimizer, val, name="val")
-    return truth
 
 
 @loop
@@ -198,7 +189,7 @@ def two_loaders_in_one_evaluation(watch: Watch) -> Truth:
 
 
 @loop
-def look_ahead_in_an_evaluation(watch: Watch) -> Truth:
+def look_ahead_in_an_evaluation(watch: Watch) -> None:
     """The next batch is fetched before the present one is used; no name says what the loader is for.
 
     The first ask is followed by another and shows nothing: it is for what the batches after it are for.
@@ -219,4 +210,3 @@ def look_ahead_in_an_evaluation(watch: Watch) -> Truth:
                 truth.forward(EVAL)
                 loss_of(model, batch)
                 truth.step(EVAL)
-    return truth

@@ -29,12 +29,11 @@ from tests.integration.loops.truth import (
 
 
 @loop
-def plain(watch: Watch) -> Truth:
+def plain(watch: Watch) -> None:
     """The loop of every tutorial."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(3):
         train_on(truth, model, optimizer, train)
-    return truth
 
 
 @loop
@@ -52,7 +51,7 @@ def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
 
 
 @loop
-def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> Truth:
+def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> None:
     """The last group of an epoch is smaller; it is a step like the others."""
     truth, (model, optimizer, train) = training(watch, {"train": 10})
     for _ in range(2):
@@ -61,11 +60,10 @@ def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> Truth:
             truth.backward(truth.loss(model, batch) / 4)
             if (i + 1) % 4 == 0 or i + 1 == len(train):
                 truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def accumulation_by_drawing_several_batches(watch: Watch) -> Truth:
+def accumulation_by_drawing_several_batches(watch: Watch) -> None:
     """A group is drawn first and trained on afterwards, as newer trainers do."""
     truth, (model, optimizer, train) = training(watch, {"train": 8})
     batches = iter(train)
@@ -75,7 +73,6 @@ def accumulation_by_drawing_several_batches(watch: Watch) -> Truth:
         for batch in group:
             truth.backward(truth.loss(model, batch))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
@@ -95,7 +92,7 @@ def zip_of_two_loaders(watch: Watch) -> Truth:
 
 
 @loop
-def zip_of_a_loader_with_itself(watch: Watch) -> Truth:
+def zip_of_a_loader_with_itself(watch: Watch) -> None:
     """Two live iterators of one loader, a batch of each per update."""
     truth, (model, optimizer, train) = training(watch, {"train": 4})
     for left, right in zip(train, train, strict=False):
@@ -104,11 +101,10 @@ def zip_of_a_loader_with_itself(watch: Watch) -> Truth:
         truth.forward()
         truth.backward(truth.loss(model, left) + loss_of(model, right))
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def two_live_iterators_of_one_loader(watch: Watch) -> Truth:
+def two_live_iterators_of_one_loader(watch: Watch) -> None:
     """They take turns, an update each."""
     truth, (model, optimizer, train) = training(watch, {"train": 4})
     turns = [iter(train), iter(train)]
@@ -116,7 +112,6 @@ def two_live_iterators_of_one_loader(watch: Watch) -> Truth:
         batch = next(turns[i % 2])
         truth.batch("train")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
@@ -140,18 +135,17 @@ def weighted_sampling_of_two_loaders(watch: Watch) -> Truth:
 
 
 @loop
-def itertools_cycle(watch: Watch) -> Truth:
+def itertools_cycle(watch: Watch) -> None:
     """``cycle`` replays the first pass from memory: further steps have no ask at all."""
     truth, (model, optimizer, train) = training(watch, {"train": 4})
     for i, batch in enumerate(itertools.islice(itertools.cycle(train), 11)):
         if i < len(train):
             truth.batch("train")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def endless_generator(watch: Watch) -> Truth:
+def endless_generator(watch: Watch) -> None:
     """The usual way round ``cycle``: ask the loader again and again."""
     truth, (model, optimizer, train) = training(watch, {"train": 4})
 
@@ -164,11 +158,10 @@ def endless_generator(watch: Watch) -> Truth:
         batch = next(batches)
         truth.batch("train")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def manual_next(watch: Watch) -> Truth:
+def manual_next(watch: Watch) -> None:
     """The iterator is made anew when it has run out."""
     truth, (model, optimizer, train) = training(watch, {"train": 3})
     batches = iter(train)
@@ -180,11 +173,10 @@ def manual_next(watch: Watch) -> Truth:
             batch = next(batches)
         truth.batch("train")
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def a_pass_given_up_for_a_new_one(watch: Watch) -> Truth:
+def a_pass_given_up_for_a_new_one(watch: Watch) -> None:
     """The old iterator is still held when a new one is made: the loop goes on with the new one."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     held = []
@@ -194,22 +186,20 @@ def a_pass_given_up_for_a_new_one(watch: Watch) -> Truth:
             batch = next(held[-1])
             truth.batch("train")
             one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def one_batch_overfitted(watch: Watch) -> Truth:
+def one_batch_overfitted(watch: Watch) -> None:
     """A single ask, then many updates: each step closes where its update ended."""
     truth, (model, optimizer, train) = training(watch, {"train": 3})
     batch = next(iter(train))
     truth.batch("train")
     for _ in range(7):
         one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def look_ahead(watch: Watch) -> Truth:
+def look_ahead(watch: Watch) -> None:
     """The next batch is fetched before the present one is trained on."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     for _ in range(2):
@@ -219,11 +209,10 @@ def look_ahead(watch: Watch) -> Truth:
             batch, ahead = ahead, next(batches, None)
             truth.batch("train")
             one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @loop
-def look_ahead_between_forward_and_backward(watch: Watch) -> Truth:
+def look_ahead_between_forward_and_backward(watch: Watch) -> None:
     """The next batch is fetched in the middle of the step, while a device would be busy."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     batches = iter(train)
@@ -234,7 +223,6 @@ def look_ahead_between_forward_and_backward(watch: Watch) -> Truth:
         batch = next(batches, None)
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop

@@ -35,7 +35,7 @@ def in_a_thread(work: Callable[..., object], *arguments: Any) -> None:
 
 
 @timed
-def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> Truth:
+def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> None:
     """The main thread tries the model on some rows, then waits for a thread that trains it: that one's time is the run's."""
     truth, (model, optimizer, train) = slow_training(
         watch, {"train": 8}, takes_s=0.0, threads=2, rated=TRAIN_ALONE
@@ -48,7 +48,6 @@ def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> Truth:
     truth.sleep(0.08, "init")
     model.takes_s = 0.01
     in_a_thread(train_on, truth, model, optimizer, train)
-    return truth
 
 
 @loop

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -312,6 +313,7 @@ class Watch:
     def __init__(self, folder: Path, *, sleeps: bool = False, **settings: Any) -> None:
         self.sessions: list[Any] = []
         self.models: list[nn.Module] = []
+        self.said = Truth()
         self.opening = self.closing = (0.0, 0.0)
         self._sleeps = sleeps
         self._settings = {**QUIET, "run_dir": str(folder), **settings}
@@ -329,7 +331,8 @@ class Watch:
 
     def truth(self, **says: Any) -> Truth:
         """The truth of a program that can be timed."""
-        return Truth(sleeps=self._sleeps, **says)
+        self.said = Truth(sleeps=self._sleeps, **says)
+        return self.said
 
     def weights(self) -> str:
         """What the models that were given have learnt, to the last bit."""
@@ -358,7 +361,8 @@ def training(
     model, loaders = model or Net(), {name: loader(number) for name, number in batches.items()}
     optimizer = sgd(model)
     watch(model, loaders)
-    return Truth(**says), (model, optimizer, *loaders.values())
+    watch.said = Truth(**says)
+    return watch.said, (model, optimizer, *loaders.values())
 
 
 def slow_training(
@@ -380,6 +384,7 @@ class NoSession:
     """What a program gets in place of a ``Watch`` when it has to be found: nothing happens."""
 
     loaders: dict[str, Any]
+    said: Truth
 
     def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> NoSession:
         """No session."""
@@ -388,17 +393,25 @@ class NoSession:
 
     def truth(self, **says: Any) -> Truth:
         """The truth of a program that only counts."""
-        return Truth(**says)
+        self.said = Truth(**says)
+        return self.said
 
+
+Program = Callable[[Watch], "Truth | None"]
 
 LOOPS: dict[str, Callable[[Watch], Truth]] = {}
 """Every program, by name."""
 
 
-def loop(program: Callable[[Watch], Truth]) -> Callable[[Watch], Truth]:
-    """Enter a program in the table."""
+def loop(program: Program) -> Program:
+    """Enter a program in the table. Its truth is what it returns, or what ``training`` and its like have made."""
+
+    @wraps(program)
+    def run(watch: Watch) -> Truth:
+        return program(watch) or watch.said
+
     assert program.__name__ not in LOOPS
-    LOOPS[program.__name__] = program
+    LOOPS[program.__name__] = run
     return program
 
 
@@ -406,7 +419,7 @@ TIMED: list[str] = []
 """Programs that say how long they take, by name."""
 
 
-def timed(program: Callable[[Watch], Truth]) -> Callable[[Watch], Truth]:
+def timed(program: Program) -> Program:
     """Enter a program in the table that is also run with its sleeps, and compared with their lengths."""
     TIMED.append(program.__name__)
     return loop(program)

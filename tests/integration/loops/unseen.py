@@ -25,7 +25,7 @@ class Bypassing(Net):
 
 
 @loop
-def a_call_that_is_bypassed(watch: Watch) -> Truth:
+def a_call_that_is_bypassed(watch: Watch) -> None:
     """Own ``__call__``: its two layers are seen."""
     truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Bypassing())
     for _ in range(2):
@@ -34,11 +34,10 @@ def a_call_that_is_bypassed(watch: Watch) -> Truth:
             forward_of_both_layers(truth)
             truth.backward(loss_of(model, batch))
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def a_forward_that_is_called_directly(watch: Watch) -> Truth:
+def a_forward_that_is_called_directly(watch: Watch) -> None:
     """``model.forward(x)``: the two layers that it calls are seen."""
     truth, (model, optimizer, train) = training(watch, {"train": 10})
     for _ in range(2):
@@ -47,7 +46,6 @@ def a_forward_that_is_called_directly(watch: Watch) -> Truth:
             forward_of_both_layers(truth)
             truth.backward(loss_of(model.forward, batch))
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 class Generative(Net):
@@ -59,7 +57,7 @@ class Generative(Net):
 
 
 @loop
-def a_method_other_than_call(watch: Watch) -> Truth:
+def a_method_other_than_call(watch: Watch) -> None:
     """``model.loss(x, y)``: the two layers that it calls are seen, in the order in which it calls them."""
     truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Generative())
     for _ in range(2):
@@ -69,11 +67,10 @@ def a_method_other_than_call(watch: Watch) -> Truth:
             loss = model.loss(x, y)
             truth.backward(loss)
             truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def a_method_other_than_call_with_a_user_stage(watch: Watch) -> Truth:
+def a_method_other_than_call_with_a_user_stage(watch: Watch) -> None:
     """A user-defined stage around the method: its forward is inside that stage."""
     truth, (model, optimizer, train) = training(watch, {"train": 5}, model=Generative())
     for x, y in train:
@@ -84,7 +81,6 @@ def a_method_other_than_call_with_a_user_stage(watch: Watch) -> Truth:
             loss = model.loss(x, y)
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop

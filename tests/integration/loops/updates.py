@@ -44,7 +44,7 @@ def two_optimizers_per_step(watch: Watch) -> Truth:
 
 
 @timed
-def several_updates_per_batch(watch: Watch) -> Truth:
+def several_updates_per_batch(watch: Watch) -> None:
     """Every batch is trained on three times: each update is a step, and the first has waited for the batch."""
     truth, (model, optimizer, train) = slow_training(watch, {"train": (4, 0.03)}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
@@ -52,11 +52,10 @@ def several_updates_per_batch(watch: Watch) -> Truth:
         truth.batch("train")
         for _ in range(3):
             one_step(truth, model, optimizer, batch)
-    return truth
 
 
 @timed
-def two_slow_optimizers_per_step(watch: Watch) -> Truth:
+def two_slow_optimizers_per_step(watch: Watch) -> None:
     """Two models, two backwards and two updates on every batch: one step, as long as all of it."""
     truth = watch.truth(rated={"train": TRAIN})
     left, right, train = Slow(truth), Slow(truth, 0.02), slow_loader(truth, "train", 6)
@@ -72,7 +71,6 @@ def two_slow_optimizers_per_step(watch: Watch) -> Truth:
             optimizers[name].step()
             truth.update()
         truth.step()
-    return truth
 
 
 @loop
@@ -192,7 +190,7 @@ def lbfgs_closure(watch: Watch) -> Truth:
 
 
 @timed
-def a_slow_closure(watch: Watch) -> Truth:
+def a_slow_closure(watch: Watch) -> None:
     """Forwards inside the update keep their own time, and take it from the optimizer's."""
     truth = watch.truth(rated={"train": TRAIN})
     model, train = Slow(truth), slow_loader(truth, "train", 3)
@@ -204,11 +202,10 @@ def a_slow_closure(watch: Watch) -> Truth:
         optimizer.step(closure_of(truth, model, optimizer, batch))
         truth.update()
         truth.step()
-    return truth
 
 
 @loop
-def sgd_with_a_closure(watch: Watch) -> Truth:
+def sgd_with_a_closure(watch: Watch) -> None:
     """Forward and backward inside the update, once."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
@@ -216,7 +213,6 @@ def sgd_with_a_closure(watch: Watch) -> Truth:
         optimizer.step(closure_of(truth, model, optimizer, batch))
         truth.update()
         truth.step()
-    return truth
 
 
 class Decaying(torch.optim.SGD):
@@ -261,7 +257,7 @@ def optimizer_of_optimizers(watch: Watch) -> Truth:
 
 
 @loop
-def learning_rate_scheduler(watch: Watch) -> Truth:
+def learning_rate_scheduler(watch: Watch) -> None:
     """A scheduler patches ``step`` on the instance."""
     truth, (model, optimizer, train) = training(watch, {"train": 6})
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
@@ -270,7 +266,6 @@ def learning_rate_scheduler(watch: Watch) -> Truth:
         learn(truth, model, optimizer, batch)
         scheduler.step()
         truth.step()
-    return truth
 
 
 @loop
@@ -328,7 +323,7 @@ def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
 
 
 @loop
-def several_backwards_per_step(watch: Watch) -> Truth:
+def several_backwards_per_step(watch: Watch) -> None:
     """Two losses on two forwards, two backwards, one update."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for batch in train:
@@ -336,11 +331,10 @@ def several_backwards_per_step(watch: Watch) -> Truth:
         for scale in (1.0, 0.5):
             truth.backward(truth.loss(model, batch) * scale)
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
-def retained_graph(watch: Watch) -> Truth:
+def retained_graph(watch: Watch) -> None:
     """Two backwards over one graph."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, y in train:
@@ -352,7 +346,6 @@ def retained_graph(watch: Watch) -> Truth:
         truth.backward()
         out.square().mean().backward()
         truth.update_that_ends_a_step(optimizer)
-    return truth
 
 
 @loop
