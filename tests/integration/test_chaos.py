@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import json
 import logging
@@ -12,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +26,7 @@ import otel_train
 from otel_train.cli.replay import replay
 from otel_train.exporters import ExportRoute
 from otel_train.safety import Guard
-from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
+from tests.integration.loops.truth import Net, Watch, dataset, loader
 from tests.integration.test_session import FAST, classic, page, rank_folder, train
 from tests.support.inside import inside
 from tests.support.receiver import black_hole, http_receiver, refusing_address
@@ -237,52 +235,6 @@ def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(killed: Path, 
 
 
 # --- forks ----------------------------------------------------------------------------------------
-
-
-def test_a_fork_in_mid_training_leaves_the_parents_metrics_exact(watch: Watch, tmp_path: Path) -> None:
-    """A child shares the map: one edge of its own would be a step that never was."""
-    model, batches = Net(), loader(20)
-    with http_receiver() as received:
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.endpoint
-        try:
-            session = watch(model, {"train": batches}, otlp="auto", **FAST)
-            train(model, batches)
-            child = os.fork()
-            if child == 0:
-                try:
-                    # The runner's own alarm would let this process go on as a second runner.
-                    faulthandler.dump_traceback_later(30, exit=True, file=2)
-                    # Where autograd has threads, torch refuses backward in a fork, with and without us.
-                    with torch.no_grad():
-                        for batch in batches:
-                            loss_of(model, batch)
-                    otel_train.log(loss=torch.tensor(1.0))
-                    os._exit(0)
-                except BaseException:  # noqa: BLE001 - whatever it is, this process must not run the other tests
-                    traceback.print_exc(file=sys.__stderr__)
-                finally:
-                    os._exit(1)
-            train(model, batches)
-            _, status = os.waitpid(child, 0)
-            session.close()
-        finally:
-            del os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"]
-        pids = {
-            item.value.int_value
-            for request in received.metrics
-            for item in request.resource_metrics[0].resource.attributes
-            if item.key == "process.pid"
-        }
-    shown = subprocess.run(
-        [sys.executable, "-m", "otel_train", "postmortem", str(session.run_directory)],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-    )  # fmt: skip
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert session.summary()["steps"] == {"train": 40}
-    assert session.summary()["telemetry"]["records_lost"] == 0
-    assert pids <= {os.getpid()}
-    assert shown.returncode == 0, shown.stderr
 
 
 # --- the disk -------------------------------------------------------------------------------------

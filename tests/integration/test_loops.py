@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -273,15 +272,6 @@ def test_a_session_says_the_same_as_its_file(tmp_path: Path) -> None:
     assert written["run_id"] == path.parent.parent.name
     for value in ("run_id", "state", "steps", "batches", "stages", "updates", "step_source"):
         assert written[value] == said[value]
-
-
-def test_a_second_thread_does_not_stretch_the_ledger(tmp_path: Path) -> None:
-    """Activities are of the run, however many threads train."""
-    truth, summary = observe("two_threads_train_two_models", tmp_path)
-
-    assert truth.threads > 1
-    assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"], rel=0.01)
-    assert not [thread for thread in threading.enumerate() if not thread.is_alive()]
 
 
 ROUNDED_S = 1e-4

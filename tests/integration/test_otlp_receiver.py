@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -176,18 +175,6 @@ def test_the_log_names_the_reason_and_the_spool(
     [line] = lines
     assert line.name == "otel_train"
     assert f"OTLP: {place} refuses connections; requests wait in {tmp_path}" in line.getMessage()
-
-
-def test_after_closing_no_thread_is_left(receiver: Received, tmp_path: Path) -> None:
-    """The loop runs on as if we had never been there."""
-    before = set(threading.enumerate())
-    otlp = exporter(tmp_path)
-    otlp.export(ExportBatch(snapshot=snapshot()))
-    assert receiver.wait(metrics=1)
-    otlp.close(2)
-    otlp.close(2)
-    assert [thread for thread in set(threading.enumerate()) - before if "otel_train" in thread.name] == []
-    assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
 
 
 SCRIPT = textwrap.dedent(

@@ -222,18 +222,6 @@ def test_closing_twice_is_closing_once(watch: Watch) -> None:
     assert session.summary()["steps"] == {"train": 12}
 
 
-def test_a_new_session_begins_from_nothing(watch: Watch) -> None:
-    """Two runs in one process are two runs."""
-    for _ in range(2):
-        model, batches = Net(), loader(12)
-        session = watch(model, {"train": batches})
-        train(model, batches)
-        session.close()
-        assert session.summary()["steps"] == {"train": 12}
-
-    assert len([p for p in session.run_directory.parent.iterdir() if p.is_dir()]) == 2
-
-
 def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
     """Metrics of this epoch, not of all; what the telemetry costs included."""
     model, batches = Net(), loader(12)
@@ -256,15 +244,6 @@ def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
 # --- manually -------------------------------------------------------------------------------------
 
 
-def test_any_iterable_can_be_passed_to_watch(watch: Watch) -> None:
-    """Generators and streams are no DataLoaders."""
-    model, rows = Net(), list(loader(12))
-    session = watch(model)
-    train(model, otel_train.watch((row for row in rows), name="stream"))
-
-    assert session.summary()["batches"] == {"stream": 12}
-
-
 def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
     """After a resume the step number is the user's."""
     model, rows = Net(), list(loader(3))
@@ -281,22 +260,6 @@ def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
     assert session.summary()["steps"] == {"train": 3}
     assert session.summary()["step_source"] == "manual"
     assert event["attributes"] == {c.STEP_NUMBER.name: 503, "checkpoint": "x.pt"}
-
-
-def test_a_checkpoint_block_is_its_own_activity(watch: Watch) -> None:
-    """Saving must not read as slow training."""
-    model, batches = Net(), loader(12)
-    session = watch(model, {"train": batches})
-    train(model, batches)
-    with otel_train.checkpoint():
-        time.sleep(0.05)
-    train(model, batches)
-    session.close()
-    found = session.summary()
-
-    assert found["checkpoints"]["count"] == 1
-    assert 0.05 <= found["activities"]["checkpoint"] < 0.5
-    assert found["steps"] == {"train": 24}
 
 
 # --- log ------------------------------------------------------------------------------------------

@@ -301,24 +301,6 @@ def test_the_last_turn_sends_everything(rig: Rig) -> None:
     assert kept.batches[-1].final
 
 
-def test_a_broken_exporter_stops_no_other(rig: Rig) -> None:
-    """And is left alone after three faults."""
-
-    class Broken(Kept):
-        calls = 0
-
-        def export(self, batch: Any) -> None:
-            self.calls += 1
-            raise RuntimeError
-
-    broken, kept = rig.route(exporter=Broken()), rig.route()
-    for _ in range(6):
-        rig.loop.run_once()
-
-    assert broken.calls == 3
-    assert len(kept.batches) == 6
-
-
 def test_without_metrics_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
     """A reading of the operating system that fails must not cost the traces."""
     kept = rig.route()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from otel_train import TraceError
-from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.breakdown import allocations, breakdown, critical_path, idle, overlap, temporal
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import launches, tensor_cores, top_kernels, top_ops
@@ -303,16 +302,6 @@ def test_ranges_of_pytorch_replace_stages_that_are_not_recorded(tmp_path: Path) 
     assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
         {"data": 10 * US, "backward": 20 * US, "optimizer": 5 * US, "other": 65 * US}
     )
-
-
-def test_intervals_know_what_lies_in_them() -> None:
-    """[0, 10) and [20, 30), asked from 5 to 25: 5 + 5."""
-    these = intervals.union([20, 0, 5], [30, 8, 10])
-
-    assert these.start_ns.tolist() == [0, 20]
-    assert intervals.covered(these, [5], [25]).tolist() == [10]
-    assert intervals.gaps(these, 0, 40).start_ns.tolist() == [10, 30]
-    assert intervals.contains(these, [0, 9, 10, 20, 30]).tolist() == [True, True, False, True, False]
 
 
 def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:

@@ -66,15 +66,6 @@ def raises(error: BaseException) -> Any:
     return then
 
 
-def test_each_batch_takes_as_long_as_its_fetch() -> None:
-    """Of a map-style dataset and of an iterable one."""
-    worker = Worker()
-
-    assert worker.fetch(5) == 5
-    assert worker.fetch(7, kind="_IterableDatasetFetcher") == 7
-    assert worker.built == [5, 8]
-
-
 @pytest.mark.parametrize("error", [StopIteration(), ValueError("bad sample"), SystemExit(3)])
 def test_a_fetch_that_raises_is_no_batch(error: BaseException) -> None:
     """And the error goes on as it was; the next batch is timed again."""
@@ -113,16 +104,6 @@ def test_a_torch_that_we_do_not_know_is_left_alone() -> None:
     time_fetches(rows.row(0), SimpleNamespace(_MapDatasetFetcher=object))
 
     assert BuildTimeReader(rows).read().build_ns.tolist() == []
-
-
-def test_the_users_initialiser_is_called_with_the_same_number() -> None:
-    """It seeds, opens files, shards."""
-    called: list[int] = []
-
-    assert WorkerTimer(called.append, None, os.getpid())(3) is None
-    assert WorkerTimer(lambda worker: worker + 1, None, os.getpid())(3) == 4
-    assert WorkerTimer(None, None, os.getpid())(3) is None
-    assert called == [3]
 
 
 def test_nothing_is_timed_in_the_process_that_trains() -> None:

@@ -126,18 +126,6 @@ def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
     assert record["file"] == f"epoch_1-step_{record['steps'][0]}-rank0.json.gz"
 
 
-def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
-    """A trace whose step 3 is the run's step 23 points to the wrong place."""
-    run.controller.ask(PLAN._replace(at_step=40))
-    capture = run.finish()
-
-    assert capture.steps == (40, 41)
-    with gzip.open(capture.file) as file:
-        names = [event["name"] for event in json.load(file)["traceEvents"]]
-    steps = [name for name in names if name.startswith("ProfilerStep#")]
-    assert steps == ["ProfilerStep#40", "ProfilerStep#41"]
-
-
 def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
     """Two profilers at once crash the process."""
     run.controller.ask(PLAN)
@@ -157,19 +145,6 @@ def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
 
     assert "too recent" in run.controller.ask(slow)
     assert run.controller.ask(PLAN) == ""
-
-
-def test_a_run_that_ends_says_how_far_it_got(run: Run) -> None:
-    """A capture longer than the run is a shorter capture, and says so."""
-    run.controller.ask(PLAN._replace(steps=100))
-    run.endpoint.turn()
-    run.steps(5)
-    run.controller.scheduler.abort("")
-    run.controller.end(5)
-
-    assert run.captures[0].problem == "captured 3 of 100 steps"
-    assert run.captures[0].error == "short"
-    assert run.captures[0].file
 
 
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
@@ -196,16 +171,6 @@ def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Pat
     second = max(run.records(), key=lambda record: record["steps_recorded"])
     assert second["steps_recorded"] == 300 // size
     assert "of 1000 steps" in second["reason"]
-
-
-def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
-    """Nothing raises, the record says what happened."""
-    run.profiler.broken = {"save"}
-    run.controller.ask(PLAN)
-    capture = run.finish()
-
-    assert capture.error == "disk"
-    assert "save is broken" in run.records()[0]["problem"]
 
 
 OPENED: list[str] = []
@@ -290,17 +255,6 @@ def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
     assert f"ProfilerStep#{firsts[0]}" in [event["name"] for event in events]
 
 
-def test_what_is_found_in_a_trace_is_exported_with_it(tmp_path: Path) -> None:
-    """The event says what the trace shows, not only where it lies."""
-    analyze = (sys.executable, "-c", FOUND)
-    run = Run(tmp_path, analyze=analyze)
-    run.steps(5)
-    run.controller.ask(PLAN)
-
-    assert run.finish().finding == "All of it is waiting."
-    assert run.records()[0]["finding"] == {"summary": "All of it is waiting."}
-
-
 def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
     """The last capture of a run is the one of its end: the loop does not wait for it, and it must not be lost."""
     run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
@@ -347,21 +301,6 @@ def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     run.finish()
 
     assert [record["epoch"] for record in run.records()] == [1, 3]
-
-
-def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
-    """Whoever asks for epochs 1 and 3 gets those two, from 1 as a person counts."""
-    run.schedule(ProfilerEvery(epoch=(1, 3)))
-    run.finish()
-    for run.epoch in (2, 3, 4):
-        for _ in range(5):
-            run.endpoint.turn()
-            run.steps(2)
-            time.sleep(0.02)
-    run.controller.end(20)
-
-    records = sorted(run.records(), key=lambda record: record["epoch"])
-    assert [(record["epoch"], record["reason"]) for record in records] == [(1, "epoch 1"), (3, "epoch 3")]
 
 
 def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -451,12 +390,6 @@ def post(run: Run, document: object) -> tuple[int, dict[str, Any]]:
     return run.endpoint.post(json.dumps(document).encode())
 
 
-def test_http_arms_a_capture(run: Run) -> None:
-    """From a notebook, or a colleague's terminal."""
-    assert post(run, {"steps": 1}) == (202, {"armed": True, "at_step": "next", "steps": 1})
-    assert run.finish().steps[0] > 0
-
-
 @pytest.mark.parametrize("token", ["", "Secret", "secret ", "geheim"])
 def test_http_without_the_token_is_refused_with_the_place_where_it_is(run: Run, token: str) -> None:
     """Any page in a browser on this machine can post here."""
@@ -532,15 +465,6 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
 
     assert status == 409
     assert "rank 7" in answer["error"]
-
-
-def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
-    """By the time the page has been read, the trace is there."""
-    assert run.endpoint.ask_by_alert("TrainInputBound") == ""
-    capture = run.finish()
-
-    assert (capture.trigger, capture.alert) == ("alert", "TrainInputBound")
-    assert run.records()[0]["reason"] == run.records()[0]["alert"] == "TrainInputBound"
 
 
 def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:

@@ -75,20 +75,6 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     }
 
 
-def test_endings_are_counted_by_reason() -> None:
-    """A counter is there before its first event: an increase() of one born at 1 is 0."""
-    sized = Scene(Tape().start().step().stop().step().ask(op=Op.FAIL).start().step())
-    stream = Scene(Tape(), sized=False)
-
-    assert sized.values(c.LOADER_EXHAUSTIONS) == {
-        ("code", "epoch_end"): 1,
-        ("code", "short"): 0,
-        ("code", "error"): 1,
-    }
-    assert stream.values(c.LOADER_EXHAUSTIONS) == {("code", "streaming_end"): 0, ("code", "error"): 0}
-    assert sized.values(c.EPOCH_INDEX) == {("code",): 1}
-
-
 def test_errors_are_counted_by_class() -> None:
     """FileNotFoundError is for the storage, ValueError for the data."""
     scene = Scene(Tape().step().ask(op=Op.FAIL).ask(op=Op.FAIL).start().step())

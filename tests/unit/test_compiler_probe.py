@@ -182,12 +182,3 @@ def test_an_internal_fault_does_not_reach_the_programs_compile(
 
     assert probe.take() == []
     assert "torch compiler failed; training goes on without it" in caplog.text
-
-
-def test_after_removal_no_callback_is_called(handler: Any, clock: FakeClock) -> None:
-    """A session that has been closed leaves the compiler as it was."""
-    probe = listening(clock, handler)
-    probe.remove()
-
-    assert not handler.start_callbacks
-    assert not handler.end_callbacks

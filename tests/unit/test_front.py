@@ -124,16 +124,6 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-def test_a_handler_that_was_set_over_ours_stays(sigterm: None) -> None:
-    """A handler that the program sets over ours stays."""
-    hook = ExitHook(lambda _: None)
-    hook.install()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hook.remove()
-
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-
-
 # --- what could not be seen -----------------------------------------------------------------------
 
 

@@ -86,17 +86,6 @@ def test_a_store_that_does_not_answer_leaves_a_rank_without_a_start_and_says_so(
     assert "Set run_id" in caplog.text
 
 
-def test_a_removed_record_is_gone(of_job: Any) -> None:
-    """No key of otel_train stays in the job's store."""
-    before = of_job.num_keys()
-    ours = JobStore(of_job)
-    ours.put("ours/0", "x")
-    ours.remove("ours/0")
-
-    assert ours.read(["ours/0"]) == {}
-    assert of_job.num_keys() == before
-
-
 def test_the_jobs_own_connection_is_neither_used_nor_changed(of_job: Any) -> None:
     """The user's thread may sit in ``wait`` for half an hour, and its timeout is its own."""
     waiting = threading.Thread(target=lambda: of_job.wait(["come"], SHORT))

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,33 +50,6 @@ def idle(pid: int = 1) -> SimpleNamespace:
 
 def seen(*iterators: Iterator) -> LoaderState | None:
     return look(SimpleNamespace(pools=[WorkerPool(one) for one in iterators]))  # type: ignore[arg-type]  # stands for a probe
-
-
-def wait_for(process: Any) -> None:
-    """Until it has ended. Whoever starts a process reaps those that have ended before."""
-    with suppress(ChildProcessError):
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-
-def test_workers_that_ended_are_reported_by_how_they_ended() -> None:
-    """The OOM killer's SIGKILL is the one to know of; it is seen before torch notices."""
-    processes = [child(do) for do in ("sleep", "well", "fail", "kill")]
-    pids = tuple(process.pid for process in processes)
-    mine = iterator(processes)
-    pool = WorkerPool(mine)
-    try:
-        for process in processes[1:]:
-            wait_for(process)
-        state, exits, again = seen(mine), pool.exits(), pool.exits()
-    finally:
-        os.kill(pids[0], signal.SIGKILL)
-        codes = [process.join() or process.exitcode for process in processes]
-
-    assert state == LoaderState(4, 1, 2, pids, 4, 0, 16)
-    assert exits == [WorkerExit(2, pids[2], "exit_3"), WorkerExit(3, pids[3], "SIGKILL")]
-    assert again == []
-    assert codes == [-9, 0, 3, -9]  # looking has reaped no child
-    assert pool.exits() == [WorkerExit(0, pids[0], "SIGKILL")]
 
 
 def test_a_death_is_known_after_torch_has_reaped_it_and_dropped_the_iterator() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any
-
-import numpy as np
-import pytest
 
 from otel_train import catalog as c
 from otel_train.agent.metric_reader import LoggedValueReader
@@ -28,32 +24,7 @@ def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
     }
 
 
-def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
-    signals = Signals()
-    for name, value in values.items():
-        signals.take(name.replace("__", "/"), value)
-    return published(signals)
-
-
 # --- which metric a name means --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "metric", "labels"),
-    [
-        ("loss", "train.loss", ("loss", "train")),
-        ("val_loss", "train.loss", ("val_loss", "train")),
-        ("lr", "train.learning_rate", ("0",)),
-        ("lr__head", "train.learning_rate", ("head",)),
-        ("learning_rate", "train.learning_rate", ("0",)),
-        ("grad_norm", "train.gradient.norm", ()),
-        ("amp_scale", "train.amp.scale", ()),
-        ("accuracy", "train.metric.value", ("accuracy", "train")),
-    ],
-)
-def test_a_name_finds_its_metric(name: str, metric: str, labels: tuple[str, ...]) -> None:
-    """Dashboards ask for ``train_loss``, whatever the script calls it."""
-    assert taken(**{name: 0.5})[metric] == {labels: 0.5}
 
 
 def test_the_last_value_counts() -> None:
@@ -63,32 +34,6 @@ def test_the_last_value_counts() -> None:
     signals.take("loss", 1.0)
 
     assert published(signals)["train.loss"] == {("loss", "train"): 1.0}
-
-
-def test_tokens_add_up() -> None:
-    """Tokens per second come from a counter."""
-    signals = Signals()
-    assert signals.take("tokens", 100)
-    signals.take("tokens", 50)
-
-    assert signals.tokens == 150
-
-
-def test_a_loss_that_is_not_a_number_is_detected() -> None:
-    """Training on NaN wastes everything after it."""
-    signals = Signals()
-
-    assert not signals.take("loss", math.nan)
-    assert not signals.take("total_norm", math.inf)
-    assert signals.take("accuracy", math.nan)  # a user-defined metric may be undefined
-    assert signals.nonfinite == {**dict.fromkeys(c.NONFINITE_KIND.values, 0), "loss": 1, "gradient": 1}
-
-
-def test_every_kind_of_detection_is_there_from_the_start() -> None:
-    """A counter born at 1 fires no alert."""
-    assert published(Signals())["train.nonfinite.detections"] == {
-        (kind,): 0 for kind in c.NONFINITE_KIND.values
-    }
 
 
 def test_names_of_values_are_bounded() -> None:
@@ -151,18 +96,6 @@ def test_what_is_put_in_comes_out_in_order_with_its_time() -> None:
         Value(100, "loss", 1.0), Value(100, "lr", 0.1), UserEvent(1100, "resumed", {"epoch": 3}),
     ]  # fmt: skip
     assert list(queue.drain()) == []
-
-
-def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
-    """Kept as it is it would keep the whole graph, and show later in-place changes."""
-    queue = ValueQueue(FakeClock())
-    original = Tensor(1.5)
-    queue.log({"loss": original})
-    [entry] = queue.drain()
-
-    assert isinstance(entry, Value)
-    assert entry.value is not original
-    assert entry.value.history == ("detach", "clone")
 
 
 def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
@@ -239,21 +172,6 @@ def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
     assert reading.read() == [("resumed", {c.STEP_NUMBER.name: 3})]
 
 
-def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Its metric would be missing without a reason."""
-    reading = Reading()
-    for _ in range(3):
-        reading.queue.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
-    reading.read()
-
-    assert reading.reader.refused == 9
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "log(output=...)",
-        "log(lr=...)",
-        "log(loss=...)",
-    ]
-
-
 def test_attributes_of_any_kind_become_text() -> None:
     """A path or an array is no OTLP attribute."""
     reading = Reading()
@@ -261,31 +179,3 @@ def test_attributes_of_any_kind_become_text() -> None:
     [(_, attributes)] = reading.read()
 
     assert (attributes["shape"], attributes["ok"], attributes["none"]) == ("(2, 3)", True, "None")
-
-
-def test_a_loss_that_is_not_finite_is_an_event() -> None:
-    """The event says when, at which step, and which value."""
-    reading = Reading()
-    reading.clock.tick(s=1)
-    reading.queue.log({"loss": math.nan, "accuracy": math.nan})
-
-    assert reading.read() == [
-        (
-            c.NONFINITE_EVENT.name,
-            {c.STEP_NUMBER.name: 12, c.SPAN_NONFINITE_KIND.name: "loss", "name": "loss"},
-        )
-    ]
-
-
-@pytest.mark.parametrize("wrong", ["high", None, [1.0, 2.0], np.zeros(3), Hostile()])
-def test_a_value_that_is_no_number_costs_only_itself(wrong: Any) -> None:
-    """A slip in one call must not switch off everything that is logged."""
-    reading = Reading()
-    for _ in range(5):
-        reading.queue.log({"accuracy": wrong, "loss": 1.0})
-        reading.read()
-    reading.queue.event("odd", {"value": wrong})
-    reading.read()
-
-    assert published(reading.signals)["train.loss"] == {("loss", "train"): 1.0}
-    assert "train.metric.value" not in published(reading.signals)

@@ -35,20 +35,6 @@ class Bench:
         return [(self.recorder.sources[source].name, ended - begun) for source, begun, ended in rows]
 
 
-def test_operations_may_overlap() -> None:
-    """A prefetch begins in one step and ends in the next: no block can be drawn around it."""
-    bench = Bench()
-    first = bench.timers.begin("prefetch")
-    bench.clock.tick(5)
-    second = bench.timers.begin("prefetch")
-    bench.clock.tick(3)
-    bench.timers.end(first)
-    bench.clock.tick(2)
-    bench.timers.end(second)
-
-    assert bench.lasted() == [("prefetch", 8), ("prefetch", 5)]
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 5)), max_size=60))
 @settings(deadline=None)
 def test_durations_are_exact_in_whatever_order(said: list[tuple[int, bool, int]]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
+from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, refused, retry
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans
@@ -142,22 +142,6 @@ def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Send
     assert time.monotonic() - start_s < 2
 
 
-def test_every_snapshot_arrives_in_order_after_an_outage(make: Callable[..., Sender]) -> None:
-    """A retry that occupied the only place left holes in every graph."""
-    collector, clock = Collector(retry("answers 503")), Time()
-    sender = make(collector, clock)
-    for steps in range(20):
-        sender.put("metrics", metrics(steps))
-    until(lambda: sender.failures == 1)
-    collector.answer = ACCEPTED
-    clock.now_s += LONGEST_PAUSE_S
-    sender.put("metrics", metrics(20))
-    until(lambda: len(collector.got) == 21)
-
-    assert collector.got == [metrics(steps) for steps in range(21)]
-    assert not sender.drops
-
-
 def test_one_signal_does_not_wait_for_the_other(make: Callable[..., Sender]) -> None:
     """Traces and metrics may have collectors of their own."""
     collector = Collector()
@@ -166,23 +150,6 @@ def test_one_signal_does_not_wait_for_the_other(make: Callable[..., Sender]) -> 
     sender.put("metrics", metrics())
     sender.put("traces", SPANS)
     until(lambda: collector.got == [SPANS])
-
-
-def test_what_is_refused_stops_nothing_behind_it(make: Callable[..., Sender], tmp_path: Path) -> None:
-    """Five refused lines stopped a whole spool."""
-    collector = Collector(refused("refuses a request (400)"))
-    sender = make(collector)
-    for steps in range(5):
-        sender.put("metrics", metrics(steps))
-    until(lambda: sender.failures == 5)
-    collector.answer = ACCEPTED
-    sender.put("metrics", metrics(5))
-    until(lambda: collector.got == [metrics(5)])
-
-    rejected = (tmp_path / "spool" / "rejected" / "metrics.jsonl").read_text()
-    assert rejected.count("refuses a request (400)") == 5
-    assert sender.drops == {("metrics", "rejected"): 5 * POINTS}
-    assert left(tmp_path) == []
 
 
 def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., Sender]) -> None:
@@ -235,47 +202,6 @@ def test_pauses_grow_are_bounded_and_differ() -> None:
     assert Backoff().pause_s(7) >= 7
     assert Backoff().pause_s(1e9) <= LONGEST_ASKED_S + 1
     assert random.getstate() == state, "the training program seeds that generator"
-
-
-def test_the_next_start_sends_what_the_last_one_left(make: Callable[..., Sender]) -> None:
-    """No manual replay is needed."""
-    before = make(Collector(retry("answers 503")))
-    before.put("metrics", metrics(1))
-    before.put("traces", SPANS)
-    before.close(1)
-    collector = Collector()
-    make(collector)
-
-    until(lambda: set(collector.got) == {metrics(1), SPANS})
-
-
-def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> None:
-    """Else both send the head, and it arrives twice."""
-    first = Collector(held=True)
-    sender = make(first)
-    sender.put("metrics", metrics())
-    assert first.entered.wait(5)
-
-    with SpoolQueue(tmp_path, "metrics").sending() as granted:
-        assert not granted
-    second = Collector()
-    make(second)
-    time.sleep(0.1)
-    assert second.asked == []
-    first.released.set()
-    until(lambda: first.got == [metrics()])
-    time.sleep(0.1)
-    assert second.asked == []
-
-
-def test_closing_sends_what_waits(make: Callable[..., Sender]) -> None:
-    """The last metrics of a run matter most."""
-    collector = Collector()
-    sender = make(collector)
-    for steps in range(5):
-        sender.put("metrics", metrics(steps))
-    sender.close(2)
-    assert collector.got == [metrics(steps) for steps in range(5)]
 
 
 def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
@@ -391,8 +317,3 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
     os.write(into, b"x")
     assert os.waitpid(pid, 0)[1] == 0
     assert collector.got == [metrics()]
-
-
-def test_there_are_three_export_results() -> None:
-    """Each has a branch in the sender; a fourth would be taken for accepted."""
-    assert len(ExportResult) == 3

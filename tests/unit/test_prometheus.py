@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import json
 import math
 import os
 import signal
@@ -27,7 +26,6 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
 from tests.support.slow_clients import trickling
 from tests.support.snapshots import HEARTBEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
-from tests.support.waiting import until
 
 LABELS = {"train_run_id": "run-1", "train_rank": "3"}
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -96,23 +94,6 @@ def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> 
         "train_debug": "True",
         "train_share": "0.5",
     }
-
-
-def test_the_classic_format_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
-    """Older scrapers ask for it, and curl gets it."""
-    exporter.export(ExportBatch(snapshot=snapshot()))
-    text = page(exporter)
-    families = families_of(text, parse_classic)
-    assert families["train_steps"].samples[0].name == "train_steps_total"
-    assert families["train_loader_workers"].samples[0].value == 2
-    assert families["train_heartbeat_time_seconds"].samples[0].value == 1_700_000_010.5
-    sums = {
-        s.labels["train_loader"]: s.value
-        for s in families["train_step_duration_seconds"].samples
-        if s.name.endswith("_sum")
-    }
-    assert sums == {"code": 5.0, "val": 0.0}
-    assert "_total_total" not in text
 
 
 numbers = st.floats(allow_nan=True)
@@ -186,21 +167,6 @@ def test_only_the_page_is_served(exporter: PrometheusExporter) -> None:
     assert get(exporter.port, path="/../etc/passwd")[0] == 404
     assert get(exporter.port, method="POST")[0] == 404
     assert get(exporter.port, method="HEAD")[2] == b""
-
-
-def test_a_taken_port_moves_on_to_the_next(tmp_path: Path) -> None:
-    """Eight ranks on a host all want 9464."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        exporter = PrometheusExporter("127.0.0.1", port, LABELS, RESOURCE)
-        try:
-            assert exporter.port != port
-            assert get(exporter.port)[0] == 200
-            path = exporter.write_target(tmp_path)
-            assert path.name == "prometheus_target.json"
-            assert json.loads(path.read_text()) == [{"targets": [f"127.0.0.1:{exporter.port}"], "labels": {}}]
-        finally:
-            exporter.close(1)
 
 
 def test_the_target_file_goes_when_the_run_ends(tmp_path: Path) -> None:
@@ -348,20 +314,6 @@ def test_an_endpoint_that_is_open_to_a_network_answers_to_every_name() -> None:
         assert get(exporter.port, {"Host": "trainer-0.trainers:9464"})[0] == 200
     finally:
         exporter.close(1)
-
-
-def test_closing_frees_the_port_and_ends_the_threads() -> None:
-    """The next run in the same notebook gets the same port."""
-    before = set(threading.enumerate())
-    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
-    client = socket.create_connection(("127.0.0.1", exporter.port))
-    assert get(exporter.port)[0] == 200
-    exporter.close(1)
-    exporter.close(1)
-    with socket.create_server(("127.0.0.1", exporter.port)):
-        pass
-    until(lambda: set(threading.enumerate()) <= before, "every thread has ended", 2)
-    client.close()
 
 
 def test_a_forked_child_does_not_hold_the_port() -> None:

@@ -210,20 +210,6 @@ def test_a_collector_that_is_away_is_not_asked_for_every_line(run_path: Path) ->
         assert received.requests == 6  # three tries for each signal
 
 
-def test_a_spool_that_another_process_sends_from_is_left_to_it(
-    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Sent by both, everything would arrive twice."""
-    monkeypatch.setattr(command, "_BUSY_TRIES", 2)
-    with http_receiver() as received, SpoolQueue(run_path / "rank0", "metrics").sending():
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
-        assert received.requests == 2
-    out, err = capsys.readouterr()
-
-    assert "2 accepted, 1 kept" in out
-    assert "another process" in err
-
-
 def test_what_was_rejected_is_sent_again_once_the_cause_is_fixed(
     run_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

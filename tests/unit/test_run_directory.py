@@ -313,21 +313,6 @@ def test_files_are_bounded_together(tmp_path: Path) -> None:
     assert len(read_jsonl(directory.rank_path / "metrics.otlp.jsonl")) < 100
 
 
-def test_a_place_that_cannot_be_written_is_said_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A wrong mount must not kill a job that has waited a week in the queue."""
-    (tmp_path / "file").write_text("in the way")
-    directory = RunDirectory.open(tmp_path / "file" / "runs", "job", rank=0, attempt=4)
-    directory.describe(RESOURCE, "1")
-    for _ in range(3):
-        directory.export(ExportBatch(snapshot=snapshot(), spans=spans()))
-    assert not directory.write_summary(dump_json({}))
-    directory.close(1)
-    assert (directory.writable, directory.attempt, directory.faults) == (False, 4, 1)
-    assert len(caplog.messages) == 1
-
-
 def test_a_folder_that_vanishes_in_mid_run_is_survived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,22 +325,6 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
     assert len(caplog.messages) == 1
-
-
-def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
-    """Workers share the open files; their lines would mix with ours."""
-    directory = RunDirectory.open(tmp_path, "job", rank=0)
-    directory.describe(RESOURCE, "1")
-    directory.export(ExportBatch(events=(Event(name="parent", time_unix_ns=1),)))
-    pid = os.fork()
-    if pid == 0:
-        directory.export(ExportBatch(events=(Event(name="child", time_unix_ns=1),)))
-        directory.write_summary(dump_json({}))
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    directory.close(1)
-    assert [line["name"] for line in read_jsonl(directory.rank_path / "events.jsonl")] == ["parent"]
-    assert not (directory.rank_path / "summary.json").exists()
 
 
 @given(first=ANY_TEXT, second=ANY_TEXT)

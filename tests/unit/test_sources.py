@@ -115,18 +115,6 @@ def test_a_file_can_switch_everything_off(project: Path) -> None:
     assert resolve(environ={}, folder=project).config.disabled is True
 
 
-def test_something_that_is_no_config_is_refused() -> None:
-    """A dict passed as ``config`` would fail much later, and far from here."""
-    assert "expected an otel_train.Config" in refused(config={"run_id": "x"})
-
-
-def test_an_unknown_keyword_is_refused_with_a_suggestion() -> None:
-    """``instrument(model, loaders, export_interval=5)`` is a slip, not a wish."""
-    message = refused(settings={"export_interval": 5})
-
-    assert message == "export_interval: not a setting of otel_train. Did you mean export_interval_s?"
-
-
 # --- which pyproject.toml -------------------------------------------------------------------------
 
 

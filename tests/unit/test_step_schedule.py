@@ -95,20 +95,6 @@ def test_it_begins_and_ends_between_two_steps() -> None:
     assert loop.scheduler.phase is CapturePhase.IDLE
 
 
-def test_stages_stand_in_the_trace_as_ranges() -> None:
-    """An operation in a trace is found under the stage it belongs to."""
-    loop = LoopState()
-    loop.arm(steps=1)
-    loop.steps(3)
-
-    ranges = [word for word in loop.profiler.log if "otel_train:" in word]
-    assert ranges == [
-        f"{sign}otel_train:{stage}"
-        for stage in ("data:train", "forward", "backward", "optimizer")
-        for sign in "+-"
-    ]
-
-
 def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them() -> None:
     """A trace with a range that never ends cannot be read."""
     loop = LoopState()

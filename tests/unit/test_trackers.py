@@ -150,17 +150,6 @@ def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.
     assert (calls, stage, hooks) == (["finishing"], 1, [])
 
 
-def test_a_given_writer_gets_scalars() -> None:
-    """A ``SummaryWriter`` of the program's own."""
-    calls: list[tuple[str, float, int]] = []
-    writer = SimpleNamespace(add_scalar=lambda *scalar: calls.append(scalar))
-
-    TensorBoardTracker(None, writer).write(EPOCH, writer)
-
-    assert ("samples_per_second", 80.0, 100) in calls
-    assert len(calls) == len(EPOCH.values)
-
-
 def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts read them."""
     tracker = BlocksTracker({"profiling", "throughput"})
