@@ -75,22 +75,9 @@ def an_inner_loop_with_updates(watch: Watch) -> None:
         train_on(truth, model, optimizer, support, name="support")
 
 
-@loop
-def an_inner_loop_without_updates(watch: Watch) -> None:
-    """Gradients gather over the inner loader; one update per outer batch."""
-    truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
-    for task in tasks:
-        truth.batch("tasks")
-        for batch in support:
-            truth.batch("support")
-            truth.backward(truth.loss(model, batch))
-        truth.backward(truth.loss(model, task))
-        truth.update_that_ends_a_step(optimizer)
-
-
 @timed
 def a_slow_inner_loop_without_updates(watch: Watch) -> None:
-    """The same with loaders and a model that take their time: both loaders are waited for in one step."""
+    """Gradients gather over the inner loader, and one update per outer batch: both loaders are waited for in one step."""
     truth, (model, optimizer, tasks, support) = slow_training(
         watch, {"tasks": (3, 0.03), "support": 3}, owners=False
     )

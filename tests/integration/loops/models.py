@@ -61,28 +61,16 @@ def reentrant_activation_checkpointing(watch: Watch) -> Truth:
     return train_model(watch, Recomputed(reentrant=True))
 
 
-def recompute_whole(watch: Watch, *, reentrant: bool) -> Truth:
-    """The instrumented model itself is called again in backward; it is no further occurrence."""
+@loop
+def the_whole_model_recomputed_reentrantly(watch: Watch) -> None:
+    """The instrumented model is called again in backward: forward and backward there stay in the outer one."""
     truth, (model, optimizer, train) = training(watch, {"train": 5})
     for x, y in train:
         truth.batch("train")
         x.requires_grad_()
         truth.forward()
-        truth.backward(nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=reentrant), y))
+        truth.backward(nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=True), y))
         truth.update_that_ends_a_step(optimizer)
-    return truth
-
-
-@loop
-def the_whole_model_recomputed(watch: Watch) -> Truth:
-    """Forward inside backward stays in backward."""
-    return recompute_whole(watch, reentrant=False)
-
-
-@loop
-def the_whole_model_recomputed_reentrantly(watch: Watch) -> Truth:
-    """Forward and backward inside backward stay in the outer one."""
-    return recompute_whole(watch, reentrant=True)
 
 
 @timed

@@ -16,7 +16,6 @@ from tests.integration.loops.truth import (
     loader,
     loop,
     loss_of,
-    one_step,
     sgd,
     train_on,
     training,
@@ -60,26 +59,6 @@ def validation_in_mid_group(watch: Watch) -> None:
 
 
 @loop
-def validation_between_steps(watch: Watch) -> None:
-    """Every few updates, inside the batch loop: it closes the step that has its update."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 9, "val": 2})
-    for i, batch in enumerate(train):
-        truth.batch("train")
-        one_step(truth, model, optimizer, batch)
-        if i % 3 == 2:
-            evaluate_on(truth, model, val)
-
-
-@loop
-def validation_in_training_mode(watch: Watch) -> None:
-    """The program forgot ``eval()``, and the loader's name says nothing: gradients are off."""
-    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
-    for _ in range(2):
-        train_on(truth, model, optimizer, left, name="left")
-        evaluate_on(truth, model, right, "right")
-
-
-@loop
 def validation_with_gradients_on(watch: Watch) -> None:
     """The program forgot ``no_grad()`` and ``eval()``: the loader's name says it."""
     truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
@@ -90,30 +69,6 @@ def validation_with_gradients_on(watch: Watch) -> None:
             truth.forward(EVAL)
             loss_of(model, batch)
             truth.step(EVAL)
-
-
-@loop
-def validation_known_by_its_mode_alone(watch: Watch) -> None:
-    """Gradients on, no telling name; the module that ran was evaluating."""
-    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
-    for _ in range(2):
-        model.train()
-        train_on(truth, model, optimizer, left, name="left")
-        model.eval()
-        for batch in right:
-            truth.batch("right")
-            truth.forward(EVAL)
-            loss_of(model, batch)
-            truth.step(EVAL)
-
-
-@loop
-def evaluation_on_the_training_loader(watch: Watch) -> None:
-    """Training accuracy, under ``no_grad``: its batches are no training steps."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
-    for _ in range(2):
-        train_on(truth, model, optimizer, train)
-        evaluate_on(truth, model, train, "train")
 
 
 @loop
@@ -156,24 +111,6 @@ def attack_under_a_declared_phase(watch: Watch) -> Truth:
         truth.backward(phase="test")
         loss.backward()
         truth.step("test")
-    return truth
-
-
-@loop
-def a_teacher_without_gradients(watch: Watch) -> Truth:
-    """Distillation: the teacher's forward is part of the training step."""
-    student, teacher, train, truth = Net(), Net(), loader(5), Truth()
-    optimizer = sgd(student)
-    watch({"student": student, "teacher": teacher}, {"train": train})
-    teacher.eval()
-    for x, _ in train:
-        truth.batch("train")
-        with torch.no_grad():
-            truth.forward(model="teacher")
-            wanted = teacher(x)
-        truth.forward(model="student")
-        truth.backward((student(x) - wanted).square().mean())
-        truth.update_that_ends_a_step(optimizer)
     return truth
 
 
