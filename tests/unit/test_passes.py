@@ -53,7 +53,7 @@ EXPECTED_ENDINGS = [
 
 @given(st.sets(st.integers(1, len(epochs().times) - 1)))
 @example(set())
-def test_starts_and_endings_are_told_however_the_edges_were_sliced(cuts: set[int]) -> None:
+def test_starts_and_endings_are_found_however_the_edges_were_sliced(cuts: set[int]) -> None:
     """The first batch of an epoch waits for workers to start; every pass ends once, and for one reason."""
     book = account_for(epochs(), sorted(cuts))
 
