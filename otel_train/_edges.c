@@ -24,7 +24,7 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
-#define INTERFACE 2         /* ring.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 3         /* ring.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
@@ -406,80 +406,93 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     return (PyObject *)self;
 }
 
-/* SIGTERM of a program that had no handler of it. Python runs handlers between bytecodes: a main thread that hangs in C would
-   outlive the signal that ends the program without us. So ours is bounded: if Python has not begun with its handler in time, a
-   timer sends the signal again, and it ends the program as if bare. All that the handler calls is async-signal-safe. */
+/* SIGTERM. The handler lies over what was there before: it writes the number to where the agent reads it, and goes on with what
+   would have been done without it. Where that is the default action the process ends at once, whatever its threads do. Where the
+   session has to be closed first, which Python does between bytecodes, it may take `patience` until Python has begun: then a timer
+   sends the signal again, and that one ends the process. All that the handler calls is async-signal-safe. */
 static struct {
-    pid_t pid;                    /* that it is for; a forked child has no timer */
+    pid_t pid;                    /* that it is for: a forked child writes nothing, and has no timer */
+    int has_timer;
     timer_t timer;
-    struct itimerspec patience;
-    struct sigaction before;      /* Python's own, in C */
+    struct itimerspec patience;   /* all 0: nothing has to be closed first */
+    struct sigaction before;      /* what would have been called */
     Py_buffer shown;              /* where the agent reads which signal came */
     volatile sig_atomic_t active; /* set up */
     volatile sig_atomic_t waits;  /* 1: for Python to begin; 2: it has begun */
 } term;
 
-static void on_term(int number, siginfo_t *info, void *Py_UNUSED(context)) {
-    int kept = errno;
-    if (term.active && getpid() == term.pid) {
-        *(volatile int64_t *)term.shown.buf = number;
-        if (term.waits == 1 && info->si_code == SI_TIMER) {
-            signal(number, SIG_DFL);
-            kill(term.pid, number);
-            errno = kept;
-            return;
-        } else if (!term.waits) {
-            term.waits = 1;
-            timer_settime(term.timer, 0, &term.patience, NULL);
-        }
+static void end_by(int number) {
+    signal(number, SIG_DFL);
+    raise(number); /* comes when the handler returns */
+}
+
+static void on_term(int number, siginfo_t *info, void *context) {
+    int kept = errno, mine = getpid() == term.pid, late = mine && term.waits == 1 && info->si_code == SI_TIMER;
+    int closes = term.patience.it_value.tv_sec || term.patience.it_value.tv_nsec;
+    if (term.active && mine) *(volatile int64_t *)term.shown.buf = number;
+    if (term.active && closes && mine && !term.waits) {
+        term.waits = 1;
+        timer_settime(term.timer, 0, &term.patience, NULL);
     }
-    term.before.sa_handler(number);
+    if (term.active && closes && (late || !mine)) end_by(number);
+    else if (term.before.sa_flags & SA_SIGINFO) term.before.sa_sigaction(number, info, context);
+    else if (term.before.sa_handler != SIG_DFL) term.before.sa_handler(number);
+    else if (!term.active || !closes) end_by(number); /* else Python's handler, which is about to be set, sees that it has come */
     errno = kept;
 }
 
-/* term_begun(): Python's handler runs; nothing is sent again. */
+/* term_begun(): Python's handler runs, so nothing is sent again. Whether the signal has come, and waited for that. */
 static PyObject *term_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     static const struct itimerspec never;
-    if (term.active && getpid() == term.pid) {
+    int waited = term.active && getpid() == term.pid && term.waits == 1;
+    if (waited) {
         term.waits = 2;
         timer_settime(term.timer, 0, &never, NULL);
     }
-    Py_RETURN_NONE;
+    return PyBool_FromLong(waited);
 }
 
-static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+static int is_on_top(void) {
     struct sigaction now;
+    return term.active && sigaction(SIGTERM, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_term;
+}
+
+static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     if (!term.active) Py_RETURN_NONE;
-    if (sigaction(SIGTERM, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_term)
-        sigaction(SIGTERM, &term.before, NULL);
+    if (is_on_top()) sigaction(SIGTERM, &term.before, NULL);
     term.active = 0;
-    if (getpid() == term.pid) timer_delete(term.timer);
+    if (term.has_timer && getpid() == term.pid) timer_delete(term.timer);
     PyBuffer_Release(&term.shown);
     Py_RETURN_NONE;
 }
 
-/* bound_term(shown, nanoseconds): whether it is set up. Python's handler must have been set before. */
-static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
+/* watch_term(shown, patience_ns): whether this handler is the one, with this patience. Not where SIGTERM is ignored, and no longer where
+   another handler has been set over this one. */
+static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *shown;
     long long patience_ns;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
-    struct sigaction ours = {.sa_sigaction = on_term, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    if (!PyArg_ParseTuple(args, "OL:bound_term", &shown, &patience_ns)) return NULL;
-    if (term.active && getpid() != term.pid) Py_DECREF(unbound_term(NULL, NULL)); /* of the parent, which forked */
-    if (term.active || sigaction(SIGTERM, NULL, &term.before) < 0 || (term.before.sa_flags & SA_SIGINFO)
-        || term.before.sa_handler == SIG_DFL || term.before.sa_handler == SIG_IGN)
-        Py_RETURN_FALSE;
-    if (get_words(shown, &term.shown, 1) < 0) return NULL;
-    if (timer_create(CLOCK_MONOTONIC, &event, &term.timer) < 0) {
-        PyBuffer_Release(&term.shown);
-        Py_RETURN_FALSE;
+    struct sigaction before, ours = {.sa_sigaction = on_term};
+    if (!PyArg_ParseTuple(args, "OL:watch_term", &shown, &patience_ns)) return NULL;
+    if (term.active && getpid() != term.pid) Py_DECREF(unwatch_term(NULL, NULL)); /* of the parent, which forked */
+    if (!term.active) {
+        if (sigaction(SIGTERM, NULL, &before) < 0 || (before.sa_flags & SA_SIGINFO ? before.sa_sigaction == on_term
+                                                                                 : before.sa_handler == SIG_IGN))
+            Py_RETURN_FALSE;
+        if (get_words(shown, &term.shown, 1) < 0) return NULL;
+        term.before = before;
+        term.pid = getpid();
+        term.has_timer = term.waits = 0;
+        term.patience.it_value = (struct timespec){0};
+        term.active = 1;
+        ours.sa_flags = before.sa_flags | SA_SIGINFO | SA_ONSTACK;
+        ours.sa_mask = before.sa_mask;
+        sigaction(SIGTERM, &ours, NULL);
     }
+    if (!is_on_top()) Py_RETURN_FALSE;
+    if (patience_ns && !term.has_timer) term.has_timer = timer_create(CLOCK_MONOTONIC, &event, &term.timer) == 0;
+    if (!term.has_timer) patience_ns = 0;
     term.patience.it_value = (struct timespec){.tv_sec = patience_ns / 1000000000, .tv_nsec = patience_ns % 1000000000};
-    term.pid = getpid();
-    term.waits = 0;
-    term.active = 1;
-    sigemptyset(&ours.sa_mask);
-    sigaction(SIGTERM, &ours, NULL);
     Py_RETURN_TRUE;
 }
 
@@ -490,9 +503,9 @@ static PyMethodDef module_methods[] = {
     {"start_events", start_events, METH_O, "start_events(address): read device events, in a thread."},
     {"push_events", push_events, METH_VARARGS, "push_events(address, host_ns, code, step, handles): whether there is space."},
     {"hook", make_hook, METH_VARARGS, "hook(name, state): a hook, with what it needs."},
-    {"bound_term", bound_term, METH_VARARGS, "bound_term(shown, nanoseconds): SIGTERM ends a program that hangs in C."},
-    {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun."},
-    {"unbound_term", unbound_term, METH_NOARGS, "Undo bound_term."},
+    {"watch_term", watch_term, METH_VARARGS, "watch_term(shown, patience_ns): SIGTERM is written down, and ends what hangs in C."},
+    {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun; whether it was waited for."},
+    {"unwatch_term", unwatch_term, METH_NOARGS, "Undo watch_term."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,7 +12,14 @@ from otel_train.errors import ConfigError, whole
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
 from otel_train.instrumentation.timers import Token
-from otel_train.safety import Handle, collection_deferred, free_in_forks, is_importing_main, sigchld_deferred
+from otel_train.safety import (
+    ExitHook,
+    Handle,
+    collection_deferred,
+    free_in_forks,
+    is_importing_main,
+    sigchld_deferred,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,9 +192,9 @@ def _begun(
         session.add(model, loaders)
         session.track(trackers)
         session.provide(**providers)
-    except BaseException:
+    except BaseException as error:
         if made:
-            session.close("failed")
+            session.close(ExitHook.of(error))
         raise
     if made:
         _tell(session)

@@ -94,21 +94,29 @@ class Handle:
 
 
 SIGTERM_WAIT_NS = 1_000_000_000
-"""From SIGTERM until the main thread must run Python again: as long as that takes nothing can be closed. Batch systems give
-ten seconds or more."""
+"""Where SIGTERM closes the session, the main thread must run Python again within this time. Batch systems give ten seconds or
+more."""
 
 ENDS = ("finished", "failed", "interrupted", "terminated")
 """How a run may end that can still say so."""
 
 
+class Terminated(BaseException):
+    """SIGTERM has come in the middle of ``instrument()``, which undoes what it has begun. The program never sees it."""
+
+
 class ExitHook:
     """Closes the session when the program ends, without changing how it ends.
+
+    SIGTERM ends a program that has no handler of it at once: the agent delivers what is left. ``close_first`` is for what only
+    this process can finish.
 
     Args:
         close: closes the session; takes the state.
         recorded: how much has been recorded so far.
-        signal_word: memory for the number of a signal that ended the program; None for none.
-        extension: ``_edges.c``, which ends the program where the main thread never runs Python again; None for none.
+        signal_word: memory for the number of a signal that came to end the program; None for none.
+        extension: ``_edges.c``, which writes that number, and ends the program where the main thread never runs Python again.
+            Without it the agent reads the end of the process from the kernel.
     """
 
     def __init__(
@@ -118,68 +126,133 @@ class ExitHook:
         signal_word: memoryview | None = None,
         extension: Any = None,  # Any: a module written in C
     ) -> None:
-        self.state = "running"
+        self._state = "running"
         self._close = close
         self._pid = os.getpid()
         self._before: Any = None
         self._handler: Any = None
-        self._closing = self._held = False
+        self._closes_first = self._starting = self._closing = self._held = self._removed = False
         self._recorded = recorded
-        self._extension = extension
-        self._bound = extension is not None and signal_word is not None
+        self._extension = extension if signal_word is not None else None
         self._signal_word = signal_word
         self._exit: tuple[object, int] = (None, -1)
         self._sys_exit: tuple[Any, Any] = (None, None)
+
+    @property
+    def state(self) -> str:
+        """How the run has ended; ``running`` until then."""
+        came = self._state == "running" and self._signal_word is not None and self._signal_word[0]
+        return "terminated" if came else self._state
 
     def install(self) -> None:
         """Register with ``atexit``, in place of ``sys.exit``, and for SIGTERM."""
         atexit.register(self._at_exit)
         self._sys_exit = sys.exit, self._noting(sys.exit)
         vars(sys)["exit"] = self._sys_exit[1]
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTERM)
-            self._handler = self._terminated
-            signal.signal(signal.SIGTERM, self._handler)
-            if self._before is signal.SIG_DFL and self._bound:
-                # Else a main thread that hangs in C would outlive a signal that ends it without us.
-                self._extension.bound_term(self._signal_word, SIGTERM_WAIT_NS)
+        _hooks.add(self)
+        if self._extension is not None:
+            self._extension.watch_term(self._signal_word, 0)
+        elif _on_main_thread() and callable(before := signal.getsignal(signal.SIGTERM)):
+            self._set_handler(before)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Inside the block SIGTERM raises ``Terminated`` where it would close the session."""
+        self._starting = True
+        try:
+            yield
+        finally:
+            self._starting = False
+
+    def close_first(self, wanted: bool) -> None:  # noqa: FBT001 - a state
+        """Whether SIGTERM has to close the session before it ends the program. From any thread.
+
+        Only the main thread may set a handler of Python, so another one has it do that between two of its bytecodes.
+        """
+        if wanted == self._closes_first:
+            return
+        self._closes_first = wanted
+        if wanted and self._extension is not None:
+            self._extension.watch_term(self._signal_word, SIGTERM_WAIT_NS)
+        _adapt_on_main_thread()
+
+    def adapt(self) -> None:
+        """Set the handler of SIGTERM that is wanted now, unless there is one of the program's. On the main thread."""
+        now = signal.getsignal(signal.SIGTERM)
+        if self._removed or os.getpid() != self._pid:
+            return
+        if self._closes_first and now is signal.SIG_DFL:
+            extension = self._extension
+            if extension is not None and not extension.watch_term(self._signal_word, SIGTERM_WAIT_NS):
+                return  # a library has set its own, in C
+            self._set_handler(signal.SIG_DFL)
+            if extension is not None:
+                came = extension.term_begun()
+                extension.unwatch_term()
+                extension.watch_term(self._signal_word, SIGTERM_WAIT_NS)
+                if came:
+                    self._terminated(signal.SIGTERM, None)
+        elif not self._closes_first and self._handler is not None and now == self._handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._handler = None
+            if self._extension is not None:
+                self._extension.unwatch_term()
+                self._extension.watch_term(self._signal_word, 0)
 
     def hold(self) -> None:
-        """Let SIGTERM wait until ``remove``."""
+        """Let SIGTERM wait until ``remove``, where it closes the session."""
         self._closing = True
 
     def remove(self) -> None:
         """Put everything back. A handler that was set over this one stays. A SIGTERM that waits comes now."""
+        self._removed = True
         atexit.unregister(self._at_exit)
         original, replacement = self._sys_exit
         if replacement is not None and sys.exit is replacement:
             vars(sys)["exit"] = original
-        if self._bound:
-            self._extension.unbound_term()
-            self._bound = False
-        ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
-        if ours and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        self._put_back()
+        self._signal_word = self._extension = None
         self._closing = False
         if self._held:
             self._held = False
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def let_go_in_fork(self) -> None:
+        """In a forked child SIGTERM does what it does without a session."""
+        if not self._removed:
+            self._put_back()
+
     def set_state(self, state: str) -> None:
         """Set how the run ended; derived from the current exception if empty. ``terminated`` stays."""
         if self.state != "terminated":
-            self.state = state or self.of(sys.exc_info()[1])
+            self._state = state or self.of(sys.exc_info()[1])
+        else:
+            self._state = "terminated"
 
-    def of(self, error: BaseException | None) -> str:
+    @staticmethod
+    def of(error: BaseException | None) -> str:
         """The state that an exception leaves a run in."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
             return "finished"
+        if isinstance(error, Terminated):
+            return "terminated"
         return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+    def _set_handler(self, before: Any) -> None:  # Any: what ``signal.signal`` takes
+        self._before, self._handler = before, self._terminated
+        signal.signal(signal.SIGTERM, self._handler)
+
+    def _put_back(self) -> None:
+        if self._extension is not None:
+            self._extension.unwatch_term()
+        ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
+        if ours and _on_main_thread():
+            signal.signal(signal.SIGTERM, self._before)
 
     def _noting(self, original: Callable[[Any], NoReturn]) -> Callable[[object], NoReturn]:
         @functools.wraps(original)
         def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - in its place
-            if threading.current_thread() is threading.main_thread():  # else it ends its thread alone
+            if _on_main_thread():  # else it ends its thread alone
                 self._exit = status, self._recorded()
             original(status)
 
@@ -203,20 +276,56 @@ class ExitHook:
         mine = os.getpid() == self._pid
         if self._extension is not None:
             self._extension.term_begun()
+        if self._starting and mine:
+            raise Terminated
         if self._closing and mine:  # takes a bounded time, and loses nothing
             self._held = True
             return
         if callable(self._before):
             if mine:
-                self.state = "terminated"
+                self._state = "terminated"
             self._before(number, frame)
-            return
-        if self._before is signal.SIG_IGN:
             return
         if mine:
             self._close("terminated")
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        end_by_sigterm()
+
+
+def end_by_sigterm() -> None:
+    """End this process as SIGTERM ends one without a handler."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_hooks: weakref.WeakSet[ExitHook] = weakref.WeakSet()
+_pending: list[Any] = []  # Any: a function of ctypes, which lives as long as Python may call it
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _adapt_all(_: object = None) -> int:
+    for hook in list(_hooks):
+        hook.adapt()
+    return 0
+
+
+def _adapt_on_main_thread() -> None:
+    if _on_main_thread():
+        _adapt_all()
+        return
+    with suppress(ImportError, AttributeError):  # an interpreter without it
+        import ctypes
+
+        if not _pending:
+            _pending.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_adapt_all))
+        ctypes.pythonapi.Py_AddPendingCall(_pending[0], None)
+
+
+def _let_go_in_fork() -> None:
+    for hook in list(_hooks):
+        hook.let_go_in_fork()
 
 
 _Lock = TypeVar("_Lock")
@@ -236,6 +345,7 @@ def _free_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_locks)
+    os.register_at_fork(after_in_child=_let_go_in_fork)
 
 
 def is_importing_main() -> bool:

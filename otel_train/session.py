@@ -13,7 +13,7 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.recording.ring_buffer import EXTENSION
-from otel_train.safety import ENDS, ExitHook, sigchld_deferred
+from otel_train.safety import ENDS, ExitHook, Terminated, end_by_sigterm, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -62,11 +62,15 @@ class Session:
             self._recording.memory.signal_word,
             EXTENSION,
         )
+        self._service.when_needed_at_end = self._exit_hook.close_first
         self._exit_hook.install()
         try:
-            self._service.start()
-        except BaseException:
+            with self._exit_hook.starting():
+                self._service.start()
+        except BaseException as error:
             self._exit_hook.remove()
+            if isinstance(error, Terminated):
+                end_by_sigterm()
             raise
 
     @property

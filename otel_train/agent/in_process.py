@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
-from otel_train.agent.process import AgentThread, ProcessActivity, connect_agent, descriptor_of
+from otel_train.agent.process import (
+    AgentThread,
+    ProcessActivity,
+    connect_agent,
+    descriptor_of,
+    ends_its_container,
+)
 from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked
 from otel_train.config.settings import CODE, TRACKERS
 from otel_train.distributed.store import find_job, start_of_job
@@ -24,7 +30,7 @@ from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.resource import Process, detect, torch_versions
-from otel_train.safety import DaemonThread, Guard, free_in_forks
+from otel_train.safety import DaemonThread, ExitHook, Guard, free_in_forks
 from otel_train.trackers import log_now, may_log
 
 if TYPE_CHECKING:
@@ -68,7 +74,6 @@ MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
 
 _OFF = "captures are off, or there is no run directory to write to"
-_MACHINE = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
@@ -84,12 +89,15 @@ class AgentClient:
         info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
         recording: what writes.
         caches: of the program's own.
+        when_needed_at_end: called with whether there is something that only this process can finish.
 
     Raises:
         ConfigError: a setting cannot be honoured.
         OSError: no memory can be shared, or no process started here.
         RuntimeError: no thread can be started.
     """
+
+    when_needed_at_end: Callable[[bool], None] = staticmethod(lambda _: None)
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], *, origins: Mapping[str, str], anchor: Anchor
@@ -117,9 +125,10 @@ class AgentClient:
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
-        self._setting_up, self._flops_guard = threading.Lock(), Guard("flops")
+        self._setting_up = threading.Lock()
+        self._flops_guard, self._end_guard = Guard("flops"), Guard("trackers")
         self._providers: Any = None
-        self._refusal = ""
+        self._refusal, self._in_container = "", ends_its_container()
         self.here: AgentThread | None = None
         try:
             self._check_settings()
@@ -140,6 +149,7 @@ class AgentClient:
             RuntimeError: no thread can be started.
         """
         self._import_ahead()
+        self._look_at_end()
         self.recording.begin()
         self._listen()
         try:
@@ -147,7 +157,8 @@ class AgentClient:
             self._thread.start()
             if self.here is not None:
                 self._await_opening()
-        except BaseException:
+        except BaseException as error:
+            self._tell("end", ExitHook.of(error))
             self._over = True
             self._listen_no_more()
             self.recording.end()
@@ -246,6 +257,7 @@ class AgentClient:
         trackers = self._trackers() if given else None
         if trackers is not None:
             trackers.attach(given)
+            self._look_at_end()
 
     def provide(self, providers: Mapping[str, Any]) -> None:
         """See ``Session.provide``."""
@@ -260,6 +272,7 @@ class AgentClient:
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
         self._providers = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
+        self._look_at_end()
         self._ask("providers")
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
@@ -633,10 +646,25 @@ class AgentClient:
                     if capturing.wanted or self._requests.left is not None:  # before a step is captured
                         self.recording.recorder.changed()
                     capturing.turn()
+        self._look_at_end()
+
+    def _look_at_end(self) -> None:
+        """Find out what SIGTERM must not end: agents in here or in a container that ends too, and what is open here."""
+        if self._ending:
+            return
+        trackers, capturing = self._reports.trackers, self._capturing
+        with self._end_guard:
+            self.when_needed_at_end(
+                self.here is not None
+                or self._in_container
+                or self._providers is not None
+                or (trackers is not None and trackers.listened())
+                or (capturing is not None and capturing.recording)
+            )
 
     def _end(self, state: str, timeout_s: float, began_s: float) -> None:
         self._ending = True
-        apart = self.here is None and not ends_its_container()  # the agent goes on without this process
+        apart = self.here is None and not self._in_container  # the agent goes on without this process
         patience_s = WRITING_S if apart else timeout_s
         until_s = timeout_s if self._is_open.is_set() else patience_s
         self._last = self._ask("end", state, timeout_s=until_s, busy=True) or ({}, [])
@@ -860,14 +888,6 @@ def _takes_text(stream: Any) -> bool:
         poll.register(stream.fileno(), select.POLLOUT)
         return bool(poll.poll(PRINT_S * 1e3))
     except (AttributeError, OSError, ValueError):
-        return True
-
-
-def ends_its_container() -> bool:
-    """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
-    try:
-        return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
-    except OSError:
         return True
 
 

@@ -44,6 +44,8 @@ _CONNECT_S = 5.0
 _TRIES = 10
 _RETRY_S = 0.01
 
+_MACHINE: Final = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
+
 _OF_THE_AGENT: Final = (
     "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)"
 )
@@ -288,3 +290,11 @@ def descriptor_of(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
+
+
+def ends_its_container() -> bool:
+    """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
+    try:
+        return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
+    except OSError:
+        return True

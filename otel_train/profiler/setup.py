@@ -175,6 +175,11 @@ class Capturing:
         return self._controller.needs_step_numbers
 
     @property
+    def recording(self) -> bool:
+        """Whether a capture is armed, runs, or is being written."""
+        return self._controller.running or not self._controller.finished
+
+    @property
     def unfinished(self) -> bool:
         """Whether a recording is under way, or not yet written and reported."""
         return self._controller.busy or not self._controller.finished

@@ -197,14 +197,14 @@ def test_a_crash_in_c_is_an_end_like_any_other(begin: Begin, tmp_path: Path) -> 
 def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
     begin: Begin, tmp_path: Path, number: int, state: str
 ) -> None:
-    """Ctrl-C in a terminal, a launcher that ends its ranks: all that is left is exported."""
+    """Ctrl-C in a terminal, a launcher that ends its ranks: all is exported. SIGTERM leaves no time to print the run summary."""
     process = begin("start(); train(); say('trained'); time.sleep(60)")
     line(process)
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=30)
 
     assert summary(tmp_path, state)["steps"] == {"train": 100}
-    assert "100 train steps" in errors
+    assert ("100 train steps" in errors) == (number == signal.SIGINT)
 
 
 HANG = """

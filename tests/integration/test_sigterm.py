@@ -1,0 +1,388 @@
+"""SIGTERM ends a program as it does without a session; what only the program can finish is finished first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.agent.process import ends_its_container
+from otel_train.recording.ring_buffer import NATIVE
+from tests.support import waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Begin = Callable[..., subprocess.Popen[str]]
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE_S = 0.7
+"""A bare process of this size takes 0.1 s to end, and more on a busy machine. What waits for Python takes 1 s."""
+
+PRELUDE = """
+    import ctypes, os, signal, sys, threading, time
+    import torch, otel_train
+    torch.set_num_threads(1)
+    RUNS = sys.argv[1]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=4)
+
+    def start(**settings):
+        settings = {"console": False, "agent": "process", **settings}
+        return otel_train.instrument(
+            model, {"train": data}, run_dir=RUNS, prometheus=False, tuning={"poll_interval_s": 0.05}, **settings
+        )
+
+    def train():
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+    def say(*words):
+        print(*words, flush=True)
+
+    def until(true):
+        for _ in range(2000):
+            if true():
+                return
+            time.sleep(0.01)
+        say("not in time")
+
+    def handler():
+        now = signal.getsignal(signal.SIGTERM)
+        return {signal.SIG_DFL: "default", signal.SIG_IGN: "ignored"}.get(now, getattr(now, "__name__", now))
+
+    def hang():
+        lib, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        say("hangs")
+        lib.pthread_mutex_lock(lock), lib.pthread_mutex_lock(lock)  # with the interpreter lock; no signal ends the call
+"""
+
+
+beside = pytest.mark.skipif(
+    ends_its_container(), reason="here the agent may end with the program, which waits for it"
+)
+in_c = pytest.mark.skipif(
+    not NATIVE, reason="without the extension in C the program ends once Python runs again"
+)
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Begins a program; ends what is left of it."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(text: str, *words: str) -> subprocess.Popen[str]:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
+        command = [sys.executable, str(path), str(tmp_path / "runs"), *words]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        begun.append(
+            subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that the program says."""
+    assert process.stdout is not None
+    text = process.stdout.readline().strip()
+    assert text, process.stderr.read() if process.stderr else ""
+    return text
+
+
+def terminated_in_s(process: subprocess.Popen[str]) -> float:
+    """Sends SIGTERM; seconds until the process is gone."""
+    began_s = time.monotonic()
+    process.terminate()
+    assert process.wait(30) == -signal.SIGTERM
+    return time.monotonic() - began_s
+
+
+def summary(tmp_path: Path, state: str) -> dict[str, Any]:
+    """The summary of the only run, once it has ended so."""
+
+    def ended() -> dict[str, Any] | None:
+        for path in (tmp_path / "runs").glob("*/rank0/summary.json"):
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found if found["state"] != "running" else None
+        return None
+
+    waiting.until(lambda: ended() is not None, "the run has ended", seconds=60.0)
+    found = ended()
+    assert found is not None
+    assert found["state"] == state
+    return found
+
+
+@beside
+@in_c
+@pytest.mark.parametrize("how", ["hang()", "say('sleeps'); time.sleep(60)"])
+def test_a_rank_ends_at_once(begin: Begin, tmp_path: Path, how: str) -> None:
+    """However its main thread hangs: the agent has what is to be delivered, and sees the end from outside."""
+    process = begin(f"start(); train(); say(handler()); {how}")
+    assert line(process) == "default"
+    line(process)
+
+    assert terminated_in_s(process) < AT_ONCE_S
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+
+
+@in_c
+def test_a_rank_that_hangs_in_c_and_has_its_agent_in_a_thread_ends_after_a_second(begin: Begin) -> None:
+    """Python would have to run to finish it."""
+    process = begin("start(agent='thread'); say(handler()); hang()")
+    assert line(process) == "_terminated"
+    line(process)
+
+    assert terminated_in_s(process) < 10
+
+
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_session_gives_the_handler_back(begin: Begin, agent: str) -> None:
+    """The next SIGTERM of the program is not otel_train's."""
+    process = begin("start(agent=sys.argv[2]).close(); say(handler()); time.sleep(60)", agent)
+
+    assert line(process) == "default"
+    assert terminated_in_s(process) < 10
+
+
+@beside
+def test_what_is_open_in_the_program_alone_is_closed_first(begin: Begin, tmp_path: Path) -> None:
+    """A tracker lives there: rows that wait for it would be lost. The service thread opens it, and may set no handler itself."""
+    process = begin("""
+        session = start(console_metrics="throughput")
+        until(lambda: handler() != "default")
+        train()
+        say(handler())
+        time.sleep(60)
+    """)
+    assert line(process) == "_terminated"
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == -signal.SIGTERM
+    assert "[Throughput] Epoch 1:" in errors
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+
+
+@beside
+@in_c
+def test_a_tracker_is_closed_before_the_main_thread_has_set_the_handler(begin: Begin, tmp_path: Path) -> None:
+    """It waits for a thread that trains, runs no Python meanwhile, and wakes when a signal comes."""
+    process = begin("""
+        session = start(console_metrics="throughput")
+
+        def work():
+            until(lambda: session._service._reports.trackers is not None)
+            train()
+            say("trained")
+            time.sleep(60)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    """)
+    line(process)
+    time.sleep(0.5)
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == -signal.SIGTERM
+    assert "[Throughput] Epoch 1:" in errors
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+
+
+@beside
+def test_providers_of_the_program_are_flushed_first(begin: Begin, tmp_path: Path) -> None:
+    """What their readers have not collected is in the program alone."""
+    process = begin("""
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        start(meter_provider=MeterProvider([InMemoryMetricReader()]))
+        say(handler())
+        time.sleep(60)
+    """)
+    assert line(process) == "_terminated"
+    process.terminate()
+
+    assert process.wait(30) == -signal.SIGTERM
+    summary(tmp_path, "terminated")
+
+
+@beside
+def test_a_capture_is_closed_first_and_no_longer_once_it_is_written(begin: Begin, tmp_path: Path) -> None:
+    """The trace of a profiler lies in the program until then."""
+    process = begin("""
+        session = start(profiler="on_demand", profiler_schedule="active=2,warmup=1")
+        train()
+        otel_train.summary()
+        say(handler())
+        assert session.capture() == ""
+        seen = []
+
+        def captured():
+            train()
+            seen.append(handler())
+            return (session.run_directory / "captures").exists() and handler() == "default"
+
+        until(captured)
+        say(sorted(set(seen)))
+        time.sleep(60)
+    """)
+
+    assert [line(process), line(process)] == ["default", "['_terminated', 'default']"]
+    terminated_in_s(process)
+    summary(tmp_path, "terminated")
+
+
+@in_c
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_forked_child_ends_at_once_and_leaves_the_session_alone(
+    begin: Begin, tmp_path: Path, agent: str
+) -> None:
+    """It has the handler of its parent, and no session."""
+    process = begin(
+        """
+        start(agent=sys.argv[2]); train()
+        child = os.fork()
+        if child == 0:
+            say(handler())
+            hang()
+        time.sleep(2.0)
+        began = time.monotonic()
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        say(os.waitstatus_to_exitcode(status), time.monotonic() - began < 0.7)
+        train()
+        """,
+        agent,
+    )
+    said, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, said.split()) == (0, ["default", "hangs", "-15", "True"]), errors
+    assert summary(tmp_path, "finished")["steps"] == {"train": 20}
+
+
+@pytest.mark.parametrize("agent", ["process", "thread"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
+    begin: Begin, tmp_path: Path, agent: str, number: signal.Signals
+) -> None:
+    """Nothing is left that says the run goes on."""
+    process = begin(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from otel_train.agent.in_process import AgentClient
+        hello, opening = AgentClient._say_first_hello, AgentClient._await_opening
+
+        def say_hello(self):
+            hello(self)
+            if self.here is None:
+                self._is_open.wait()
+                os.kill(os.getpid(), int(sys.argv[3]))
+                time.sleep(5)
+
+        def await_opening(self):
+            opening(self)
+            os.kill(os.getpid(), int(sys.argv[3]))
+            time.sleep(5)
+
+        def opened(self):
+            threading.Thread(target=self._serve, daemon=True).start()
+            say_hello(self)
+
+        AgentClient._await_opening = await_opening
+        if sys.argv[2] == "process":
+            AgentClient._say_first_hello = opened
+        start(agent=sys.argv[2])
+        say("goes on")
+        """,
+        agent,
+        str(int(number)),
+    )
+    said, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (-number, "")
+    summary(tmp_path, "terminated" if number == signal.SIGTERM else "interrupted")
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_handler_of_the_program_is_called_and_ends_it_as_it_wants(
+    begin: Begin, tmp_path: Path, where: str
+) -> None:
+    """It saves a checkpoint, and leaves with a status of its own."""
+    process = begin(
+        """
+        def save(number, frame):
+            say("saves", number)
+            sys.exit(42)
+
+        if sys.argv[2] == "before":
+            signal.signal(signal.SIGTERM, save)
+        start(); train()
+        if sys.argv[2] == "after":
+            signal.signal(signal.SIGTERM, save)
+        say("up")
+        time.sleep(60)
+        """,
+        where,
+    )
+    line(process)
+    process.terminate()
+    said, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (42, "saves 15\n"), errors
+    assert summary(tmp_path, "terminated" if where == "before" else "failed")["steps"] == {"train": 10}
+
+
+@in_c
+def test_a_handler_that_a_library_has_set_in_c_goes_on_with_its_work(begin: Begin, tmp_path: Path) -> None:
+    """``faulthandler`` prints where the program is, and ends it as if it were not there."""
+    process = begin("""
+        import faulthandler
+        faulthandler.register(signal.SIGTERM, chain=True)
+        start(); train(); otel_train.summary()
+        say("up")
+        time.sleep(60)
+    """)
+    line(process)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == -signal.SIGTERM
+    assert "most recent call first" in errors
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+
+
+@in_c
+def test_a_session_of_another_thread_ends_as_one_of_the_main_thread(begin: Begin, tmp_path: Path) -> None:
+    """Only the main thread can set a handler of Python; none is needed."""
+    process = begin("""
+        thread = threading.Thread(target=lambda: (start(), train()))
+        thread.start()
+        thread.join()
+        otel_train.summary()
+        say("up")
+        time.sleep(60)
+    """)
+    line(process)
+    process.terminate()
+
+    assert process.wait(30) == -signal.SIGTERM
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
