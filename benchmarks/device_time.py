@@ -15,8 +15,8 @@ from benchmarks.machine import this_machine
 from benchmarks.row import Row
 from benchmarks.table import plain_table
 from otel_train.datamodel import Anchor, system_clock
-from otel_train.instrumentation.accelerator_discovery import cuda_driver
 from otel_train.instrumentation.cuda_events import DeviceTimer
+from otel_train.instrumentation.manager import cuda_driver
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory

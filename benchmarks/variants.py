@@ -8,10 +8,9 @@ import tempfile
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.loop import warm_up_of
-from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
-from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
+from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
 
 if TYPE_CHECKING:

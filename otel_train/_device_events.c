@@ -2,7 +2,7 @@
 
    `push_events` queues what the training thread has recorded. The thread asks the driver, by pointers to its functions, whether
    the device got there, in order, and writes what it finds where the agent reads it. It owns no memory: the layout and
-   its owner are in recording/device_ring.py and instrumentation/event_reader.py. */
+   its owner are in recording/shared_memory.py and instrumentation/event_reader.py. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -17,14 +17,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_DEVICES 16     /* device_ring.MOST_DEVICES */
+#define MOST_DEVICES 16     /* shared_memory.MOST_DEVICES */
 #define QUEUED 4096         /* event_reader.QUEUED */
 #define QUEUED_NS 10000000  /* what was recorded so long ago has been queued */
 #define NOT_READY 600       /* CUDA_ERROR_NOT_READY, hipErrorNotReady */
 
 typedef struct {
     int64_t devices, host_ns, code, step, since_ns, reached_ns, elapsed_ns[MOST_DEVICES];
-} Record; /* device_ring.Record; of a stamp `devices` is 0 */
+} Record; /* shared_memory.Record; of a stamp `devices` is 0 */
 
 typedef struct { int64_t written, until_ns, unused[6]; Record records[]; } DeviceRing;
 

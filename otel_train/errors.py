@@ -13,7 +13,6 @@ Set-up and offline commands raise these. A running training loop never sees them
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -79,7 +78,12 @@ def imported(
 MOST_SHOWN: Final = 80
 """Characters of a value that a message repeats."""
 
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL: Final = frozenset(map(chr, (*range(32), 127)))
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has control characters. Compiling a pattern for that would take 0.1 ms at each import."""
+    return not _CONTROL.isdisjoint(text)
 
 
 def refused(call: str, rule: str, remedy: str) -> ConfigError:
@@ -104,7 +108,7 @@ def text(call: str, value: object, remedy: str) -> str:
         value: what was passed.
         remedy: what to write instead.
     """
-    if isinstance(value, str) and value.strip() and not _UNPRINTABLE.search(value):
+    if isinstance(value, str) and value.strip() and not has_control(value):
         return value
     raise refused(
         call.replace("{}", shown(value)), "text that is not empty, without control characters", remedy

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.validation import IgnoredSetting
+from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 
 if TYPE_CHECKING:
@@ -176,8 +177,9 @@ def _is_pod_of_many(environ: Mapping[str, str]) -> bool:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
     # Slurm writes "4(x2)" for four tasks on each of two hosts.
-    found = re.match(r"\s*(\d+)(?:\(x\d+\).*|,.*)?\s*$", environ.get(name, ""))
+    found = re.match(r"\s*(\d+)(?:\(x\d+\).*|,.*)?\s*$", text) if text else None
     return int(found[1]) if found else None
 
 
@@ -263,10 +265,16 @@ class RunInfo:
 
 def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
     """Rank and world size of ``torch.distributed``, if it is loaded and initialised. Imports nothing."""
-    distributed = modules.get("torch.distributed")
+    distributed = imported("torch.distributed", modules)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
+    """The same; None also where this is the only rank."""
+    ranks = live_ranks(modules)
+    return ranks if ranks is not None and ranks[1] > 1 else None
 
 
 SHARED_BY: Final = frozenset({"tp", "tensor", "cp", "context", "pp", "pipeline"})

@@ -1,4 +1,4 @@
-"""What keeps otel_train from disturbing the program: fault isolation, exit hooks, fork-safe locks, printable text."""
+"""What keeps otel_train from disturbing the program: fault isolation, exit hooks, fork-safe locks, printable text, reversible patches."""
 
 from __future__ import annotations
 
@@ -388,7 +388,8 @@ def collection_deferred() -> Iterator[None]:
     """Inside the block the garbage collector does not start by itself.
 
     For imports: what they make stays, so a collection frees none of it, and the ten that would run cost 4 ms. The program
-    finds the collector on afterwards, or off, as it was.
+    finds the collector on afterwards, or off, as it was. The next collection of young objects does not go through what was
+    made here, which would cost 0.6 ms: unfrozen objects are of the oldest generation.
     """
     if not gc.isenabled():
         yield
@@ -397,6 +398,9 @@ def collection_deferred() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # else the program has frozen objects, which stay so
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
 
 
@@ -496,3 +500,51 @@ class PrintableRecords(logging.Filter):
             trace = logging.Formatter().formatException(record.exc_info)
             record.exc_text = printable(trace, most=len(trace), lines=True)
         return True
+
+
+_WAITS_BEFORE = "_otel_train_waits_before"
+_INSTEAD_OF = "_otel_train_instead_of"
+
+
+def replace(
+    owner: Any,  # Any: a class or a module
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    *,
+    waits: bool = False,
+) -> Callable[[], None]:
+    """Replaces a function of ``owner`` by ``make(original)``.
+
+    A detector that waits for training is replaced by the instrumentation in one assignment, so that another thread calls
+    either of them.
+
+    Args:
+        owner: class or module that has the function.
+        name: name of the function.
+        make: returns the replacement.
+        waits: the replacement is such a detector.
+
+    Returns:
+        A function that restores the original, unless the replacement has been wrapped.
+    """
+    there = getattr(owner, name)
+    original = getattr(there, _WAITS_BEFORE, there)
+    made = make(original)
+    made.__dict__[_INSTEAD_OF] = there
+    if waits:
+        made.__dict__[_WAITS_BEFORE] = original
+    setattr(owner, name, made)
+
+    def undo() -> None:
+        if getattr(owner, name) is made:
+            setattr(owner, name, original)
+
+    return undo
+
+
+def successor(owner: Any, name: str, waited: Callable[..., Any]) -> Callable[..., Any]:  # Any: as above
+    """Returns what has replaced a waiting detector, else the original function."""
+    now = getattr(owner, name)
+    taken = getattr(now, _INSTEAD_OF, None) is waited
+    found: Callable[..., Any] = now if taken else getattr(waited, _WAITS_BEFORE)
+    return found

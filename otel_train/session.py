@@ -224,7 +224,7 @@ class Session:
         Raises:
             ConfigError: there is nothing to call, or the stage is none.
         """
-        return self._recording.hooks.add(stage, before, after)
+        return self._recording.on(stage, before, after)
 
     @property
     def last_loader_name(self) -> str | None:

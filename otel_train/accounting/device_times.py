@@ -25,8 +25,8 @@ from otel_train.recording.events import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.recording.device_ring import DeviceRingReader, Record
     from otel_train.recording.events import Instrumented
+    from otel_train.recording.shared_memory import DeviceRingReader, Record
 
 
 _DRIFT = 1e-4

@@ -23,15 +23,14 @@ from otel_train.agent.process import (
     descriptor_of,
     ends_its_container,
 )
-from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked
+from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked, log_now, may_log
 from otel_train.config.settings import CODE, TRACKERS
-from otel_train.distributed.store import find_job, start_of_job
+from otel_train.console import terminal_of
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
-from otel_train.resource import Process, detect, torch_versions
+from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import DaemonThread, ExitHook, Guard, free_in_forks
-from otel_train.trackers import log_now, may_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,7 +106,7 @@ class AgentClient:
         self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
-        self.info = detect(config, environ, process=Process(start=start_of_job))
+        self.info = detect(config, environ, process=Process(start=_start_of_job))
         self.caches = CacheSizes()
         self.recording = InstrumentationManager(
             config, self.info, anchor=anchor, environ=environ, job=find_job
@@ -175,7 +174,9 @@ class AgentClient:
 
     def _import_ahead(self) -> None:
         """Import what the service thread is known to need: while the program trains, an import holds the interpreter."""
-        wanted = ["otel_train.console.text"]
+        wanted = []
+        if self.info.world_size > 1:
+            wanted.append("otel_train.distributed.store")
         if log_now(self._config):
             wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
         if captures_unasked(self._config):
@@ -423,9 +424,7 @@ class AgentClient:
             self._say_hello(link)
 
     def _hello(self) -> Hello:
-        from otel_train.console.text import TextLayout
-
-        page = TextLayout.of(sys.stderr) if sys.stderr is not None else TextLayout()
+        page = terminal_of(sys.stderr) if sys.stderr is not None else ()
         return Hello(
             config=self._config, info=self.info, environ=self._environ, origins=self._origins,
             anchor=self._anchor, resource=torch_versions(), page=page, again=self._opened is not None,
@@ -867,6 +866,13 @@ class _RemoteTraining:
 
     def active(self, *, active: bool) -> None:
         self._tell("active", active)
+
+
+def _start_of_job(environ: Mapping[str, str]) -> str:
+    """See ``distributed.store.start_of_job``, which only ranks on several hosts import here."""
+    from otel_train.distributed.store import start_of_job
+
+    return start_of_job(environ)
 
 
 def _printed_parts(text: str) -> Iterator[str]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from otel_train.config import Config
-    from otel_train.console.text import TextLayout
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
@@ -55,7 +54,7 @@ class Hello:
     origins: Mapping[str, str]
     anchor: Anchor
     resource: Mapping[str, AttributeValue]
-    page: TextLayout
+    page: tuple[int, bool, bool] | tuple[()]
     again: bool = False
 
 

@@ -21,6 +21,7 @@ from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
 from otel_train.config.validation import variable_of
+from otel_train.console.text import TextLayout
 from otel_train.datamodel import system_clock
 from otel_train.exporters.manager import ExportManager, SharedExporters
 from otel_train.files import parse_json, read_bytes, replace_text
@@ -110,7 +111,7 @@ class RankConnection:
         beside = info.pid != os.getpid()
         if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
-            self.exporters.terminal = (hello.page, lambda text: self._tell("say", text))
+            self.exporters.terminal = (TextLayout(*hello.page), lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings, self._tell)
         self._requests = RequestFolder(
             self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token

@@ -8,10 +8,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
-from otel_train.distributed.store import find_job
+from otel_train.config.settings import TRACKER_MODULES, TRACKERS
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
 from otel_train.instrumentation.module import barrier_of
+from otel_train.resource import find_job
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -301,13 +302,29 @@ class Reports:
 
     def _faults(self) -> dict[str, int]:
         by_part = {part: guard.faults for part, guard in self._guards.items()}
-        given = (self._caches, self._recording.timers, self._recording.hooks)
-        reported = sum(each.faults for each in given)
+        hooks = self._recording.hooks
+        reported = self._caches.faults + self._recording.timers.faults + (hooks.faults if hooks else 0)
         if reported:
             by_part[LOGGED_VALUES] = by_part.get(LOGGED_VALUES, 0) + reported
         if self.trackers is not None:
             by_part["trackers"] = self.trackers.faults()
         return by_part
+
+
+def may_log(config: Config) -> bool:
+    """Whether there may be a tracker to log to, now or later."""
+    return any(getattr(config, name) != "off" for name in TRACKERS) or bool(config.console_metrics)
+
+
+def log_now(config: Config) -> bool:
+    """Whether there is one: it is asked for, or the program has imported it. Until then ``trackers`` need not be imported."""
+    wishes = {name: getattr(config, name) for name in TRACKERS}
+    loaded = (
+        any(module in sys.modules for module in TRACKER_MODULES[name])
+        for name, wish in wishes.items()
+        if wish == "auto"
+    )
+    return "on" in wishes.values() or bool(config.console_metrics) or any(loaded)
 
 
 def captures_unasked(config: Config) -> bool:

@@ -19,7 +19,6 @@ from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
 from otel_train.instrumentation.timers import unreported_operations
-from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, RingReader
 from otel_train.recording.shared_memory import (
@@ -29,6 +28,7 @@ from otel_train.recording.shared_memory import (
     RINGS_OFFSET,
     TURN_OFFSET,
     WORD,
+    DeviceRingReader,
     RankMemory,
 )
 from otel_train.safety import Guard

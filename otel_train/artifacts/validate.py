@@ -534,9 +534,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         yield Fault(f"{folder.name}/{RUN_SUMMARY}", "is missing, or cannot be read")
     elif not left.ended:
         yield Fault(f"{folder.name}/{RUN_SUMMARY}", "the end of the run was not recorded")
-    if left.timeline is None and present(left.about.get("settings") or {}).values.get(
-        "flight_recorder", True
-    ):
+    if left.timeline is None and present(left.about.get("settings") or {})[0].get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
     for said in left.warnings:
         yield Fault(folder.name, said)

@@ -20,8 +20,7 @@ from otel_train.instrumentation.compile_events import (
     retire,
     unlisten,
 )
-from otel_train.instrumentation.patching import replace, successor
-from otel_train.safety import Guard
+from otel_train.safety import Guard, replace, successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

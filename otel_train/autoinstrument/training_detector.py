@@ -7,8 +7,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.patching import replace, successor
-from otel_train.safety import free_in_forks
+from otel_train.safety import free_in_forks, replace, successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,14 +1,16 @@
-"""Former names of settings, accepted until version 0.2."""
+"""Former names of settings, accepted until version 0.2, and what is said of unknown ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.config.validation import switch_of, text_of, variable_of, words_of
+from otel_train.config.validation import FORMER_VALUES, PREFIX, switch_of, text_of, variable_of, words_of
+from otel_train.errors import near
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 RENAMED: Final = {
     "export_every_s": "export_interval_s",
@@ -28,12 +30,6 @@ RENAMED: Final = {
     "capture_top": "profiler_top",
 }
 """Former name to present name; the values are the same."""
-
-VALUES: Final = {
-    "profiler": {"asked": "on_demand"},
-    "export_profile": {"lean": "reduced", "digest": "rank0_aggregate"},
-}
-"""Former to present values, by setting."""
 
 
 class _Fold(FastNamedTuple):
@@ -136,22 +132,13 @@ FORMER: Final = {**RENAMED, **{name: new for new, fold in FOLDED.items() for nam
 """Every former name, and the present one."""
 
 
-class PresentSettings(FastNamedTuple):
-    """Settings of one source under their present names.
-
-    Attributes:
-        values: by name.
-        warnings: one for each former name or value among them: what to write instead.
-    """
-
-    values: dict[str, Any]
-    warnings: tuple[str, ...] = ()
-
-
 def present(
     given: Mapping[str, Any], *, variables: bool = False, secrets: tuple[str, ...] = ()
-) -> PresentSettings:
-    """Settings of one source under their present names. Where both names are given, the present one wins."""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Settings of one source under their present names, and a warning for each former name or value: what to write instead.
+
+    Where both names are given, the present one wins.
+    """
     values = {name: value for name, value in given.items() if name not in FORMER}
     warnings = []
     for names, new, value in _translated(given):
@@ -164,12 +151,26 @@ def present(
         warnings.append(
             f"{old}: deprecated; set {_assigned(new, value, variables=variables, secrets=secrets)}"
         )
-    for name, renamed in VALUES.items():
+    for name, renamed in FORMER_VALUES.items():
         if (former := values.get(name)) in tuple(renamed):
             values[name] = renamed[former]
             assigned = _assigned(name, values[name], variables=variables, secrets=())
             warnings.append(f"{_spelled(name, variables=variables)}={former}: deprecated; set {assigned}")
-    return PresentSettings(values, tuple(f"{each}. Version 0.2 refuses the former name" for each in warnings))
+    return values, tuple(f"{each}. Version 0.2 refuses the former name" for each in warnings)
+
+
+def unknown(name: str, known: Iterable[str], *, variables: bool) -> str:
+    """What the user reads when there is no such setting, of names or of environment variables."""
+    # The prefix, which all variables share, would make any two names look alike.
+    name = printable(name)
+    present = {
+        _spelled(old, variables=variables): _spelled(new, variables=variables) for old, new in FORMER.items()
+    }
+    present.update((each, each) for each in known)
+    plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
+    close = near(name.removeprefix(PREFIX), plain)
+    remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)
+    return f"{name}: not a setting of otel_train. {remedy}"
 
 
 def _translated(

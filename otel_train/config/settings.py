@@ -8,9 +8,9 @@ import os
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from otel_train.config.deprecated import FORMER, present
 from otel_train.config.validation import (
     FILE_VARIABLE,
+    FORMER_VALUES,
     MIB,
     PREFIX,
     RESERVED,
@@ -31,7 +31,6 @@ from otel_train.config.validation import (
     ValueRule,
     read_parts,
     text_of,
-    unknown,
     variable_of,
 )
 from otel_train.errors import ConfigError
@@ -317,7 +316,7 @@ class Config:
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, **given: Any) -> None:
-            values, deprecated = present(given, secrets=SECRETS)
+            values, deprecated = present(given)
             for name in values:
                 if name not in SETTINGS:
                     raise TypeError(f"Config() got an unexpected keyword argument {name!r}")
@@ -367,6 +366,12 @@ SECRETS: Final = tuple(name for name, known in SETTINGS.items() if known.secret)
 TRACKERS: Final = tuple(name for name, known in SETTINGS.items() if isinstance(known.rule, TrackerChoice))
 """Settings that switch a tracker on or off."""
 
+TRACKER_MODULES: Final = {
+    **{name: (name,) for name in TRACKERS},
+    "tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard"),
+}
+"""By setting: a program that has imported one of them logs there itself."""
+
 
 class Origins(dict[str, str]):
     """The source of each setting that was given, by name.
@@ -400,6 +405,24 @@ def changed(config: Config) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
+def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """See ``config.deprecated.present``, which is imported where a name or a value may be a former one."""
+    former = any(given.get(name) in tuple(values) for name, values in FORMER_VALUES.items())
+    if given.keys() <= SETTINGS.keys() and not former:
+        return dict(given), ()
+    from otel_train.config import deprecated
+
+    return deprecated.present(given, variables=variables, secrets=SECRETS)
+
+
+def unknown(name: str, *, variables: bool = False) -> str:
+    """What the user reads when there is no such setting, or no such variable."""
+    from otel_train.config import deprecated
+
+    known = (*map(variable_of, SETTINGS), FILE_VARIABLE) if variables else tuple(SETTINGS)
+    return deprecated.unknown(name, known, variables=variables)
+
+
 class GivenSettings(FastNamedTuple):
     """What one source says, what of it cannot be honoured, and former names with what to write instead."""
 
@@ -415,7 +438,7 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
         name = variable.removeprefix(PREFIX)
         if text and name != variable and variable not in RESERVED:
             texts[name.lower() if name.upper() == name else variable] = text
-    texts, deprecated = present(texts, variables=True, secrets=SECRETS)
+    texts, deprecated = present(texts, variables=True)
     values: dict[str, Any] = {}
     ignored: list[IgnoredSetting] = []
     for name, text in texts.items():
@@ -423,11 +446,7 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
         try:
             known = SETTINGS.get(name)
             if known is None:
-                problem = unknown(
-                    variable[:MOST_CHARS],
-                    (*map(variable_of, SETTINGS), FILE_VARIABLE),
-                    {variable_of(each): variable_of(now) for each, now in FORMER.items()},
-                )
+                problem = unknown(variable[:MOST_CHARS], variables=True)
                 ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, problem))
             else:
                 values[name] = known.read(variable, text_of(text))

@@ -10,13 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.config.deprecated import FORMER, present
 from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
     MOST_CHARS,
-    SECRETS,
     SETTINGS,
     TRACKERS,
     Config,
@@ -25,9 +23,11 @@ from otel_train.config.settings import (
     ResolvedConfig,
     changed,
     in_force,
+    present,
     settings_in,
+    unknown,
 )
-from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting, unknown
+from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ MOST_FILE_BYTES: Final = 4 << 20
 """Of a file with settings. A larger one is something else, such as a device that never ends."""
 
 
-_MAY_HAVE_TABLE: Final = re.compile(
-    rb"""tool["']?\s*\.\s*["']?otel[_-]train|(?:^|[{,])[ \t]*(["']?)otel[_-]train\1\s*[.=]""", re.MULTILINE
+_MAY_HAVE_TABLE: Final = (
+    rb"""(?m)tool["']?\s*\.\s*["']?otel[_-]train|(?:^|[{,])[ \t]*(["']?)otel[_-]train\1\s*[.=]"""
 )
-"""What a file has that sets ``tool.otel_train`` in any spelling of TOML but escapes; a dependency is no match."""
+"""What a file has that sets ``tool.otel_train`` in any spelling of TOML but escapes; a dependency is no match. It is compiled
+where there is a file: that takes 0.2 ms."""
 
 
 def resolve(
@@ -79,10 +80,10 @@ def resolve(
         raise ConfigError(
             f"config_file={config_file!r}: expected the path of a YAML file. Pass its name as text"
         )
-    keywords, deprecated = present(settings or {}, secrets=SECRETS)
+    keywords, deprecated = present(settings or {})
     for name in keywords:
         if name not in DEFAULTS:
-            raise ConfigError(unknown(name, DEFAULTS, FORMER))
+            raise ConfigError(unknown(name))
     sources = [
         (CODE, GivenSettings(keywords, [], deprecated)),
         (CODE, GivenSettings(changed(config) if config is not None else {}, [])),
@@ -144,7 +145,7 @@ def _from_project(path: Path) -> _Source:
     """What ``[tool.otel_train]`` holds."""
     try:
         raw = _read(path)
-        if not _MAY_HAVE_TABLE.search(raw):  # parsing takes 5 ms, with the import of the parser
+        if not re.search(_MAY_HAVE_TABLE, raw):  # parsing takes 5 ms, with the import of the parser
             return str(path), GivenSettings({}, [])
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")
@@ -191,7 +192,7 @@ def _checked(held: object, origin: str, where: str) -> _Source:
         return _unread(Path(origin), f"{where}: {type(held).__name__}: {rule}. Write run_name: mine")
     values: dict[str, Any] = {}
     ignored = []
-    named, deprecated = present(held or {}, secrets=SECRETS)
+    named, deprecated = present(held or {})
     for name, value in named.items():
         try:
             native = _native(name, value)
@@ -206,7 +207,7 @@ def _checked(held: object, origin: str, where: str) -> _Source:
 def _native(name: str, value: object) -> object:
     """What a file holds, as code would say it."""
     if name not in DEFAULTS:
-        raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS, FORMER))
+        raise ConfigError(unknown(str(name)[:MOST_CHARS]))
     known = SETTINGS[name]
     if value is None:
         return None

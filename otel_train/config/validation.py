@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from otel_train.errors import ConfigError, near
+from otel_train.errors import ConfigError, has_control
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.safety import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PREFIX: Final = "OTEL_TRAIN_"
 """Every setting is also an environment variable: this prefix, then the field in capitals."""
@@ -42,7 +37,12 @@ _SWITCH: Final = {
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
 _EXPECTED: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+FORMER_VALUES: Final = {
+    "profiler": {"asked": "on_demand"},
+    "export_profile": {"lean": "reduced", "digest": "rank0_aggregate"},
+}
+"""Former to present values, by setting; accepted until version 0.2."""
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class Plain(ValueRule):
         """What is wrong with ``value``."""
         if self.filled and not value:
             return "not empty"
-        return "no control characters" if _UNPRINTABLE.search(value) else ""
+        return "no control characters" if has_control(value) else ""
 
 
 class NameList(Plain):
@@ -359,7 +359,7 @@ def split_address(text: str) -> tuple[str, int] | None:
         host = host[1:-1]
     elif ":" in host:
         return None
-    plain = host.strip() and not _UNPRINTABLE.search(host)
+    plain = host.strip() and not has_control(host)
     known = port.isascii() and port.isdigit() and len(port) <= len(str(MOST_PORT))
     return (host, int(port)) if plain and known and int(port) <= MOST_PORT else None
 
@@ -397,14 +397,3 @@ class _Shown(reprlib.Repr):
 def variable_of(name: str) -> str:
     """The environment variable of a setting."""
     return PREFIX + name.upper()
-
-
-def unknown(name: str, known: Iterable[str], former: Mapping[str, str]) -> str:
-    """What the user reads when there is no such setting."""
-    # The prefix, which all share, would make any two names look alike.
-    name = printable(name)
-    present = {**former, **{each: each for each in known}}
-    plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
-    close = near(name.removeprefix(PREFIX), plain)
-    remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)
-    return f"{name}: not a setting of otel_train. {remedy}"

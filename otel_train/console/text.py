@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import unicodedata
 from typing import TYPE_CHECKING, TextIO
 
+from otel_train.console import COLUMNS_UNKNOWN, terminal_of
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import escaped, printable
 
@@ -99,7 +99,6 @@ NARROWEST, WIDEST = 80, 120
 INDENT = "  "
 
 _NAME_CHARACTERS = 400  # beyond this a name is cut before it is measured, so a megabyte of name costs nothing
-_COLUMNS_UNKNOWN = 100
 
 _STYLES = {
     "bold": "1",
@@ -134,23 +133,14 @@ class TextLayout(FastNamedTuple):
         unicode: characters outside ASCII may be used.
     """
 
-    width: int = _COLUMNS_UNKNOWN
+    width: int = COLUMNS_UNKNOWN
     color: bool = False
     unicode: bool = True
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> TextLayout:
-        """The page that suits ``stream``; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured."""
-        terminal = stream.isatty()
-        color = terminal and environ.get("TERM") != "dumb"
-        if environ.get("FORCE_COLOR"):
-            color = True
-        if environ.get("NO_COLOR"):
-            color = False
-        columns = shutil.get_terminal_size((_COLUMNS_UNKNOWN, 24)).columns if terminal else _COLUMNS_UNKNOWN
-        if environ.get("COLUMNS", "").isdecimal():
-            columns = int(environ["COLUMNS"])
-        return cls(columns, color, _writes_unicode(stream))
+        """The page that suits ``stream``."""
+        return cls(*terminal_of(stream, environ))
 
     @property
     def columns(self) -> int:
@@ -288,11 +278,3 @@ def _prefix(text: str, columns: int) -> str:
         if used > columns:
             return text[:index]
     return text
-
-
-def _writes_unicode(stream: TextIO) -> bool:
-    try:
-        "█▏━µ–✖".encode(getattr(stream, "encoding", None) or "ascii")  # noqa: RUF001 - what we draw with
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.resource import process_mark
+from otel_train.resource import find_job, process_mark
 from otel_train.safety import Guard, daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
@@ -321,15 +321,6 @@ class JobStore:
     def remove(self, key: str) -> None:
         """Deletes a key."""
         self._store.delete_key(key)
-
-
-def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
-    """Returns rank and world size of the initialised process group; None if there is none or it has one rank."""
-    distributed = imported("torch.distributed", modules)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    ranks = distributed.get_rank(), distributed.get_world_size()
-    return ranks if ranks[1] > 1 else None
 
 
 def connect(modules: Mapping[str, Any] = sys.modules) -> JobStore | None:

@@ -196,12 +196,16 @@ class JaxCompilerProbe(_Compilations):
     """
 
     def __init__(
-        self, clock: Clock, find: Callable[[], Any] = events, changed: Callable[[], None] = lambda: None
+        self,
+        clock: Clock,
+        find: Callable[[], Any] = events,
+        changed: Callable[[], None] = lambda: None,
+        since_ns: int | None = None,
     ) -> None:
         super().__init__("JAX compiler", clock, find, changed)
         self._monitoring: Any = None
         self._parts = _Parts()
-        self._since_ns = clock()
+        self._since_ns = clock() if since_ns is None else since_ns
 
     def listen(self) -> None:
         """Registers the listener once JAX is loaded."""

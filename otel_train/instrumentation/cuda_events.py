@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.event_reader import reader_of
-from otel_train.recording.device_ring import MOST_DEVICES
 from otel_train.recording.events import (
     END,
     FLAG_SHIFT,
@@ -23,6 +22,7 @@ from otel_train.recording.events import (
     SourceKind,
 )
 from otel_train.recording.ring_buffer import PREEMPTED_NS
+from otel_train.recording.shared_memory import MOST_DEVICES
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

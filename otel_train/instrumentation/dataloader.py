@@ -24,7 +24,6 @@ from otel_train.instrumentation.dataloader_workers import (
     WorkerPool,
     how_it_ended,
 )
-from otel_train.instrumentation.patching import replace
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import (
     FLAG_SHIFT,
@@ -38,6 +37,7 @@ from otel_train.recording.events import (
     SourceKind,
     code,
 )
+from otel_train.safety import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from otel_train.recording.device_ring import HEAD_WORDS, MOST_DEVICES, RECORD_WORDS, DeviceRing, Record
 from otel_train.recording.ring_buffer import EXTENSION
+from otel_train.recording.shared_memory import HEAD_WORDS, MOST_DEVICES, RECORD_WORDS, DeviceRing, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

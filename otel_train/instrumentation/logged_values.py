@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import by_name, callable_, text
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.recording.pending_entries import PendingEntries, unreported
+from otel_train.recording.shared_memory import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import system_clock
-from otel_train.instrumentation.accelerator_discovery import UNTIMED, NoDevices, find_driver
-from otel_train.instrumentation.backward import in_backward
-from otel_train.instrumentation.callbacks import StageCallbacks
-from otel_train.instrumentation.compile_events import JaxCompilerProbe
+from otel_train.errors import imported
 from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
-from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
-from otel_train.recording.pending_entries import PendingEntries
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
-from otel_train.safety import Guard
+from otel_train.recording.shared_memory import FlightMemory, PendingEntries
+from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.config import Config
-    from otel_train.datamodel import Anchor, Compile
-    from otel_train.instrumentation.accelerator import DeviceDriver
+    from otel_train.datamodel import Anchor, Compile, DeviceMemory
+    from otel_train.instrumentation.accelerator import CudaDriver, DeviceDriver, HipDriver
+    from otel_train.instrumentation.callbacks import StageCallbacks
+    from otel_train.instrumentation.compile_events import CompilerProbe, JaxCompilerProbe
     from otel_train.instrumentation.cuda_events import DeviceTimer
     from otel_train.instrumentation.device_copy import TransferProbe
     from otel_train.resource import RunInfo
+
+
+_COMPILERS = ("torch._dynamo.callback", "jax._src.monitoring")
+"""Modules of compilers that tell when they compile; a program that compiles nothing has imported neither."""
 
 
 class InstrumentationManager:
@@ -77,10 +82,11 @@ class InstrumentationManager:
         self.values = ValueQueue(system_clock, values, changed)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
         self._surroundings: tuple[int, object] = (len(sys.modules), None)
-        self._jax = JaxCompilerProbe(system_clock, changed=changed)
-        self.stages = StageRecorder(self.recorder, self._jax.listen)
+        self._compilers: tuple[CompilerProbe, JaxCompilerProbe] | None = None
+        self._since_ns = anchor.clock_ns
+        self.stages = StageRecorder(self.recorder, self._listen)
         self.timers = Timers(self.recorder, system_clock, operations)
-        self.hooks = StageCallbacks(self.recorder)
+        self.hooks: StageCallbacks | None = None
         self.last_batch = LastBatch(self.recorder)
         self._torch: TorchProbes | None = None
 
@@ -93,15 +99,16 @@ class InstrumentationManager:
         """Activates the public functions, and instruments torch and JAX if they are loaded."""
         active_session.stages, active_session.timers = self.stages, self.timers
         self.watch_torch()
-        self._jax.listen()
+        self._listen()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.look()
 
     def watch_torch(self) -> None:
         """Instruments torch once the program has imported it."""
         if self._torch is None and "torch" in sys.modules:
-            self._torch = TorchProbes(self.recorder, self.scaled, clock=system_clock)
+            self._torch = TorchProbes(self.recorder, self.scaled)
             self.probes.watch_torch()
+            self._listen()
 
     def follow_compiler(self) -> None:
         """Instruments models that have been compiled since, and excludes wrappers from compilation.
@@ -116,9 +123,33 @@ class InstrumentationManager:
         """Registers with compilers that have been loaded since, and excludes wrappers from compilation."""
         if active_session.stages is not self.stages:  # what has been given back stays so
             return
-        self._jax.listen()
+        self._listen()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
+
+    def _listen(self) -> None:
+        if self._compilers is None:
+            if not any(map(imported, _COMPILERS)):
+                return
+            from otel_train.instrumentation.compile_events import CompilerProbe, JaxCompilerProbe
+
+            changed = self.recorder.changed
+            self._compilers = (
+                CompilerProbe(system_clock, changed=changed),
+                JaxCompilerProbe(system_clock, changed=changed, since_ns=self._since_ns),
+            )
+        for probe in self._compilers:
+            probe.listen()
+
+    def on(
+        self, stage: str, before: Callable[[], object] | None, after: Callable[[], object] | None
+    ) -> Handle:
+        """See ``Session.on``."""
+        from otel_train.instrumentation.callbacks import StageCallbacks
+
+        if self.hooks is None:
+            self.hooks = StageCallbacks(self.recorder)
+        return self.hooks.add(stage, before, after)
 
     @property
     def polled(self) -> bool:
@@ -149,7 +180,7 @@ class InstrumentationManager:
 
     def compiles(self) -> list[Compile]:
         """Returns the compilations since the last call."""
-        return [*(self._torch.compiler.take() if self._torch is not None else ()), *self._jax.take()]
+        return [each for probe in self._compilers or () for each in probe.take()]
 
     def end(self) -> None:
         """Removes all instrumentation; nothing is written afterwards."""
@@ -158,7 +189,8 @@ class InstrumentationManager:
         self.probes.remove()
         if self._torch is not None:
             self._torch.remove()
-        self._jax.remove()
+        for probe in self._compilers or ():
+            probe.remove()
         self.transfers.remove()
         self.recorder.silence()
 
@@ -180,3 +212,134 @@ def _device_probes(
     from otel_train.instrumentation.device_copy import TransferProbe
 
     return time_devices(recorder, driver, mode), TransferProbe(recorder, driver)
+
+
+_NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
+"""Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
+
+_AMD_FILE = "/dev/kfd"
+_DISPLAYS = "/sys/class/drm"
+_INTEL = "0x8086"
+_HIDDEN = ("", "-1")
+_MACHINE = (os.uname().sysname, os.uname().machine) if hasattr(os, "uname") else ("", "")
+
+UNTIMED = (
+    "device time and device memory are read on Linux by way of torch.cuda (NVIDIA, AMD) and torch.xpu (Intel), device memory "
+    "also by way of torch.mps (Apple), and this machine has no driver of that kind"
+)
+APPLE_UNTIMED = (
+    "device time is not read: torch.mps waits until the device is done before it tells the time between two events. "
+    "Device memory is read"
+)
+
+
+def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
+    """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
+    return cuda_driver(environ) or hip_driver(environ) or torch_driver()
+
+
+def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES) -> CudaDriver | None:
+    """The driver for NVIDIA's devices, or None on a machine where CUDA cannot be used.
+
+    Args:
+        environ: the process environment.
+        files: paths of which at least one exists where there is a device.
+    """
+    if environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN or sys.platform != "linux":
+        return None
+    if not any(map(os.path.exists, files)):
+        return None
+    import ctypes
+
+    from otel_train.instrumentation.accelerator import CudaDriver
+
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        exchange = library.cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
+        return None
+    return CudaDriver(exchange, library=library, instance=instance_of(environ))
+
+
+def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver | None:
+    """The driver for AMD's devices, or None on a machine without any.
+
+    Args:
+        environ: the process environment.
+        file: exists where there is a device.
+    """
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    hidden = any(environ.get(name, "all").strip() in _HIDDEN for name in names)
+    if hidden or sys.platform != "linux" or not Path(file).exists():
+        return None
+    from otel_train.instrumentation.accelerator import HipDriver
+
+    return HipDriver()
+
+
+def torch_driver(
+    machine: tuple[str, str] = _MACHINE,
+    displays: str = _DISPLAYS,
+    find_torch: Callable[[], Any] = lambda: imported("torch"),
+) -> DeviceDriver | None:
+    """The driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
+
+    Args:
+        machine: system and architecture, as ``os.uname`` names them.
+        displays: folder of the devices that compute or show.
+        find_torch: gives torch, where the program has imported it by now.
+    """
+    if machine == ("Darwin", "arm64"):
+        from otel_train.instrumentation.accelerator import DeviceDriver
+
+        return DeviceDriver("mps", find_torch, why_untimed=APPLE_UNTIMED)
+    torch = find_torch()
+    if torch is not None and not getattr(getattr(torch, "_C", None), "_has_xpu", False):
+        return None  # a processor with graphics of its own
+    with suppress(OSError):
+        vendors = Path(displays).glob("renderD*/device/vendor")
+        if any(vendor.read_text().strip() == _INTEL for vendor in vendors):
+            from otel_train.instrumentation.accelerator import DeviceDriver
+
+            return DeviceDriver("xpu", find_torch)
+    return None
+
+
+def instance_of(environ: Mapping[str, str]) -> str:
+    """The part of a device that the program may use; "" where it has whole ones, or none is set."""
+    first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return first if first.startswith("MIG-") else ""
+
+
+class NoDevices:
+    """In the place of ``DeviceTimer`` and ``TransferProbe`` where this machine has no accelerator: nothing is recorded."""
+
+    dropped = spent_ns = 0
+    failure = ""
+
+    def __init__(self) -> None:
+        self._steps = (1, 1)  # as ``DeviceTimer`` counts the first step
+
+    def look(self) -> None:
+        """Does nothing."""
+
+    read = remove = close = look
+
+    def take_steps(self) -> tuple[int, int]:
+        """See ``DeviceTimer.take_steps``."""
+        steps, self._steps = self._steps, (0, 0)
+        return steps
+
+    def memory(self) -> list[DeviceMemory]:
+        """None."""
+        return []
+
+    def taken(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    hardware_ids = copied_to_host = taken
+
+    def ooms(self) -> int:
+        """None."""
+        return 0

@@ -23,9 +23,9 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, Sim
 from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.naming import is_ours, variables_of
-from otel_train.instrumentation.patching import replace
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import Flag, Op, SourceKind, code
+from otel_train.safety import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

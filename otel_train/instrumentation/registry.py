@@ -11,8 +11,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.backward import BackwardProbe
-from otel_train.instrumentation.compile_events import CompilerProbe
 from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, InstrumentedIterable, LoaderProbe
 from otel_train.instrumentation.module import (
     ModulePatch,
@@ -24,16 +22,14 @@ from otel_train.instrumentation.module import (
     no_open_forward,
 )
 from otel_train.instrumentation.naming import CallSite, Loader, class_name, free_name, place_of
-from otel_train.instrumentation.optimizer import OptimizerProbe
-from otel_train.instrumentation.patching import replace
-from otel_train.safety import Guard, free_in_forks
+from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
+from otel_train.safety import Guard, free_in_forks, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     import torch
 
-    from otel_train.datamodel import Clock
     from otel_train.instrumentation.optimizer import ScaledUpdates
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.recording.recorder import Recorder
@@ -407,19 +403,17 @@ def _parts(model: torch.nn.Module) -> set[int]:
 
 
 class TorchProbes:
-    """Instruments backward, optimizers and the compiler."""
+    """Instruments backward and optimizers."""
 
-    def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
+    def __init__(self, recorder: Recorder, scaled: ScaledUpdates) -> None:
         self._backward = BackwardProbe(recorder)
         self._optimizers = OptimizerProbe(recorder, scaled)
-        self.compiler = CompilerProbe(clock, changed=recorder.changed)
         self._edge = recorder.edge
         self._stepped_aside = False
         self.step_aside_for_compiler()
 
     def step_aside_for_compiler(self) -> None:
         """Excludes wrappers from compilation once the compiler is loaded, so that they cause no graph break."""
-        self.compiler.listen()
         compiler = sys.modules.get("torch._dynamo.eval_frame")
         skip = getattr(compiler, "skip_code", None)
         if self._stepped_aside or skip is None:
@@ -436,7 +430,6 @@ class TorchProbes:
         """Removes all hooks."""
         self._backward.remove()
         self._optimizers.remove()
-        self.compiler.remove()
 
 
 def _skipper_of_whole_calls(compiler: Any) -> Callable[[Any], None] | None:  # Any: torch._dynamo.eval_frame

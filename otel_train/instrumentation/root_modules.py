@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.naming import variables_of
+from otel_train.instrumentation.optimizer import in_backward
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from otel_train.errors import refused, shown, text
 from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind
-from otel_train.recording.pending_entries import PendingEntries, unreported
+from otel_train.recording.shared_memory import PendingEntries, unreported
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.distributed.store import JobStore, connect, find_job
+from otel_train.distributed.store import JobStore, connect
 from otel_train.errors import ConfigError
 from otel_train.integrations.shared_session import plain
 from otel_train.profiler.requests import activities
-from otel_train.resource import LAUNCH_RUN, given_run_id, run_id_of_start
+from otel_train.resource import LAUNCH_RUN, find_job, given_run_id, run_id_of_start
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

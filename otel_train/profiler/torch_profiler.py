@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.patching import replace
+from otel_train.safety import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

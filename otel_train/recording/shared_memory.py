@@ -10,13 +10,14 @@ Layout (little-endian, offsets in bytes):
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
 
-Memory that is shared goes on behind the rings, with what devices did (``device_ring``), then with logged values and with
-operations that wait for a report (``pending_entries``). No file has that.
+Memory that is shared goes on behind the rings, with what devices did (``DeviceRing``), then with logged values and with
+operations that wait for a report (``PendingEntries``). No file has that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -25,9 +26,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS
-from otel_train.recording.pending_entries import PENDING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -287,3 +286,174 @@ def end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:
     """Where the rings end, in bytes from the beginning: what a flight file holds."""
     offset, edges = ring_place(side_rings, main_edges, side_edges)
     return offset + edges * EDGE_WORDS * WORD
+
+
+# --- what devices did -------------------------------------------------------------------------------
+# int64 words: a head (records written in all, the instant until which it is complete, six unused), then ``RECORDS`` records
+# of ``RECORD_WORDS``. One writer: ``DeviceRing``, or the reader of device events in ``_device_events.c``.
+
+MOST_DEVICES = 16
+"""Devices of one process whose time is taken, at most."""
+
+HEAD_WORDS = 8
+_FIXED_WORDS = 6
+RECORD_WORDS = _FIXED_WORDS + MOST_DEVICES
+RECORDS = 4096
+DEVICE_RING_WORDS = HEAD_WORDS + RECORDS * RECORD_WORDS
+
+
+class Record(FastNamedTuple):
+    """An edge that the devices got to, or a stamp: an event that a device got to as soon as it was recorded.
+
+    Attributes:
+        devices: that the edge was recorded on; 0 for a stamp, which is of the first device.
+        host_ns: when the host recorded the edge.
+        code: of the edge. With op ``MARK`` it is the first of a step that is not timed: the last of the one before, and
+            nothing else.
+        since_ns: the first device had not got there before; on the host's clock.
+        reached_ns: it had by then.
+        elapsed_ns: by device, from the edge before to this one, on the device's clock; 0 for a device that the edge before
+            was not recorded on.
+    """
+
+    devices: int
+    host_ns: int
+    code: int
+    step: int
+    since_ns: int
+    reached_ns: int
+    elapsed_ns: tuple[int, ...]
+
+
+class DeviceRing:
+    """Writes records. See ``_device_events.c`` for the same in C."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def write(self, record: Record) -> None:
+        """Write one record. The number of records moves last: what lies before it is whole."""
+        words, written = self._words, self._words[0]
+        at = HEAD_WORDS + written % RECORDS * RECORD_WORDS
+        for place, word in enumerate((*record[:-1], *record.elapsed_ns), at):
+            words[place] = word
+        words[0] = written + 1
+
+    def complete(self, until_ns: int) -> None:
+        """Of all edges before ``until_ns``, nothing more will come."""
+        self._words[1] = until_ns
+
+
+class DeviceRingReader:
+    """Reads records without making their writer wait.
+
+    Attributes:
+        missed: records that were overwritten before they could be read.
+    """
+
+    def __init__(self, words: memoryview) -> None:
+        self.missed = 0
+        self._words = words
+        self._taken = 0
+
+    def read(self) -> tuple[list[Record], int]:
+        """Every record since the last call, and the instant until which they are complete; 0 while no device is timed."""
+        until_ns, written = self._words[1], self._words[0]
+        first = max(self._taken, written - RECORDS)
+        records = [self._record(number) for number in range(first, written)]
+        # The slot after the published number may be half written: it held the record one lap earlier.
+        whole = max(first, min(written, self._words[0] + 1 - RECORDS))
+        self.missed += whole - self._taken
+        self._taken = written
+        return records[whole - first :], until_ns
+
+    def _record(self, number: int) -> Record:
+        at = HEAD_WORDS + number % RECORDS * RECORD_WORDS
+        devices, host_ns, code, step, since_ns, reached_ns = self._words[at : at + _FIXED_WORDS]
+        elapsed_ns = self._words[at + _FIXED_WORDS : at + _FIXED_WORDS + max(1, devices)]
+        return Record(devices, host_ns, code, step, since_ns, reached_ns, tuple(elapsed_ns))
+
+
+# --- what waits for a report ------------------------------------------------------------------------
+# Kept where the agent finds it if the process is killed before: a head (one int64: entries that have been reported) and
+# ``ENTRIES`` slots. A slot has the number of its entry plus one, which is written last, then a kind, three int64, a float64,
+# and text. One thread at a time writes a slot.
+
+ENTRIES = 4096
+SLOT_BYTES = 256
+_NUMBER = struct.Struct("<q")
+_BODY = struct.Struct("<4qdq")
+_HEAD_BYTES = _NUMBER.size
+_TEXT = _HEAD_BYTES + _BODY.size
+TEXT_BYTES = SLOT_BYTES - _TEXT
+"""An entry with a longer text is not kept: it is lost with the process, as a tensor that was not read is."""
+
+PENDING_BYTES = _HEAD_BYTES + ENTRIES * SLOT_BYTES
+
+
+class PendingEntry(FastNamedTuple):
+    """One entry.
+
+    Attributes:
+        numbers: three integers; the caller's.
+    """
+
+    kind: int
+    numbers: tuple[int, int, int] = (0, 0, 0)
+    value: float = 0.0
+    text: str = ""
+
+
+class PendingEntries:
+    """Numbers entries and keeps the last ``ENTRIES``. Without memory it numbers them alone.
+
+    Args:
+        memory: ``PENDING_BYTES`` of memory that another process reads; None where none does.
+    """
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self._memory = memory
+        self._numbers = itertools.count()  # a call of next() is whole, whatever thread makes it
+
+    def add(
+        self, kind: int, first: int, second: int = 0, third: int = 0, *, value: float = 0.0, text: str = ""
+    ) -> int:
+        """Keep a ``PendingEntry`` of these; kind 0: number one that cannot be kept. Returns its number."""
+        number, memory = next(self._numbers), self._memory
+        if not kind or memory is None:
+            return number
+        encoded = text.encode(errors="replace")
+        length = len(encoded)
+        if length <= TEXT_BYTES:
+            at = _HEAD_BYTES + number % ENTRIES * SLOT_BYTES
+            _BODY.pack_into(memory, at + _HEAD_BYTES, kind, first, second, third, value, length)
+            memory[at + _TEXT : at + _TEXT + length] = encoded
+            _NUMBER.pack_into(memory, at, number + 1)
+        return number
+
+    def report(self, before: int) -> None:
+        """All entries with a lower number have been reported."""
+        if self._memory is not None:
+            _NUMBER.pack_into(self._memory, 0, before)
+
+    def let_go(self) -> None:
+        """Keep nothing more: the memory is given back, or is that of the parent of this process."""
+        self._memory = None
+
+
+def unreported(memory: memoryview) -> list[PendingEntry]:
+    """Entries that were never reported, oldest first. Call it once the writer is gone.
+
+    A slot that was half written, or holds what cannot be read, is left out.
+    """
+    (reported,) = _NUMBER.unpack_from(memory)
+    found = []
+    for number in range(reported, reported + ENTRIES):
+        at = _HEAD_BYTES + number % ENTRIES * SLOT_BYTES
+        if _NUMBER.unpack_from(memory, at)[0] != number + 1:
+            continue
+        kind, first, second, third, value, length = _BODY.unpack_from(memory, at + _HEAD_BYTES)
+        text = bytes(memory[at + _TEXT : at + _TEXT + length]) if 0 <= length <= TEXT_BYTES else b""
+        with contextlib.suppress(UnicodeDecodeError):  # the process wrote over its own memory before it ended
+            found.append(PendingEntry(kind, (first, second, third), value, text.decode()))
+    return found

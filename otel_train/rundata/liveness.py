@@ -118,7 +118,7 @@ def written_until(summary: Mapping[str, Any]) -> float | None:
 
 def _intervals(settings: object) -> tuple[float, float]:
     """Seconds between two reads of what is recorded and between two summaries, by the settings of the run."""
-    given = present(mapping(settings)).values
+    given, _ = present(mapping(settings))
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
     except ConfigError:  # any user may have written the file

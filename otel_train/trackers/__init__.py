@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_train.config.settings import TRACKERS
 from otel_train.fast_classes import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from otel_train.config.settings import Config
     from otel_train.trackers.metrics import FlatRow
 
-__all__ = ["LOADED_BY", "OpeningTracker", "Tracker", "TrackerKind", "log_now", "may_log"]
-
-LOADED_BY: Final = {"tensorboard": ("torch.utils.tensorboard", "tensorboardX", "tensorboard")}
-"""By setting, where they are not one module of that name: a program that has imported one of them logs there itself."""
-
-
-def may_log(config: Config) -> bool:
-    """Whether there may be a tracker to log to, now or later."""
-    return any(getattr(config, name) != "off" for name in TRACKERS) or bool(config.console_metrics)
-
-
-def log_now(config: Config) -> bool:
-    """Whether there is one: it is asked for, or the program has imported it. Until then ``trackers.manager`` need not be imported."""
-    wishes = {name: getattr(config, name) for name in TRACKERS}
-    loaded = (
-        any(module in sys.modules for module in LOADED_BY.get(name, (name,)))
-        for name, wish in wishes.items()
-        if wish == "auto"
-    )
-    return "on" in wishes.values() or bool(config.console_metrics) or any(loaded)
+__all__ = ["OpeningTracker", "Tracker", "TrackerKind"]
 
 
 class Tracker(Protocol):

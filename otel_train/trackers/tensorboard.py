@@ -7,8 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.config.settings import TRACKER_MODULES
 from otel_train.datamodel import NS_PER_S
-from otel_train.trackers import LOADED_BY, TrackerKind
+from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
     from otel_train.trackers import OpeningTracker
@@ -36,7 +37,7 @@ class TensorBoardTracker:
         return (
             self._given is not None
             or self._asked
-            or any(name in sys.modules for name in LOADED_BY["tensorboard"])
+            or any(name in sys.modules for name in TRACKER_MODULES["tensorboard"])
         )
 
     def place(self) -> Any:

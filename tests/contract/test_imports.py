@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_train.instrumentation.accelerator_discovery import find_driver
+from otel_train.instrumentation.manager import find_driver
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,15 +29,13 @@ with otel_train.instrument(torch.nn.Linear(4, 2), {"train": loader}, run_dir=sys
 """
 
 ALLOWED = {
-    "_edges", "agent", "api", "config", "console", "datamodel", "distributed", "errors", "fast_classes", "instrumentation", "recording", "resource", "safety", "session", "trackers",
+    "_edges", "agent", "api", "config", "console", "datamodel", "errors", "fast_classes", "instrumentation", "recording", "resource", "safety", "session",
 }  # fmt: skip
 """Packages, and modules of the package itself."""
 
 ALLOWED_OF = {
     "agent": {"in_process", "messages", "process", "reports"},
-    "console": {"text"},
-    "distributed": {"store"},
-    "trackers": set[str](),
+    "console": set[str](),
 }
 """Modules of packages of which most belong to the agent."""
 

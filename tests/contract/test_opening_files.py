@@ -46,7 +46,7 @@ ELSEWHERE = {
     "resource.py": "/proc",
     "instrumentation/accelerator.py": "/proc",
     "instrumentation/logged_values.py": "an event in shared memory",
-    "instrumentation/accelerator_discovery.py": "/sys",
+    "instrumentation/manager.py": "/sys",
     "stack/": "the state of the stack",
     "ui/components.py": "files of the package",
 }

@@ -82,7 +82,7 @@ class DummyExporter:
 DUMMY_INSTRUMENTATION = """\
 import statistics
 
-from otel_train.instrumentation.patching import replace
+from otel_train.safety import replace
 from otel_train.recording.events import SourceKind, begin_end_fail
 
 

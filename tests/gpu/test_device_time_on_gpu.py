@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from otel_train.datamodel import Anchor, system_clock
-from otel_train.instrumentation.accelerator_discovery import cuda_driver
 from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
+from otel_train.instrumentation.manager import cuda_driver
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory

@@ -15,7 +15,7 @@ from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader
 from otel_train.datamodel import Point
-from otel_train.instrumentation.accelerator_discovery import cuda_driver
+from otel_train.instrumentation.manager import cuda_driver
 from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.session import Session
 from tests.support.inside import inside

@@ -19,12 +19,11 @@ from otel_train.aggregation.spans import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters import ExportRoute
 from otel_train.instrumentation.accelerator import DeviceDriver
-from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.naming import Loader
-from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -99,7 +98,7 @@ class InstrumentedTraining:
             PeriodicTask(lambda: self.run.device.add(self.agent.take()), self.guards[1], 0.0)
         )
         self.probes = Probes(self.recorder)
-        self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
+        self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()))
         self.transfers = TransferProbe(self.recorder, HostDriver())
         self.transfers.look()
         self.probes.watch_torch()

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
-from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
+from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import SourceKind
 from otel_train.recording.recorder import Recorder

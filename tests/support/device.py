@@ -10,8 +10,8 @@ from otel_train.accounting.device_times import DevicePairs
 from otel_train.datamodel import DeviceMemory, DeviceTimes, Pace
 from otel_train.instrumentation.accelerator import DeviceDriver
 from otel_train.instrumentation.cuda_events import DeviceTimer
-from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import DeviceRingReader
 from otel_train.testing import FakeClock
 
 NEVER_NS = 2**62

@@ -15,13 +15,13 @@ from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import AcceleratorReader
 from otel_train.datamodel import Anchor, DeviceMemory
 from otel_train.instrumentation.accelerator import DeviceDriver, HipDriver, _loaded_library
-from otel_train.instrumentation.accelerator_discovery import (
+from otel_train.instrumentation.cuda_events import DeviceTimer
+from otel_train.instrumentation.manager import (
     APPLE_UNTIMED,
     find_driver,
     hip_driver,
     torch_driver,
 )
-from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
@@ -315,6 +315,6 @@ def test_amds_driver_is_made_where_there_is_a_device_that_is_not_hidden(tmp_path
 def test_a_machine_without_any_of_them_has_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is added to the hot path there."""
     for maker in ("cuda_driver", "hip_driver", "torch_driver"):
-        monkeypatch.setattr(f"otel_train.instrumentation.accelerator_discovery.{maker}", lambda *_: None)
+        monkeypatch.setattr(f"otel_train.instrumentation.manager.{maker}", lambda *_: None)
 
     assert find_driver({}) is None

@@ -13,7 +13,7 @@ import pytest
 
 from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import CudaDriver
-from otel_train.instrumentation.accelerator_discovery import cuda_driver, instance_of
+from otel_train.instrumentation.manager import cuda_driver, instance_of
 from tests.support.fake_cuda import CONTEXT, compiled
 
 torch = pytest.importorskip("torch")

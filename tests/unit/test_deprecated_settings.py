@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from otel_train.config import Config
-from otel_train.config.deprecated import FOLDED, FORMER, RENAMED, VALUES, present
+from otel_train.config.deprecated import FOLDED, FORMER, RENAMED, present
 from otel_train.config.settings import DEFAULTS, SETTINGS, settings_in
 from otel_train.config.sources import resolve
+from otel_train.config.validation import FORMER_VALUES
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"export_every_s": 5.0}, {"export_interval_s": 5.0}),
@@ -61,9 +62,9 @@ def test_a_former_name_means_the_same_in_code_environment_and_files(
 
 def test_the_warning_says_what_to_write_instead() -> None:
     """Whoever reads it can paste it."""
-    [keyword] = present({"prometheus_port": 0}).warnings
+    _, [keyword] = present({"prometheus_port": 0})
     [variable] = settings_in({"OTEL_TRAIN_CAPTURE_STEPS": "20"}).deprecated
-    [value] = present({"capture": "asked"}).warnings[1:]
+    [value] = present({"capture": "asked"})[1][1:]
 
     assert keyword == (
         "prometheus_port: deprecated; set prometheus_address='127.0.0.1:0'. Version 0.2 refuses the former name"
@@ -110,7 +111,7 @@ def test_a_wrong_value_under_a_former_name_is_reported() -> None:
 
 def test_every_former_name_leads_to_a_setting_and_none_is_one() -> None:
     """A table that points at nothing would lose the setting."""
-    assert {*RENAMED.values(), *FOLDED, *VALUES} <= set(DEFAULTS)
+    assert {*RENAMED.values(), *FOLDED, *FORMER_VALUES} <= set(DEFAULTS)
     assert FORMER.keys().isdisjoint(DEFAULTS)
     assert len(SETTINGS) <= 52
 

@@ -15,10 +15,9 @@ from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation import event_reader
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.instrumentation.event_reader import NativeReader, PythonReader
-from otel_train.recording.device_ring import RECORDS, DeviceRing, DeviceRingReader, Record
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
+from otel_train.recording.shared_memory import RECORDS, DeviceRing, DeviceRingReader, FlightMemory, Record
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import CONTEXT, FakeCuda, compiled
 from tests.support.waiting import until

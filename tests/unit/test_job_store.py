@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from otel_train.distributed.store import JobStore, connect, find_job, start_of_job
+from otel_train.distributed.store import JobStore, connect, start_of_job
+from otel_train.resource import find_job
 from tests.support.ranks import free_port
 
 SHORT = timedelta(seconds=20)

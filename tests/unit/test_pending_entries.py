@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from otel_train.instrumentation.logged_values import UserEvent, Value, ValueQueue, unreported_values
 from otel_train.instrumentation.timers import unreported_operations
-from otel_train.recording.pending_entries import (
+from otel_train.recording.shared_memory import (
     ENTRIES,
     PENDING_BYTES,
     TEXT_BYTES,
