@@ -2,7 +2,7 @@
 
    `push_events` queues what the training thread has recorded. The thread asks the driver, by pointers to its functions, whether
    the device got there, in order, and writes what it finds where the agent reads it. It owns no memory: the layout and
-   its owner are in recording/shared_memory.py and instrumentation/event_reader.py. */
+   its owner are in recording/shared_memory.py and instrumentation/cuda_events.py. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define MOST_DEVICES 16     /* shared_memory.MOST_DEVICES */
-#define QUEUED 4096         /* event_reader.QUEUED */
+#define QUEUED 4096         /* cuda_events.QUEUED */
 #define QUEUED_NS 10000000  /* what was recorded so long ago has been queued */
 #define NOT_READY 600       /* CUDA_ERROR_NOT_READY, hipErrorNotReady */
 
@@ -41,7 +41,7 @@ typedef struct {
     void *context, *stamp, *stream; /* of `enter`, and of `record`; no stamp: NULL */
     Entry last;                      /* the newest that was read; the next is counted from its events */
     Entry queue[QUEUED];
-} Events; /* event_reader._STATE_WORDS */
+} Events; /* cuda_events._STATE_WORDS */
 
 static int64_t now_ns(void) {
     struct timespec now;

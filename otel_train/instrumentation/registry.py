@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
@@ -17,21 +16,18 @@ from otel_train.instrumentation.module import (
     ModuleProbe,
     codes_of_wrappers,
     compiled_before,
-    is_compiled,
     is_or_wraps,
     no_open_forward,
 )
-from otel_train.instrumentation.naming import CallSite, Loader, class_name, free_name, place_of
+from otel_train.instrumentation.naming import CallSite, Loader, free_name, place_of
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
-from otel_train.safety import Guard, free_in_forks, replace
+from otel_train.safety import Guard, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    import torch
-
     from otel_train.instrumentation.optimizer import ScaledUpdates
-    from otel_train.instrumentation.root_modules import RootFinder
+    from otel_train.instrumentation.root_modules import FoundModels, RootFinder
     from otel_train.recording.recorder import Recorder
 
 
@@ -177,7 +173,7 @@ class Probes:
 
     def find_models(self, finder: RootFinder | None) -> None:
         """Records every model that ``finder`` finds; None: with a new finder, unless there is one."""
-        from otel_train.instrumentation.root_modules import RootFinder
+        from otel_train.instrumentation.root_modules import FoundModels, RootFinder
 
         if finder is not None or self._roots is None:
             self._roots = FoundModels(finder or RootFinder(), self)
@@ -316,90 +312,6 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
             if _is_data_loader(value):
                 return weakref.ref(value)
     return lambda: None
-
-
-SHORT_LOOK = 2
-"""Outermost calls inspected when a known loader starts again: a sweep may use another model."""
-
-SHORT_LOOK_EVERY_S = 1.0
-"""Least seconds between two such inspections."""
-
-
-class FoundModels:
-    """Records the models that ``finder`` finds.
-
-    It looks at the start, when a loader or an optimizer is new, and briefly when a known loader starts again. A submodule of
-    a recorded model is not recorded.
-    """
-
-    def __init__(self, finder: RootFinder, probes: Probes) -> None:
-        import torch
-
-        self._finder = finder
-        self._probes = probes
-        self._next_s = 0.0
-        self._found: list[ModuleProbe] = []
-        self._lock = free_in_forks(threading.Lock())
-        self._undo_optimizers = replace(torch.optim.Optimizer, "__init__", self._observe_optimizers)
-        if probes.models:  # given, so there is nothing to find
-            self.remove()
-            return
-        finder.notify = self._take
-        finder.look_only()
-
-    def loader_starts(self, *, new: bool) -> None:
-        """Starts a search when an iterator of a loader is created."""
-        if new:
-            self._finder.look()
-        elif not self._finder.looking and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + SHORT_LOOK_EVERY_S
-            self._finder.look(SHORT_LOOK)
-
-    def give_way(self) -> None:
-        """Stops the search and drops found models, because the program has given its models."""
-        self.remove()
-        self._probes.drop_models(self._found)
-        self._found = []
-
-    def remove(self) -> None:
-        """Stops the search."""
-        self._finder.remove()
-        self._undo_optimizers()
-
-    def _take(self, model: torch.nn.Module) -> None:
-        with self._lock:  # two threads may begin at once
-            self._record(model)
-
-    def _record(self, model: torch.nn.Module) -> None:
-        wholes = [whole for probe in self._probes.models if (whole := probe.model()) is not None]
-        if is_compiled(model) and any(is_or_wraps(model, whole) for whole in wholes):
-            self._probes.follow(model, model)
-            return
-        if any(id(model) in _parts(whole) for whole in wholes):
-            return
-        parts = _parts(model)
-        inside = [probe for probe in self._found if id(probe.model()) in parts]
-        self._probes.drop_models(inside)
-        made = self._probes.record_model(class_name(model), model)
-        self._found = [probe for probe in self._found if probe.model() is not None and probe not in inside]
-        self._found += [made] if made else []
-
-    def _observe_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
-        finder = self._finder
-
-        @functools.wraps(original)
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            finder.look()
-            original(optimizer, *args, **kwargs)
-
-        return init
-
-
-def _parts(model: torch.nn.Module) -> set[int]:
-    """Ids of a module and all its submodules."""
-    import torch
-
-    return {id(module) for module in torch.nn.Module.modules(model)}
 
 
 class TorchProbes:

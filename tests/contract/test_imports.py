@@ -70,7 +70,7 @@ def test_the_training_process_imports_no_library_of_the_agent(imported: set[str]
     assert not imported.intersection(FOREIGN)
 
 
-OF_DEVICES = {"accelerator", "cuda_events", "device_copy", "event_reader"}
+OF_DEVICES = {"accelerator", "cuda_events", "device_copy"}
 """Modules of ``instrumentation``."""
 
 

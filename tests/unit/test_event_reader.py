@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.datamodel import Anchor, system_clock
-from otel_train.instrumentation import event_reader
-from otel_train.instrumentation.cuda_events import DeviceTimer
-from otel_train.instrumentation.event_reader import NativeReader, PythonReader
+from otel_train.instrumentation import cuda_events
+from otel_train.instrumentation.cuda_events import DeviceTimer, NativeReader, PythonReader
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import RECORDS, DeviceRing, DeviceRingReader, FlightMemory, Record
@@ -214,7 +213,7 @@ def test_without_the_extension_or_its_functions_events_are_read_in_python(
 ) -> None:
     """Then they wait while training hangs with the interpreter lock."""
     assert isinstance(Loop(library, native=False).timer._reader, PythonReader)
-    monkeypatch.setattr(event_reader, "EXTENSION", None)
+    monkeypatch.setattr(cuda_events, "EXTENSION", None)
     loop = Loop(library)
     loop.stage(1, MS)
     loop.driver.go_on(MS)
