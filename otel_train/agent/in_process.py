@@ -22,6 +22,7 @@ from otel_train.agent.process import (
     connect_agent,
     descriptor_of,
     ends_its_container,
+    start_of_job,
 )
 from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked, log_now, may_log
 from otel_train.config.settings import CODE, TRACKERS
@@ -106,7 +107,7 @@ class AgentClient:
         self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
-        self.info = detect(config, environ, process=Process(start=_start_of_job))
+        self.info = detect(config, environ, process=Process(start=start_of_job))
         self.caches = CacheSizes()
         self.recording = InstrumentationManager(
             config, self.info, anchor=anchor, environ=environ, job=find_job
@@ -866,13 +867,6 @@ class _RemoteTraining:
 
     def active(self, *, active: bool) -> None:
         self._tell("active", active)
-
-
-def _start_of_job(environ: Mapping[str, str]) -> str:
-    """See ``distributed.store.start_of_job``, which only ranks on several hosts import here."""
-    from otel_train.distributed.store import start_of_job
-
-    return start_of_job(environ)
 
 
 def _printed_parts(text: str) -> Iterator[str]:

@@ -281,6 +281,13 @@ class ProcessActivity:
         return spent_ns
 
 
+def start_of_job(environ: Mapping[str, str]) -> str:
+    """See ``distributed.store.start_of_job``, which only ranks on several hosts import here."""
+    from otel_train.distributed import store
+
+    return store.start_of_job(environ)
+
+
 def descriptor_of(pid: int) -> int:
     """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
 
