@@ -193,20 +193,22 @@ class ThreadAccount(Nesting):
         begun_ns = self.accounted_ns
         if ns > begun_ns:
             self.accounted_ns = ns
-        item = Item(self.stack, begun_ns, self.accounted_ns - begun_ns, homes=self._homes)
-        for home in self._homes:
-            home.waiting += 1
+        item = Item(self.stack, begun_ns, self.accounted_ns - begun_ns)
+        if self._homes:
+            item.homes = self._homes
+            for home in self._homes:
+                home.waiting += 1
         return item
 
     def _goes_on(self, stage: OpenStage, item: Item) -> None:
         """A user stage has an interval and is not over: further ones may lie in other batches."""
-        if stage.kind == STAGE and stage.counts and stage.home is None:
+        if stage.counts and stage.home is None:
             stage.home = Home(stage.source, waiting=1)
             item.homes = self._homes = (*self._homes, stage.home)
 
     def _place_inside(self, item: Item) -> None:
         """Place time at whose end the open stages go on."""
-        if self.stages:
+        if self.stages and self.stages[-1].kind == STAGE:
             self._goes_on(self.stages[-1], item)
         self._place(item)
 
@@ -263,11 +265,10 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
-        if op == SUSPEND:
-            self._goes_on(stage, item)
-        item.call = self._call(ns, stage, op, payload) if counts else None
-        if stage.home is not None:
-            self._homes = self._homes[:-1]
+        if kind == STAGE:
+            self._end_user_stage(item, stage, op, payload)
+        elif counts:
+            item.call = source, stage.begun_ns, ns - stage.begun_ns, int(op == FAIL)
         if kind in (BACKWARD, GRAD) and counts:
             item.shows = Shows.GRADIENTS
             self._phases.happened(source, Shows.GRADIENTS)
@@ -284,18 +285,22 @@ class ThreadAccount(Nesting):
         if kind == CHECKPOINT and counts:
             self._saving = False
 
-    def _call(self, ended_ns: int, stage: OpenStage, op: int, token: int) -> tuple[int, int, int, int] | None:
-        """The call that has ended; None where it goes on later."""
-        ns = ended_ns - stage.begun_ns
-        if token and stage.kind == STAGE:
-            if token in self._pieces:
-                ns += self._pieces.pop(token)[0]
-            if op == SUSPEND and stage.home is not None:
-                self._pieces[token] = ns, stage.home
-                if len(self._pieces) > MOST_PIECES:
-                    _, forgotten = self._pieces.pop(next(iter(self._pieces)))
-                    self._book.book_home(forgotten, over=True)
-        return None if op == SUSPEND else (stage.source, stage.begun_ns, ns, int(op == FAIL))
+    def _end_user_stage(self, item: Item, stage: OpenStage, op: int, token: int) -> None:
+        """``token``: of a stage that goes on, or has gone on, after it was suspended."""
+        ns = self.accounted_ns - stage.begun_ns
+        if op == SUSPEND:
+            self._goes_on(stage, item)
+        if token in self._pieces and stage.counts:
+            ns += self._pieces.pop(token)[0]
+        if op != SUSPEND and stage.counts:
+            item.call = stage.source, stage.begun_ns, ns, int(op == FAIL)
+        elif stage.home is not None:
+            self._pieces[token] = ns, stage.home
+            if not token or len(self._pieces) > MOST_PIECES:
+                _, forgotten = self._pieces.pop(next(iter(self._pieces)) if token else token)
+                self._book.book_home(forgotten, over=True)
+        if stage.home is not None:
+            self._homes = self._homes[:-1]
 
     def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)

@@ -140,7 +140,8 @@ class Nesting:
             return
         self.met |= 1 << kind
         flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        stage = OpenStage(source, kind, ns, flags, payload, self.stack, self._counts(source, kind))
+        counts = self._counts(source, kind) if stages or kind == GRAD else True
+        stage = OpenStage(source, kind, ns, flags, payload, self.stack, counts)
         self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
@@ -176,7 +177,7 @@ class Nesting:
     def is_outermost(self, kind: int) -> bool:
         """No stage of that kind (of an update: no other update) is open, counted or not."""
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
-        return not any(alike >> stage.kind & 1 for stage in self.stages)
+        return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
     def _height_kept(self, source: int, kind: int) -> int:
         """How many stages stay open when ``source`` begins.

@@ -171,8 +171,8 @@ class BatchPhases:
 
     def compute(self) -> None:
         """A stage that only training and evaluation have begins."""
-        self._begin()
         if self.batch is None:
+            self._begin()
             loader = self.left_over.source if self.left_over is not None else -1
             self.batch = Batch(loader=loader, left_over=self.left_over)
         self.batch.shows = True
@@ -377,10 +377,8 @@ class BatchPhases:
         self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, Shows.NOTHING
-        for place in range(len(items) - 1, -1, -1):
+        for place in reversed([place for place, item in enumerate(items) if item.shows]):
             item = items[place]
-            if item.shows == Shows.NOTHING:
-                continue
             if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == Shows.GRADIENTS and not self._certain
                 item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD

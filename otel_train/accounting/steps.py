@@ -212,8 +212,9 @@ class StepBook:
         step.started_ns = begun_ns if step.started_ns < 0 else min(step.started_ns, begun_ns)
         step.ended_ns = max(step.ended_ns, ended_ns)
         if spent_ns:
-            for loader in set(loaders) - {-1}:  # two passes of one loader, asked together, are one loader
-                self.gathered.rows["loader_ns"].extend((loader, step.phase, spent_ns, ended_ns))
+            for loader in set(loaders):  # two passes of one loader, asked together, are one loader
+                if loader >= 0:
+                    self.gathered.rows["loader_ns"] += loader, step.phase, spent_ns, ended_ns
         working, waiting = _IN_TRAINING if step.phase == TRAIN else (activity, activity)
         activity_ns = self.gathered.activity_ns
         activity_ns[working] += spent_ns - waited_ns
@@ -235,13 +236,14 @@ class StepBook:
                 step.training_from_ns = step.duration_ns
             if ns:
                 step.duration_ns += ns
-                if stack and kinds[source] == DATA:
-                    step.wait_ns += ns
                 times[source][0] += ns
-                for outer in stack[:-1]:
-                    times[outer][1] += ns
+                if stack:
+                    for outer in stack[:-1]:
+                        times[outer][1] += ns
+                    if kinds[source] == DATA:
+                        step.wait_ns += ns
             if item.shows or item.call is not None or item.batch is not None:
-                self._happened(item, step)
+                self._book_event(item, step)
             for home in item.homes:
                 times[home.source][1] -= ns
                 self._book_at_home(home, ns, step)
@@ -258,49 +260,61 @@ class StepBook:
             home.row, home.known = (step.phase, step.loader, step.serial), named
         self.book_home(home)
 
-    def _happened(self, item: Item, step: Step) -> None:
+    def _book_event(self, item: Item, step: Step) -> None:
         """Book what has happened at the end of an item."""
-        rows = self.gathered.rows
         if item.call is not None:
-            source, begun_ns, ns, failed = item.call
-            if item.homes and item.homes[-1].source == source:
-                item.homes[-1].ended = begun_ns, ns, failed, step.serial
-            else:
-                loader = source if self._sources.kinds[source] == DATA else step.loader
-                rows["occurrences"].extend((source, loader, step.phase, begun_ns, ns, failed, step.serial))
-            step.failed += failed
+            self._book_call(item, item.call, step)
         if item.batch is not None:
-            source, samples, making_ns, waiting_ns = item.batch
-            got_ns = item.begun_ns + item.ns
-            rows["batches"].extend((source, step.phase, samples, got_ns, making_ns, waiting_ns))
-            step.fetched = True
-            if (
-                item.call is not None
-            ):  # else it was fetched inside an ask of another loader, and is a part of its batch
-                step.samples += max(0, samples)
-        step.trained = step.trained or item.shows >= Shows.GRADIENTS
-        if step.phase == TRAIN:
-            self._follow_training(item, step)
+            self._book_fetched(item, item.batch, step)
+        if item.shows:
+            step.trained = step.trained or item.shows >= Shows.GRADIENTS
+            if step.phase == TRAIN:
+                self._follow_training(item, step)
+
+    def _book_call(self, item: Item, call: tuple[int, int, int, int], step: Step) -> None:
+        source, begun_ns, ns, failed = call
+        if item.homes and item.homes[-1].source == source:
+            item.homes[-1].ended = begun_ns, ns, failed, step.serial
+        else:
+            loader = source if self._sources.kinds[source] == DATA else step.loader
+            row = source, loader, step.phase, begun_ns, ns, failed, step.serial
+            self.gathered.rows["occurrences"] += row
+        step.failed += failed
+        if step.phase == TRAIN and self._sources.losses[source]:
+            self._follow_loss(ns, step)
+
+    def _book_fetched(self, item: Item, batch: tuple[int, int, int, int], step: Step) -> None:
+        source, samples, making_ns, waiting_ns = batch
+        got_ns = item.begun_ns + item.ns
+        self.gathered.rows["batches"] += source, step.phase, samples, got_ns, making_ns, waiting_ns
+        step.fetched = True
+        if (
+            item.call is not None
+        ):  # else it was fetched inside an ask of another loader, and is a part of its batch
+            step.samples += max(0, samples)
 
     def _follow_training(self, item: Item, step: Step) -> None:
         """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
         shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
-        lasted_ns = item.call[2] if item.call is not None else 0
-        is_loss = item.call is not None and self._sources.losses[item.call[0]]
-        if step.training_from_ns < 0 and (shows or is_loss):
+        if step.training_from_ns < 0:
             step.training_from_ns = now_ns
-        if shows >= Shows.GRADIENTS or is_loss:
-            step.training_ns = now_ns - step.training_from_ns
-        if shows == Shows.GRADIENTS:
-            step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
-            step.losses += 1
-            step.loss_from_ns = -1
-        elif shows == Shows.UPDATE:
-            step.loss_from_ns = -1
-        elif shows:  # a forward begins
+        if shows < Shows.GRADIENTS:  # a forward begins
             if step.loss_from_ns < 0:
                 step.loss_from_ns = worked_ns
-        elif is_loss and not self.backward_seen:
+            return
+        step.training_ns = now_ns - step.training_from_ns
+        if shows == Shows.GRADIENTS:
+            lasted_ns = item.call[2] if item.call is not None else 0
+            step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
+            step.losses += 1
+        step.loss_from_ns = -1
+
+    def _follow_loss(self, lasted_ns: int, step: Step) -> None:
+        """The same of a user stage ``loss``."""
+        if step.training_from_ns < 0:
+            step.training_from_ns = step.duration_ns
+        step.training_ns = step.duration_ns - step.training_from_ns
+        if not self.backward_seen:
             step.loss_ns += lasted_ns
             step.losses += 1
 

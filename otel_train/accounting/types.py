@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -249,7 +248,7 @@ class Gathered:
     """What becomes a ``ClosedSteps``.
 
     Attributes:
-        rows: by field: its rows, one after another; they become a table without a look at each.
+        rows: by field: its rows, one after another. A list of integers grows, and becomes a table, faster than an array or rows.
         times: by phase, loader and step, and by source: time as the innermost, and time around that of others.
         activity_ns: by ``Activity``.
         updates: see ``ClosedSteps``.
@@ -257,7 +256,7 @@ class Gathered:
     """
 
     def __init__(self) -> None:
-        self.rows = {name: array("q") for name in _TABLES}
+        self.rows: dict[str, list[int]] = {name: [] for name in _TABLES}
         self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(
             lambda: defaultdict(lambda: [0, 0])
         )
@@ -272,9 +271,11 @@ class Gathered:
                 self.rows["times"].extend((source, loader, phase, self_ns, inclusive_ns, step))
         tables: dict[str, Any] = {name: _table(self.rows[name], *form) for name, form in _TABLES.items()}
         steps, calls, times = (tables[name] for name in _COLUMNS)
-        row_of = {serial: row for row, serial in enumerate([*steps[:, -1].tolist(), open_step])}
+        serials = np.append(steps[:, -1], open_step)
+        order = np.argsort(serials)
         for column in (calls[:, -1], times[:, -1]):
-            column[:] = [row_of.get(serial, -1) for serial in column.tolist()]
+            place = order[np.searchsorted(serials, column, sorter=order).clip(max=len(order) - 1)]
+            column[:] = np.where((serials[place] == column) & (column >= 0), place, -1)
         tables["steps"] = steps[:, :-1]
         for name, columns in _COLUMNS.items():
             tables[name] = columns(*np.ascontiguousarray(tables[name].T))
@@ -282,7 +283,7 @@ class Gathered:
         return ClosedSteps(**tables, updates=self.updates, skipped_updates=self.skipped_updates)
 
 
-def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
+def _table(rows: list[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     """int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
     found = np.array(rows, dtype=np.int64).reshape(-1, width)
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found

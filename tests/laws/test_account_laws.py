@@ -169,6 +169,7 @@ fractions = st.lists(st.floats(0, 1), max_size=6)
 
 @settings(deadline=None, max_examples=300)
 @given(garbage, fractions, st.integers(0, 5))
+@example([(0, 1), (0, 4), (0, 113), (1, 17), (0, 209), (0, 1), (0, 118)], [], 0)
 def test_every_instant_has_one_owner_whatever_was_written(
     pairs: list[tuple[int, int]], at: list[float], tail: int
 ) -> None:
