@@ -11,30 +11,16 @@ import otel_train
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.epochs import EpochLog
 from otel_train.aggregation.series_names import SeriesNames
-from otel_train.instrumentation.stages import StageRecorder, active_session
-from otel_train.recording.events import Op, SourceKind
-
-
-class Writer:
-    """Stands for a recorder: keeps (op, payload) of every edge."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[str, int]] = []
-
-    def source(self, _: SourceKind, name: str) -> int:
-        return len(name)
-
-    def edge(self, code: int) -> None:
-        self.written.append((Op(code & 0xF).name, code >> 20))
+from otel_train.instrumentation.stages import active_session
+from otel_train.recording.events import Op
+from tests.support.written import Writer
 
 
 @pytest.fixture
 def writer() -> Iterator[Writer]:
     """What the epochs of a test write."""
-    writes = Writer()
-    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
-    yield writes
-    active_session.stages = before
+    with Writer().active() as writes:
+        yield writes
 
 
 def test_a_block_is_an_epoch(writer: Writer) -> None:
@@ -43,7 +29,7 @@ def test_a_block_is_an_epoch(writer: Writer) -> None:
         with otel_train.epoch():
             pass
 
-    assert writer.written == [("EPOCH", 1), ("EPOCH_END", 0), ("EPOCH", 2), ("EPOCH_END", 0)]
+    assert writer.payloads == [("EPOCH", 1), ("EPOCH_END", 0), ("EPOCH", 2), ("EPOCH_END", 0)]
 
 
 def test_a_call_at_the_top_of_the_loop_is_enough(writer: Writer) -> None:
@@ -51,7 +37,7 @@ def test_a_call_at_the_top_of_the_loop_is_enough(writer: Writer) -> None:
     for _ in range(3):
         otel_train.epoch()
 
-    assert writer.written == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH", 3)]
+    assert writer.payloads == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH", 3)]
 
 
 def test_what_a_loop_goes_over_has_an_epoch_an_item(writer: Writer) -> None:
@@ -60,7 +46,7 @@ def test_what_a_loop_goes_over_has_an_epoch_an_item(writer: Writer) -> None:
 
     assert len(over) == 2
     assert list(over) == [5, 6]
-    assert writer.written == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH_END", 0)]
+    assert writer.payloads == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH_END", 0)]
 
 
 def test_a_trainers_own_number_is_kept_and_counting_goes_on_from_it(writer: Writer) -> None:
@@ -69,7 +55,7 @@ def test_a_trainers_own_number_is_kept_and_counting_goes_on_from_it(writer: Writ
     otel_train.epoch(12)
     otel_train.epoch()
 
-    assert writer.written == [("EPOCH", 0), ("EPOCH", 12), ("EPOCH", 13)]
+    assert writer.payloads == [("EPOCH", 0), ("EPOCH", 12), ("EPOCH", 13)]
 
 
 def test_an_epoch_that_raises_is_marked_as_broken(writer: Writer) -> None:
@@ -77,7 +63,7 @@ def test_an_epoch_that_raises_is_marked_as_broken(writer: Writer) -> None:
     with pytest.raises(KeyError), otel_train.epoch():
         raise KeyError
 
-    assert writer.written == [("EPOCH", 1), ("EPOCH_END", 1)]
+    assert writer.payloads == [("EPOCH", 1), ("EPOCH_END", 1)]
 
 
 def test_an_epoch_that_is_over_does_not_end_the_next(writer: Writer) -> None:
@@ -88,7 +74,7 @@ def test_an_epoch_that_is_over_does_not_end_the_next(writer: Writer) -> None:
     second.end()
     second.end()
 
-    assert writer.written == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH_END", 0)]
+    assert writer.payloads == [("EPOCH", 1), ("EPOCH", 2), ("EPOCH_END", 0)]
 
 
 def test_without_a_session_the_loop_is_as_it_was() -> None:

@@ -13,25 +13,10 @@ import pytest
 import otel_train
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.compile_events import running
-from otel_train.instrumentation.stages import StageRecorder, active_session
+from otel_train.instrumentation.stages import active_session
 from otel_train.jax import Jax, TimedFunction, _trace_state
-from otel_train.recording.events import Op, SourceKind
-
-
-class Writer:
-    """Stands for a recorder: keeps (op, kind, name) of every edge."""
-
-    def __init__(self) -> None:
-        self.sources: list[tuple[SourceKind, str]] = []
-        self.written: list[tuple[str, str]] = []
-
-    def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
-        if (kind, name) not in self.sources:
-            self.sources.append((kind, name))
-        return self.sources.index((kind, name))
-
-    def edge(self, code: int) -> None:
-        self.written.append((Op(code & 0xF).name, self.sources[code >> 4 & 0xFFF][1]))
+from otel_train.recording.events import SourceKind
+from tests.support.written import Writer
 
 
 class FakeJax:
@@ -64,10 +49,8 @@ def jax() -> FakeJax:
 @pytest.fixture
 def writer() -> Iterator[Writer]:
     """What the functions of a test write."""
-    writes = Writer()
-    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
-    yield writes
-    active_session.stages = before
+    with Writer().active() as writes:
+        yield writes
 
 
 def add(a: int, b: int = 1) -> int:
@@ -84,7 +67,7 @@ def test_a_first_call_starts_the_session_where_one_is_wanted(
     monkeypatch.setattr(
         active_session,
         "wanted",
-        lambda: setattr(active_session, "stages", StageRecorder(writes)),  # type: ignore[arg-type]  # stands for a recorder
+        lambda: setattr(active_session, "stages", writes.stages()),
     )
     jax.tracing = True
     assert jax.timed(add)(1) == 2
@@ -92,7 +75,7 @@ def test_a_first_call_starts_the_session_where_one_is_wanted(
     jax.tracing = False
 
     assert jax.timed(add)(1) == 2
-    assert writes.written[0] == ("BEGIN", "make_step")
+    assert writes.names[0] == ("BEGIN", "make_step")
 
 
 def test_a_call_goes_on_where_no_session_could_be_started(
@@ -112,7 +95,7 @@ def test_a_call_is_a_stage_that_waits_for_its_result(jax: FakeJax, writer: Write
 
     assert result == 3
     assert jax.waited == [3]
-    assert writer.written == [
+    assert writer.names == [
         ("BEGIN", "make_step"),
         ("BEGIN", "block_until_ready"),
         ("END", "block_until_ready"),
@@ -125,7 +108,7 @@ def test_who_does_not_want_to_wait_does_not(jax: FakeJax, writer: Writer) -> Non
     jax.timed(add, wait=False)(1)
 
     assert jax.waited == []
-    assert writer.written == [("BEGIN", "make_step"), ("END", "make_step")]
+    assert writer.names == [("BEGIN", "make_step"), ("END", "make_step")]
 
 
 def test_a_call_that_is_traced_writes_nothing(jax: FakeJax, writer: Writer) -> None:
@@ -133,7 +116,7 @@ def test_a_call_that_is_traced_writes_nothing(jax: FakeJax, writer: Writer) -> N
     jax.tracing = True
 
     assert jax.timed(add)(1) == 2
-    assert (writer.written, jax.waited) == ([], [])
+    assert (writer.names, jax.waited) == ([], [])
 
 
 def test_without_a_session_nothing_is_asked(jax: FakeJax) -> None:
@@ -150,7 +133,7 @@ def test_an_exception_is_the_programs_and_the_stage_is_marked(jax: FakeJax, writ
     with pytest.raises(ZeroDivisionError):
         timed()
 
-    assert writer.written == [("BEGIN", "make_step"), ("FAIL", "make_step")]
+    assert writer.names == [("BEGIN", "make_step"), ("FAIL", "make_step")]
     assert running.call is None
 
 
@@ -159,7 +142,7 @@ def test_what_cannot_be_computed_raises_where_the_program_uses_it(jax: FakeJax, 
     broken = RuntimeError("out of memory")
 
     assert jax.timed(lambda: broken)() is broken
-    assert writer.written[-1] == ("END", "make_step")
+    assert writer.names[-1] == ("END", "make_step")
 
 
 def test_a_compile_is_assigned_to_the_call_it_is_of(jax: FakeJax, writer: Writer) -> None:

@@ -9,37 +9,15 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.stages import Checkpoint, Stage, StageRecorder, active_session
-from otel_train.recording.events import Op, SourceKind
-
-
-class Writer:
-    """Stands for a recorder: keeps (op, name, payload) of every edge."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.written: list[tuple[str, str, int]] = []
-
-    def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
-        if name not in self.names:
-            self.names.append(name)
-        return self.names.index(name)
-
-    def edge(self, code: int) -> None:
-        self.written.append((Op(code & 0xF).name, self.names[code >> 4 & 0xFFF], code >> 20))
-
-    @property
-    def ops(self) -> list[str]:
-        return [op for op, _, _ in self.written]
+from otel_train.instrumentation.stages import Checkpoint, Stage, active_session
+from tests.support.written import Writer
 
 
 @pytest.fixture
 def writer() -> Iterator[Writer]:
     """What the stages of a test write."""
-    writes = Writer()
-    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
-    yield writes
-    active_session.stages = before
+    with Writer().active() as writes:
+        yield writes
 
 
 class Oops(Exception):  # noqa: N818 - not an error of the program
@@ -51,7 +29,7 @@ def test_a_block_is_a_stage(writer: Writer) -> None:
     with Stage("augment"):
         pass
 
-    assert writer.written == [("BEGIN", "augment", 0), ("END", "augment", 0)]
+    assert writer.edges == [("BEGIN", "augment", 0), ("END", "augment", 0)]
 
 
 def test_a_block_that_raises_is_timed_and_marked(writer: Writer) -> None:
@@ -69,7 +47,7 @@ def test_a_checkpoint_is_a_block(writer: Writer) -> None:
     with pytest.raises(Oops), Checkpoint():
         raise Oops
 
-    assert writer.written[1::2] == [("END", "checkpoint", 0), ("FAIL", "checkpoint", 0)]
+    assert writer.edges[1::2] == [("END", "checkpoint", 0), ("FAIL", "checkpoint", 0)]
 
 
 def test_a_function_stays_what_it_is(writer: Writer) -> None:
@@ -108,7 +86,7 @@ def test_a_generator_counts_only_while_it_runs(writer: Writer) -> None:
     assert inspect.isgeneratorfunction(read)
     assert list(read()) == [1, 2]
     assert writer.ops == ["RESUME", "SUSPEND", "RESUME", "SUSPEND", "RESUME", "END"]
-    assert len({token for _, _, token in writer.written}) == 1
+    assert len({token for _, _, token in writer.edges}) == 1
 
 
 def test_a_generator_is_spoken_with_as_before(writer: Writer) -> None:
@@ -164,7 +142,7 @@ def test_two_generators_at_once_are_two_occurrences(writer: Writer) -> None:
         yield from (1, 2)
 
     assert list(zip(read(), read(), strict=True)) == [(1, 1), (2, 2)]
-    assert len({token for _, _, token in writer.written}) == 2
+    assert len({token for _, _, token in writer.edges}) == 2
 
 
 def test_a_coroutine_counts_only_while_it_runs(writer: Writer) -> None:
@@ -218,7 +196,7 @@ def test_an_asynchronous_generator_is_one_occurrence(writer: Writer) -> None:
     assert inspect.isasyncgenfunction(stream)
     assert asyncio.run(collected()) == [0, 1, 2]
     assert writer.ops.count("END") == 1
-    assert len({token for _, _, token in writer.written}) == 1
+    assert len({token for _, _, token in writer.edges}) == 1
 
 
 def test_without_a_session_nothing_is_written_and_everything_works() -> None:
