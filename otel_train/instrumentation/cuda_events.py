@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from otel_train.datamodel import Clock, DeviceMemory
+    from otel_train.datamodel import Clock
     from otel_train.instrumentation.accelerator import DeviceDriver, NativeDriver
     from otel_train.recording.recorder import Recorder
 
@@ -155,7 +155,7 @@ class _Lane(NamedTuple):
     device: int
 
 
-def time_devices(recorder: Recorder, driver: DeviceDriver | None, mode: str) -> DeviceTimer:
+def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceTimer:
     """A timer in the place of ``recorder.edge``, to be made before any probe takes that."""
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
     recorder.edge = timer.edge
@@ -183,7 +183,7 @@ class DeviceTimer:
         failure: the fault of the driver that switched the timer off; "" for none.
     """
 
-    def __init__(self, recorder: Recorder, driver: DeviceDriver | None, *, mode: str, clock: Clock) -> None:
+    def __init__(self, recorder: Recorder, driver: DeviceDriver, *, mode: str, clock: Clock) -> None:
         self.edge = recorder.edge
         self.dropped = self.spent_ns = 0
         self.failure = ""
@@ -191,6 +191,7 @@ class DeviceTimer:
         self._reported = (0, 0)
         self._since: tuple[int, int] | None = None
         self._driver = driver
+        self.memory, self.taken, self.hardware_ids = driver.memory, driver.taken, driver.hardware_ids
         self._mode = mode
         self._clock = clock
         self._sources = recorder.sources
@@ -203,10 +204,10 @@ class DeviceTimer:
         self._active: list[_Lane] = []  # the lanes, or none: what the training thread looks at
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
-        self._stopped = driver is None or mode == "off" or bool(driver.why_untimed)
-        if driver is not None and not self._stopped:
+        self._stopped = mode == "off" or bool(driver.why_untimed)
+        if not self._stopped:
             make = self._recording_edge if mode == "events" else self._waiting_edge
-            self.edge = make(driver, recorder.edge)
+            self.edge = make(recorder.edge)
             recorder.when_silenced.append(self.stop)
 
     @property
@@ -224,28 +225,16 @@ class DeviceTimer:
         if fault is not None:
             self.stop()
             raise fault
-        if self._driver is None or self._stopped:
+        if self._stopped:
             return
         new = [device for device in self._driver.devices() if device not in self.devices]
         new = new[: MOST_DEVICES - len(self._lanes)]
         if new:  # lanes are only ever added, at the end: what is open keeps its place
             if self._reader is None and self._mode == "events":
                 self._reader = reader_of(self._driver, new[0], self._ring, self._clock)
-            self._lanes += [self._lane(self._driver, device) for device in new]
+            self._lanes += [self._lane(device) for device in new]
             self._active[:] = self._lanes
         self._choose()
-
-    def memory(self) -> list[DeviceMemory]:
-        """What the allocator of every device in use says; nothing where there is none."""
-        return [] if self._driver is None else self._driver.memory()
-
-    def taken(self) -> dict[str, int]:
-        """Bytes of every device in use that are taken, by whomever, as its driver says."""
-        return {} if self._driver is None else self._driver.taken()
-
-    def hardware_ids(self) -> dict[str, str]:
-        """Name and UUID of every device in use."""
-        return {} if self._driver is None else self._driver.hardware_ids()
 
     def ooms(self) -> int:
         """Times that the devices in use ran out of memory."""
@@ -302,8 +291,8 @@ class DeviceTimer:
         for lane, event in zip(self._lanes, events, strict=False):
             lane.free.append(event)
 
-    def _lane(self, driver: DeviceDriver, device: int) -> _Lane:
-        left = MOST_EVENTS
+    def _lane(self, device: int) -> _Lane:
+        driver, left = self._driver, MOST_EVENTS
 
         def make() -> Any:
             nonlocal left
@@ -314,9 +303,9 @@ class DeviceTimer:
 
         return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
-    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
+    def _recording_edge(self, ring_edge: Edge) -> Edge:
         """What runs for each edge; only the edges of steps that are timed cost more than a look at a table."""
-        lanes, table, learn, record = self._active, self._table, self._learn, self._recorder_of(driver)
+        lanes, table, learn, record = self._active, self._table, self._learn, self._event_recorder()
         owner = get_ident()
         steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
         nothing, passes, opens = int(Does.NOTHING), int(Does.PASSES), int(Does.OPENS)
@@ -348,9 +337,10 @@ class DeviceTimer:
 
         return edge
 
-    def _recorder_of(self, driver: DeviceDriver) -> Callable[[int, int], None]:
+    def _event_recorder(self) -> Callable[[int, int], None]:
         """What records an event on every lane, for an edge of a step."""
-        lanes, clock, append, capturing = self._active, self._clock, self._recorded.append, driver.capturing
+        lanes, clock, append = self._active, self._clock, self._recorded.append
+        capturing = self._driver.capturing
 
         def record_events(code: int, step: int) -> None:
             reader = self._reader
@@ -378,8 +368,8 @@ class DeviceTimer:
 
         return record_events
 
-    def _waiting_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
-        lanes, table, learn = self._active, self._table, self._learn
+    def _waiting_edge(self, ring_edge: Edge) -> Edge:
+        driver, lanes, table, learn = self._driver, self._active, self._table, self._learn
         owner = get_ident()
 
         def edge(code: int) -> None:

@@ -37,7 +37,7 @@ class TransferProbe:
     def __init__(
         self,
         recorder: Recorder,
-        driver: DeviceDriver | None,
+        driver: DeviceDriver,
         *,
         find_torch: Callable[[], Any] = lambda: imported("torch"),
     ) -> None:
@@ -52,18 +52,15 @@ class TransferProbe:
     def look(self) -> None:
         """Installs the descriptors once a device is in use. Called by the service thread."""
         torch = self._find_torch()
-        if self._methods or self._removed or self._driver is None or not hasattr(torch, "Tensor"):
-            return
-        if self._driver.devices():
-            self._put_in(torch, self._driver)
+        if not self._methods and not self._removed and hasattr(torch, "Tensor") and self._driver.devices():
+            self._put_in(torch)
 
     def copied_to_host(self) -> dict[str, int]:
         """Returns the bytes that ``Tensor.cpu`` copied to the host, by device. Called by the service thread."""
         while self._to_host:
             index, size = self._to_host.popleft()
             self._back[index] += size
-        kind = self._driver.device_type if self._driver is not None else ""
-        return {f"{kind}:{index}": size for index, size in self._back.items()}
+        return {f"{self._driver.device_type}:{index}": size for index, size in self._back.items()}
 
     def remove(self) -> None:
         """Removes the descriptors. One that another library has wrapped stays and only forwards calls."""
@@ -71,8 +68,8 @@ class TransferProbe:
         for method in self._methods:
             method.remove()
 
-    def _put_in(self, torch: Any, driver: DeviceDriver) -> None:
-        aim = _TargetDevice(torch, driver, self._recorder)
+    def _put_in(self, torch: Any) -> None:
+        aim = _TargetDevice(torch, self._driver, self._recorder)
         quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
         size = _sizes(quiet)
         leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
@@ -80,7 +77,7 @@ class TransferProbe:
         away = partial(_sending, recorder=self._recorder, torch=torch, size=size)
         for name, make, watches in (
             ("to", partial(away, aim=aim.words), leaving),
-            ("xpu" if driver.device_type == "xpu" else "cuda", partial(away, aim=aim.words), leaving),
+            ("xpu" if self._driver.device_type == "xpu" else "cuda", partial(away, aim=aim.words), leaving),
             ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
             ("cpu", partial(self._bringing, size=size), coming),
         ):
