@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.controller import LoopState
-    from otel_train.profiler.endpoint import CaptureEndpoint
     from otel_train.profiler.setup import Capturing, EpochCaptures, NoEpochCaptures
     from otel_train.trackers.manager import Trackers
 
@@ -290,11 +289,11 @@ class AgentClient:
         """See ``Session.epoch_captures``."""
         self._open()
         capturing = self._captures()
-        if capturing is None:
-            from otel_train.profiler.setup import NoEpochCaptures
+        from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
 
+        if capturing is None:
             return NoEpochCaptures(_OFF)
-        return capturing.of_epochs(self._accounted)
+        return EpochCaptures(capturing, self._accounted)
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
@@ -519,12 +518,12 @@ class AgentClient:
         self._training.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        endpoint = self._capture_endpoint()
-        return (404, {"error": "captures are off"}) if endpoint is None else endpoint.post(body)
+        capturing = self._captures_now()
+        return (404, {"error": "captures are off"}) if capturing is None else capturing.post(body)
 
     def _do_alert(self, name: str) -> str:
-        endpoint = self._capture_endpoint()
-        return "captures are off" if endpoint is None else endpoint.ask_by_alert(name)
+        capturing = self._captures_now()
+        return "captures are off" if capturing is None else capturing.ask_by_alert(name)
 
     def _do_request(self, document: object) -> None:
         self._requests.left = document
@@ -603,10 +602,6 @@ class AgentClient:
                 pass
         return capturing
 
-    def _capture_endpoint(self) -> CaptureEndpoint | None:
-        capturing = self._captures_now()
-        return capturing.endpoint if capturing is not None else None
-
     def _make_flops(self) -> None:
         if self._counts_flops and self._reports.flops is None:
             from otel_train.profiler.flops import FlopCount
@@ -635,15 +630,17 @@ class AgentClient:
         flops = self._reports.flops
         if flops is not None:
             with self._flops_guard, self._reporting:
-                flops.turn(free=self._capturing is None or not self._capturing.unfinished)
+                flops.turn(free=self._capturing is None or not self._capturing.controller.unfinished)
         with Guard("captures"):
             capturing = self._captures_now() if self._capture_is_asked() else self._capturing
             if capturing is not None:
                 with self._reporting:
-                    if self._signals and capturing.endpoint is not None:
+                    if self._signals:
                         self._signals = 0
-                        capturing.endpoint.signalled()
-                    if capturing.wanted or self._requests.left is not None:  # before a step is captured
+                        capturing.signalled()
+                    if (
+                        capturing.controller.wanted or self._requests.left is not None
+                    ):  # before a step is captured
                         self.recording.recorder.changed()
                     capturing.turn()
         self._look_at_end()
@@ -659,7 +656,7 @@ class AgentClient:
                 or self._in_container
                 or self._providers is not None
                 or (trackers is not None and trackers.listened())
-                or (capturing is not None and capturing.recording)
+                or (capturing is not None and capturing.controller.recording)
             )
 
     def _end(self, state: str, timeout_s: float, began_s: float) -> None:
@@ -681,10 +678,10 @@ class AgentClient:
     def _end_captures(self, timeout_s: float) -> None:
         if self._capturing is None:
             return
-        if self._capturing.unfinished:
+        if self._capturing.controller.unfinished:
             self._ask("close_run", timeout_s=timeout_s)
         with self._reporting:
-            self._capturing.end(timeout_s / 2)
+            self._capturing.controller.end(timeout_s / 2)
 
     def _trackers(self) -> Trackers | None:
         self._open()

@@ -129,7 +129,7 @@ class Reports:
         # How far the rings are is read first: what these edges need is in what is read after.
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
-        hurry = self.capturing is not None and self.capturing.needs_step_numbers
+        hurry = self.capturing is not None and self.capturing.controller.needs_step_numbers
         job = self._do("ranks", find_job, None)
         instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
         fresh = fresh or instrumented != self._last_instrumented
@@ -170,7 +170,9 @@ class Reports:
         """Whether captures are made that depend on how the loop goes, or the FLOP of a step are still to be counted."""
         flops = self.flops
         counts = flops is not None and not (flops.flops or flops.refusal)
-        return counts or (self.capturing is not None and (self._captures_unasked or self.capturing.wanted))
+        return counts or (
+            self.capturing is not None and (self._captures_unasked or self.capturing.controller.wanted)
+        )
 
     def pause_s(self, interval_s: float) -> float:
         """Seconds from one report to the next, where the agent asks for none.
@@ -273,7 +275,7 @@ class Reports:
             captured_ns=max(
                 each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)
             ),
-            needs_step_numbers=capturing is not None and capturing.needs_step_numbers,
+            needs_step_numbers=capturing is not None and capturing.controller.needs_step_numbers,
             follows=self.follows,
             untimed=self._do("devices", recording.untimed, {}),
             step_flops=self.flops.flops if self.flops is not None else 0,

@@ -149,11 +149,6 @@ class CaptureController:
         return unruled or self._recorded is not None or unnumbered
 
     @property
-    def asked(self) -> bool:
-        """Whether a request waits."""
-        return bool(self._queued)
-
-    @property
     def busy(self) -> bool:
         """Whether a capture is armed, runs, or waits to be written, or another function diverts the events."""
         return self.scheduler.phase is not CapturePhase.IDLE or self._recorded is not None or self.others()
@@ -167,6 +162,21 @@ class CaptureController:
     def finished(self) -> bool:
         """Whether all recordings are written, analysed and reported."""
         return self.scheduler.phase is not CapturePhase.DONE and self._recorded is None and self._job is None
+
+    @property
+    def recording(self) -> bool:
+        """Whether a capture is armed, runs, or is being written."""
+        return self.running or not self.finished
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a recording is under way, or not yet written and reported."""
+        return self.busy or not self.finished
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a request waits, or a recording is unfinished."""
+        return self.unfinished or bool(self._queued)
 
     def begin(self, plan: CaptureRequest, loop: LoopState) -> str:
         """Arms the step scheduler, when not busy; returns the reason if the profiler is unavailable.

@@ -150,6 +150,7 @@ class CaptureEndpoint:
         plan: defaults for requests.
 
     Attributes:
+        controller: what makes the captures.
         triggers: what makes requests by itself.
     """
 
@@ -163,63 +164,50 @@ class CaptureEndpoint:
         loop: Callable[[], LoopState],
     ) -> None:
         self.triggers: list[Schedule | SlowSteps] = []
-        self._controller = controller
+        self.controller = controller
+        self.loop = loop
         self._plan = plan
         self._rank = rank
         self._requests = requests
-        self._loop = loop
         self._signalled = False
 
     def turn(self) -> None:
         """Takes waiting requests, then runs the controller. Runs on the service thread."""
-        loop = self._loop()
+        loop = self.loop()
         if self._signalled:
             self._signalled = False
-            self._controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
+            self.controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
         self._take_file(loop)
         for trigger in self.triggers:
-            trigger.look(loop, self._controller.ask)
-        self._controller.turn(loop)
+            trigger.look(loop, self.controller.ask)
+        self.controller.turn(loop)
 
     def ask(self, document: dict[str, Any]) -> str:
-        """Queues a request of the program. Returns "", or the reason if it is refused.
-
-        Raises:
-            ConfigError: the request is invalid.
-        """
-        return self._controller.ask(self.read(document))
+        """Queues a request of the program. Returns "", or the reason if it is refused; a ConfigError if it is invalid."""
+        return self.controller.ask(self.read(document))
 
     def ask_by_alert(self, name: str) -> str:
         """Queues a capture for a firing alert. Returns "", or the reason if it is refused."""
-        return self._controller.ask(self._plan._replace(trigger="alert", alert=name, reason=name))
+        return self.controller.ask(self._plan._replace(trigger="alert", alert=name, reason=name))
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
-        """Parses a request of the program.
-
-        Raises:
-            ConfigError: the request is invalid.
-        """
-        return requests.read(document, self._plan).plan
+        """Parses a request of the program; a ConfigError if it is invalid."""
+        return requests.read(document, self._plan)[0]
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """``POST /capture``, from a client that has sent the token.
+        """``POST /capture``, from a client that has sent the token: the HTTP status, and the answer.
 
         Args:
             body: JSON; empty for a capture with the settings' values.
-
-        Returns:
-            The HTTP status, and the answer.
         """
         try:
-            document = json.loads(body) if body.strip() else {}
-            wanted = requests.read(document, self._plan)
+            return self._arm(json.loads(body) if body.strip() else {}, self.loop())
         except (ValueError, RecursionError, ConfigError) as error:
             return 400, {"error": str(error)[:500]}
-        return self._arm(wanted, self._loop())
 
-    def _arm(self, wanted: requests.ParsedRequest, loop: LoopState) -> tuple[int, dict[str, Any]]:
-        plan, rank = wanted.plan, self._rank
-        others = [each for each in wanted.ranks or () if each != rank]
+    def _arm(self, document: object, loop: LoopState) -> tuple[int, dict[str, Any]]:
+        (plan, ranks), rank = requests.read(document, self._plan), self._rank
+        others = [each for each in ranks or () if each != rank]
         if others and plan.at_step == NEXT:
             if not loop.median_ns:
                 return 409, {"error": TOO_EARLY}
@@ -232,8 +220,8 @@ class CaptureEndpoint:
             problem = self._requests.pass_on(other, request)
             if problem:
                 return 409, {"error": problem}
-        if wanted.ranks is None or rank in wanted.ranks:
-            refusal = self._controller.ask(plan)
+        if ranks is None or rank in ranks:
+            refusal = self.controller.ask(plan)
             if refusal:
                 return 409, {"error": refusal}
         at_step = plan.at_step if plan.at_step != NEXT else "next"
@@ -244,7 +232,7 @@ class CaptureEndpoint:
         if document is None:
             return
         try:
-            refusal = str(self._arm(requests.read(document, self._plan), loop)[1].get("error", ""))
+            refusal = str(self._arm(document, loop)[1].get("error", ""))
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:

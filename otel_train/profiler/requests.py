@@ -18,18 +18,14 @@ NEXT = -1
 
 
 class Options(NamedTuple):
-    """What to record of each operation; names as in ``torch.profiler``.
+    """What to record of each operation; names and meanings as in ``torch.profiler``.
 
-    Attributes:
-        activities: some of ``ACTIVITIES``; those unavailable on this machine are left out and noted in the metadata.
-        with_stack: call stacks; 20 to 30 % slower.
-        profile_memory: every allocation.
-        with_flops: floating point operations of known operators.
+    Activities that are unavailable on this machine are left out and noted in the metadata.
     """
 
     activities: tuple[str, ...] = ("cpu", "cuda")
     record_shapes: bool = False
-    with_stack: bool = False
+    with_stack: bool = False  # 20 to 30 % slower
     profile_memory: bool = False
     with_flops: bool = False
 
@@ -108,24 +104,10 @@ _SWITCHES = Options._fields[1:]
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
 
 
-class ParsedRequest(NamedTuple):
-    """A parsed capture request.
+def read(document: object, defaults: CaptureRequest) -> tuple[CaptureRequest, tuple[int, ...] | None]:
+    """Parses a request, an object with any of the keys ``_KNOWN``; ``defaults`` has the values of missing ones.
 
-    Attributes:
-        ranks: ranks to capture; None for the rank that received the request.
-    """
-
-    plan: CaptureRequest
-    ranks: tuple[int, ...] | None
-
-
-def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
-    """Parses a request.
-
-    Args:
-        document: an object with any of steps, warmup, wait, at_step, ranks, activities, record_shapes,
-            with_stack, profile_memory, with_flops, reason, pinned.
-        defaults: values of missing keys.
+    The second value is the ranks to capture; None for the rank that received the request.
 
     Raises:
         ConfigError: a value is invalid; the message has value, rule and remedy.
@@ -148,15 +130,11 @@ def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
         reason=str(document.get("reason", ""))[:200],
         pinned=truth("pinned={}", document.get("pinned", False)),
     )
-    return ParsedRequest(plan, _ranks(document.get("ranks")))
+    return plan, _ranks(document.get("ranks"))
 
 
 def activities(names: object) -> tuple[str, ...]:
-    """Parses activities from ``"cpu,cuda"`` or a list.
-
-    Raises:
-        ConfigError: an activity is unknown, or the list is empty.
-    """
+    """Parses activities from ``"cpu,cuda"`` or a list; a ConfigError for none, or one that is unknown."""
     words = names.split(",") if isinstance(names, str) else names
     found = tuple(str(word).strip().lower() for word in words) if isinstance(words, (list, tuple)) else ()
     wrong = [name for name in found if name not in ACTIVITIES]
@@ -187,9 +165,5 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def leave_request(folder: Path, request: dict[str, Any]) -> None:
-    """Puts a request into the folder of a rank, whole.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Puts a request into the folder of a rank, whole; an OSError where it cannot be written."""
     replace_text(folder / REQUEST_FILE, json.dumps(request))

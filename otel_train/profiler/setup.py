@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Capture
-    from otel_train.profiler.controller import LoopState, TrainingState
+    from otel_train.profiler.controller import TrainingState
     from otel_train.profiler.endpoint import Requests
     from otel_train.profiler.flops import FlopCount
     from otel_train.resource import RunInfo
@@ -52,28 +52,19 @@ class EpochCaptures:
     """
 
     def __init__(
-        self,
-        controller: CaptureController,
-        endpoint: CaptureEndpoint,
-        *,
-        loop: Callable[[], LoopState],
-        accounted: Callable[[], AbstractContextManager[None]],
+        self, endpoint: CaptureEndpoint, accounted: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        self._controller = controller
         self._endpoint = endpoint
-        self._loop = loop
+        self._controller = endpoint.controller
         self._accounted = accounted
 
     def begin(self, epoch: int, request: dict[str, Any], *, output_dir: str = "") -> str:
-        """Captures steps of the epoch that begins here.
+        """Captures steps of the epoch that begins here. Returns "" if it was armed, else why not.
 
         Args:
             epoch: its number.
             request: as for ``otel_train.capture``; ``wait`` counts from its first step.
             output_dir: folder for an uncompressed copy ``epoch_N.json``, which is overwritten.
-
-        Returns:
-            "" if it was armed, else the reason why not.
 
         Raises:
             ConfigError: the request is invalid.
@@ -84,7 +75,7 @@ class EpochCaptures:
         deadline_s = time.monotonic() + PREVIOUS_CAPTURE_WAIT_S
         while True:
             with self._accounted():
-                loop = self._loop()
+                loop = self._endpoint.loop()
                 self._controller.turn(loop, last=True)
                 if not self._controller.busy:
                     return self._controller.begin(plan, loop)
@@ -103,7 +94,7 @@ class EpochCaptures:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             with self._accounted():
-                self._controller.turn(self._loop(), last=True)
+                self._controller.turn(self._endpoint.loop(), last=True)
                 if self._controller.finished:
                     return
             time.sleep(_POLL_S)
@@ -126,12 +117,8 @@ class NoEpochCaptures:
         """Does nothing."""
 
 
-class Capturing:
-    """Captures of one process.
-
-    Raises:
-        ConfigError: an activity is unknown.
-    """
+class Capturing(CaptureEndpoint):
+    """Captures of one process, as its settings say; a ConfigError where an activity is unknown."""
 
     def __init__(
         self, config: Config, info: RunInfo, *, training: TrainingState,
@@ -147,11 +134,11 @@ class Capturing:
             config.profiler_tensorboard, config.profiler_output_dir,
             (*ANALYZE, f"--top={max(config.profiler_top, TOP)}"),
         )  # fmt: skip
-        self._controller = CaptureController(
+        controller = CaptureController(
             TorchProfiler, training=training, done=self._done, place=store, clock=system_clock,
             tuning=config.tuned(),
         )  # fmt: skip
-        self.endpoint = CaptureEndpoint(self._controller, plan, info.rank, requests, loop=training.loop)
+        super().__init__(controller, plan, info.rank, requests, loop=training.loop)
         self._snapshots = OomSnapshots(ooms, store.folder, info.rank)
         every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
         if any(every):
@@ -159,70 +146,33 @@ class Capturing:
                 every, plan._replace(trigger="schedule"), system_clock,
                 skip_first=schedule.skip_first, most=schedule.repeat,
             )  # fmt: skip
-            self.endpoint.triggers.append(planned)
+            self.triggers.append(planned)
         if config.profiler == "auto":
-            slow = SlowSteps(plan._replace(trigger="slow_step"), training.slow_steps)
-            self.endpoint.triggers.append(slow)
+            self.triggers.append(SlowSteps(plan._replace(trigger="slow_step"), training.slow_steps))
 
     @property
     def within_ns(self) -> tuple[int, int]:
         """Begin and end of the last recording; (0, 0) without one."""
-        return self._controller.scheduler.within_ns
-
-    @property
-    def needs_step_numbers(self) -> bool:
-        """Whether a capture waits for what only accounting provides."""
-        return self._controller.needs_step_numbers
-
-    @property
-    def recording(self) -> bool:
-        """Whether a capture is armed, runs, or is being written."""
-        return self._controller.running or not self._controller.finished
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a recording is under way, or not yet written and reported."""
-        return self._controller.busy or not self._controller.finished
-
-    @property
-    def wanted(self) -> bool:
-        """Whether a request waits, or a recording is unfinished."""
-        return self.unfinished or self._controller.asked
+        return self.controller.scheduler.within_ns
 
     def show_block(self) -> None:
         """Prints captures as the block ``[Profiler]``."""
         if self._console is not None:
             self._console = self._console._replace(block=True)
 
-    def of_epochs(self, accounted: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
-        """Returns captures requested by the training thread; ``accounted`` as for ``EpochCaptures``."""
-        return EpochCaptures(self._controller, self.endpoint, loop=self._training.loop, accounted=accounted)
-
     def turn(self) -> None:
         """Takes requests and does what is due. Runs on the service thread."""
-        self.endpoint.turn()
+        super().turn()
         self._snapshots.look()
-
-    def ask(self, request: dict[str, Any]) -> str:
-        """Queues a request of the program. Returns "", or the reason if it is refused.
-
-        Raises:
-            ConfigError: the request is invalid.
-        """
-        return self.endpoint.ask(request)
 
     def give_way_to(self, flops: FlopCount) -> None:
         """Starts no capture while a step's FLOP are counted: both divert the events of the training thread."""
-        self._controller.others = lambda: flops.busy
+        self.controller.others = lambda: flops.busy
 
     def stop(self) -> None:
         """Ends the open recording."""
-        self._controller.scheduler.abort("")
-        self._controller.scheduler.wait(YIELD_S)
-
-    def end(self, timeout_s: float) -> None:
-        """Writes the recordings, after all events are accounted."""
-        self._controller.end(timeout_s)
+        self.controller.scheduler.abort("")
+        self.controller.scheduler.wait(YIELD_S)
 
     def _done(self, capture: Capture) -> None:
         self._training.over(capture)

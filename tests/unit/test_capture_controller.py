@@ -507,7 +507,7 @@ def accounted() -> Iterator[None]:
 
 @pytest.fixture
 def epochs(run: Run) -> EpochCaptures:
-    return EpochCaptures(run.controller, run.endpoint, loop=run.loop, accounted=accounted)
+    return EpochCaptures(run.endpoint, accounted)
 
 
 def test_an_epoch_that_is_over_before_the_agent_polls_is_captured(
