@@ -565,9 +565,9 @@ class AgentClient:
         with self._setting_up:
             if self._reports.trackers is None:
                 folder = Path(opened.run_directory) if opened.run_directory else None
-                trackers = Trackers(self._config, opened.info, folder, thread=self._main)
-                trackers.before_finish = self._hand_over
-                self._reports.trackers = trackers
+                self._reports.trackers = Trackers(
+                    self._config, opened.info, folder, thread=self._main, before_finish=self._hand_over
+                )
 
     @property
     def _capturing(self) -> Capturing | None:

@@ -29,22 +29,14 @@ NEAR_STEPS = 8
 
 
 class LoopState(NamedTuple):
-    """State of the training loop, as the service thread knows it.
+    """State of the training loop, as the service thread knows it."""
 
-    Attributes:
-        rule: how its steps end; None if unknown.
-        step: number of the running step, as of the last look.
-        median_ns: median step duration; 0 if unknown.
-        epoch: pass over the training data, from 1.
-        final_ns: steps before this instant have their numbers.
-    """
-
-    rule: StepRule | None
+    rule: StepRule | None  # how its steps end; None if unknown
     thread: ProfiledThread
-    step: int
-    median_ns: int
-    epoch: int
-    final_ns: int
+    step: int  # number of the running step, as of the last look
+    median_ns: int  # step duration; 0 if unknown
+    epoch: int  # pass over the training data, from 1
+    final_ns: int  # steps before this instant have their numbers
 
     def near(self, plan: CaptureRequest) -> bool:
         """Whether the requested steps are so near that the step scheduler should wait for them."""
@@ -195,12 +187,7 @@ class CaptureController:
         return ""
 
     def turn(self, loop: LoopState, *, last: bool = False) -> None:
-        """Does what is due: arm, number, write, report.
-
-        Args:
-            loop: its current state.
-            last: no more step numbers will come: write with those that are known.
-        """
+        """Does what is due: arm, number, write, report. ``last``: no more step numbers will come, so write with those known."""
         for plan in list(self._queued):
             if not self.busy and loop.near(plan) and loop.rule is not None:
                 self._queued.remove(plan)
@@ -303,8 +290,6 @@ class CaptureController:
 
 
 class _Job(NamedTuple):
-    """A recording that is being written."""
-
     recorded: Recorded
     steps: tuple[int, int]
     writer: CaptureWriter

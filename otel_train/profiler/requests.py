@@ -31,34 +31,20 @@ class Options(NamedTuple):
 
 
 class CaptureRequest(NamedTuple):
-    """One requested capture.
+    """One requested capture."""
 
-    Attributes:
-        trigger: its source, one of the catalog's ``train.profiler.trigger``.
-        steps: steps to record, at least 1.
-        warmup: steps before them in which the profiler runs and its output is discarded.
-        wait: steps to skip before that.
-        at_step: number of the first recorded step; ``NEXT`` for as soon as possible.
-        reason: why, for readers of the metadata.
-        pinned: it is never removed by retention.
-        at_once: the training thread requests it between two steps, and the next step is the first.
-        epoch: the epoch to capture; 0 for any.
-        output_dir: folder for an uncompressed copy ``epoch_N.json``; "" for the configured one.
-        alert: name of the alert that requests it; "" for none.
-    """
-
-    trigger: str
-    steps: int
-    warmup: int = 1
-    wait: int = 0
-    at_step: int = NEXT
+    trigger: str  # its source, one of the catalog's ``train.profiler.trigger``
+    steps: int  # to record, at least 1
+    warmup: int = 1  # steps before them in which the profiler runs and its output is discarded
+    wait: int = 0  # steps to skip before that
+    at_step: int = NEXT  # number of the first recorded step
     options: Options = Options()
-    reason: str = ""
-    pinned: bool = False
-    at_once: bool = False
-    epoch: int = 0
-    output_dir: str = ""
-    alert: str = ""
+    reason: str = ""  # for readers of the metadata
+    pinned: bool = False  # it is never removed by retention
+    at_once: bool = False  # the training thread asks between two steps, and the next step is the first
+    epoch: int = 0  # the epoch to capture; 0 for any
+    output_dir: str = ""  # folder for an uncompressed copy ``epoch_N.json``; "" for the configured one
+    alert: str = ""  # name of the alert that asks
 
     @property
     def cause(self) -> str:
@@ -72,25 +58,16 @@ class CaptureRequest(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Recording of the training thread.
-
-    Attributes:
-        trace: argument of ``Profiler.save``; None without a trace.
-        steps: complete steps recorded.
-        begun_ns: begin of recording, on the monotonic clock; 0 if it never began.
-        problem: why it differs from the request; "" if it does not.
-        missing: what this machine could not record, a sentence each.
-        within_ns: an instant in its first step; 0 if that step did no work.
-    """
+    """Recording of the training thread."""
 
     plan: CaptureRequest
-    trace: Any
-    steps: int
-    begun_ns: int
+    trace: Any  # argument of ``Profiler.save``; None without a trace
+    steps: int  # complete ones
+    begun_ns: int  # on the monotonic clock; 0 if it never began
     ended_ns: int
-    problem: str = ""
-    missing: tuple[str, ...] = ()
-    within_ns: int = 0
+    problem: str = ""  # why it differs from the request
+    missing: tuple[str, ...] = ()  # what this machine could not record, a sentence each
+    within_ns: int = 0  # an instant in its first step; 0 if that step did no work
 
 
 REQUEST_FILE = "capture-request.json"

@@ -189,17 +189,11 @@ def _plan_of(config: Config) -> CaptureRequest:
 
 
 class Console(NamedTuple):
-    """Prints captures on standard error, so that the program's own output is unchanged.
+    """Prints captures on standard error, so that the program's own output is unchanged."""
 
-    Attributes:
-        lines: print lines with the prefix ``otel_train:``, unless printed as a block.
-        block: print the block ``[Profiler]``.
-        top: operators, and kernels, to list; with 0 no lines are printed.
-    """
-
-    lines: bool
-    block: bool
-    top: int
+    lines: bool  # with the prefix ``otel_train:``, unless printed as a block
+    block: bool  # ``[Profiler]``
+    top: int  # operators, and kernels, to list; with 0 no lines are printed
 
     def show(self, capture: Capture) -> None:
         """Prints a capture that has a file, in one write."""
@@ -271,25 +265,17 @@ class OomSnapshots:
     """
 
     def __init__(
-        self,
-        ooms: Callable[[], int],
-        folder: Path,
-        rank: int,
+        self, ooms: Callable[[], int], folder: Path, rank: int,
         snapshot: Callable[[], object] = _torch_snapshot,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._ooms = ooms
         self._folder = folder
         self._rank = rank
         self._snapshot = snapshot
-        self._seen = 0
-        self._made = 0
+        self._seen = self._made = 0
 
     def look(self) -> Path | None:
-        """Writes a snapshot if memory has run out since the last call; returns its path.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Writes a snapshot if memory has run out since the last call; returns its path. An OSError where it cannot."""
         ooms = self._ooms()
         if ooms <= self._seen or self._made == MOST_SNAPSHOTS:
             return None

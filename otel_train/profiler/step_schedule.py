@@ -117,11 +117,7 @@ class CapturePhase(Enum):
 
 
 class ProfiledThread(NamedTuple):
-    """The thread to record.
-
-    Attributes:
-        divert: installs a function between the thread and its ring buffer; None removes it.
-    """
+    """The thread to record. ``divert`` installs a function between it and its ring buffer; None removes that."""
 
     ident: int
     sources: Sequence[Instrumented]

@@ -42,11 +42,7 @@ def metadata_path(path: Path) -> Path:
 
 
 def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes the metadata of a capture atomically.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the metadata of a capture atomically; an OSError where it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(record, indent=1) + "\n")
 
@@ -87,7 +83,7 @@ def captures_of(run: Path) -> list[Path]:
     """Returns the captures of a run, oldest first."""
     files = [*run.glob("captures/*"), *run.glob("rank*/captures/*")]
     found = [
-        file for file in files if file.name.endswith(_TRACES) and not file.name.endswith(METADATA_SUFFIX)
+        each for each in files if each.name.endswith(_TRACES) and not each.name.endswith(METADATA_SUFFIX)
     ]
     return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
 
@@ -114,59 +110,37 @@ ANALYZE = (sys.executable, "-m", "otel_train", "analyze")
 
 
 class CaptureStore(NamedTuple):
-    """Where captures go.
-
-    Attributes:
-        max_bytes: largest file that is kept.
-        kept: captures of this rank that are kept; the oldest is removed first.
-        tensorboard: folder for TensorBoard's profiler plugin; "" for none.
-        output: folder for an uncompressed copy ``epoch_N.json``; "" for none.
-        analyze: command that analyses a trace and completes its metadata; empty for none.
-    """
+    """Where captures go."""
 
     folder: Path
     rank: int
-    max_bytes: int
-    kept: int
-    tensorboard: str = ""
-    output: str = ""
-    analyze: tuple[str, ...] = ANALYZE
+    max_bytes: int  # of a file
+    kept: int  # captures of this rank; the oldest is removed first
+    tensorboard: str = ""  # folder for TensorBoard's profiler plugin
+    output: str = ""  # folder for an uncompressed copy ``epoch_N.json``
+    analyze: tuple[str, ...] = ANALYZE  # command that analyses a trace and completes its metadata
 
 
 class CaptureOutcome(NamedTuple):
-    """Result of writing a capture.
-
-    Attributes:
-        problem: what went wrong; "" if nothing.
-        missing: what is not in the trace, and why.
-    """
+    """Result of writing a capture."""
 
     file: str = ""
     bytes: int = 0
     problem: str = ""
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # what is not in the trace, and why
 
 
 class CaptureJob(NamedTuple):
-    """A capture to write. Plain data: it goes to another process.
-
-    Attributes:
-        name: of the file, without rank and suffix. A number is added if it exists.
-        record: the metadata, without the result of writing.
-        made_s: when the metadata was made, on the monotonic clock of the system.
-        wants_device: whether device events must be in the trace, or a note says that they are missing.
-        output: folder of an uncompressed copy of this capture, which is overwritten; "" for none.
-        problem: why there is no trace, if writing it has failed; "" if it has not.
-    """
+    """A capture to write. Plain data: it goes to another process."""
 
     place: CaptureStore
-    name: str
-    record: dict[str, Any]
+    name: str  # of the file, without rank and suffix; a number is added if it exists
+    record: dict[str, Any]  # the metadata, without the result of writing
     first_step: int
-    made_s: float
-    wants_device: bool = False
-    output: str = ""
-    problem: str = ""
+    made_s: float  # when the metadata was made, on the monotonic clock of the system
+    wants_device: bool = False  # device events must be in the trace, or a note says that they are missing
+    output: str = ""  # folder of an uncompressed copy of this capture, which is overwritten
+    problem: str = ""  # why there is no trace, if writing it has failed
 
     def as_text(self) -> str:
         """The job as JSON."""
@@ -180,11 +154,8 @@ class CaptureJob(NamedTuple):
         return cls(place._replace(folder=Path(place.folder), analyze=tuple(place.analyze)), **fields)
 
 
-class Stored(NamedTuple):
-    """What is known of a capture once it is written, and again once it is analysed."""
-
-    outcome: CaptureOutcome
-    metadata: dict[str, Any]
+Stored = tuple[CaptureOutcome, dict[str, Any]]
+"""What is known of a capture once it is written, and again once it is analysed: the result of writing, the metadata."""
 
 
 class CaptureWriter:
@@ -268,11 +239,7 @@ def _not_written(error: Exception) -> str:
 
 
 def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """What the process says that writes a capture.
-
-    Raises:
-        RuntimeError: it has failed.
-    """
+    """What the process says that writes a capture; a RuntimeError where it fails."""
     command = (sys.executable or "", "-m", __name__, job.as_text())
     try:
         process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -283,7 +250,7 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
         for line in process.stdout or ():
             outcome, metadata = json.loads(line)
             file, size, problem, missing = outcome
-            yield Stored(CaptureOutcome(file, size, problem, tuple(missing)), metadata)
+            yield CaptureOutcome(file, size, problem, tuple(missing)), metadata
     if process.returncode:
         raise RuntimeError(f"the process that writes it ended with {process.returncode}")
 
@@ -291,11 +258,7 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
 def _start(
     command: Sequence[str], *, stdin: BinaryIO | int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """A process that may outlive this one, and that otel_train does not instrument.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """A process that may outlive this one, and that otel_train does not instrument."""
     with signals_unblocked():
         return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
             command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -314,11 +277,7 @@ def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:
 
 
 def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """Writes a capture: its trace, its metadata, its copies; then has it analysed.
-
-    Yields:
-        The result of writing, and the result of the analysis.
-    """
+    """Writes a capture: its trace, its metadata, its copies; then has it analysed."""
     place, outcome = job.place, CaptureOutcome(problem=job.problem)
     name = f"{job.name}-rank{place.rank}"
     try:
@@ -333,14 +292,14 @@ def store(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     with suppress(OSError):  # event and log have the same information
         write_metadata(path, metadata)
     analysis = _begin_analysis(place, outcome.file) if outcome.file and place.analyze else None
-    yield Stored(outcome, metadata)
+    yield outcome, metadata
     if analysis is not None:
         try:
             analysis.wait(ANALYSIS_S)
         except subprocess.TimeoutExpired:
             analysis.kill()
             analysis.wait()
-        yield Stored(outcome, read_metadata(path) or metadata)
+        yield outcome, read_metadata(path) or metadata
 
 
 def _free_name(place: CaptureStore, wanted: str) -> str:

@@ -42,40 +42,25 @@ class Tracker(Protocol):
 
 @fast_dataclass(frozen=True, kw_only=True)
 class OpeningTracker:
-    """What a tracker is opened with.
+    """What a tracker is opened with."""
 
-    Attributes:
-        run: run or writer that the program gave; None where it gave none.
-        settings: dict that the program gave; empty where the setting is ``on``; None where no tracker was asked for.
-        folder: where files of a tracker go by default; None without a run directory.
-        thread: the training thread.
-        before_finish: called on a thread of the program's that is about to finish a run that rows go to.
-    """
-
-    run: Any  # Any: wandb's Run, MLflow's, a SummaryWriter
-    settings: Mapping[str, Any] | None
-    folder: Path | None
-    thread: int
-    before_finish: Callable[[], object]
+    run: Any  # run or writer that the program gave: wandb's Run, MLflow's, a SummaryWriter
+    settings: (
+        Mapping[str, Any] | None
+    )  # dict that it gave; {} for ``on``; None where no tracker was asked for
+    folder: Path | None  # where files of a tracker go by default; None without a run directory
+    thread: int  # the training thread
+    before_finish: Callable[[], object]  # for a thread of the program's that is about to finish a run
 
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TrackerKind:
-    """What is known of a tracker before it is used. Each module of this package has one, ``KIND``.
+    """What is known of a tracker before it is used. Each module of this package has one, ``KIND``."""
 
-    Attributes:
-        setting: name of its setting, and of the package that is imported.
-        imports: modules that are imported where it is asked for: at the start, because that takes seconds.
-        attribute: what a run or writer of it has, to be distinguished from anything else.
-        named_by: key of its dict that gives a name.
-        keys: what its dict may have in it; empty where it is passed on.
-        expected: a run or writer of it, in words.
-    """
-
-    setting: str
-    imports: tuple[str, ...]
-    attribute: str
-    named_by: str
-    keys: tuple[str, ...] = ()
-    expected: str
+    setting: str  # its name, and that of the package that is imported
+    imports: tuple[str, ...]  # where it is asked for, at the start: that takes seconds
+    attribute: str  # what a run or writer of it has, to be distinguished from anything else
+    named_by: str  # key of its dict that gives a name
+    keys: tuple[str, ...] = ()  # of its dict; empty where that is passed on
+    expected: str  # a run or writer of it, in words
     make: Callable[[OpeningTracker], Tracker]

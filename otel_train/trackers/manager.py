@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from dataclasses import replace
 from importlib import import_module
@@ -115,18 +114,19 @@ class Trackers:
         config: what is wanted.
         info: identity of the run and the rank.
         folder: the run directory, if there is one.
-        thread: the training thread; the calling one when None.
+        thread: the training thread.
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, folder: Path | None, *, thread: int | None = None
-    ) -> None:
-        self.before_finish: Callable[[], object] = lambda: None
+        self, config: Config, info: RunInfo, folder: Path | None, *, thread: int,
+        before_finish: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self._before_finish = before_finish
         self._config = config
         self._folder = folder
         self._first = info.rank == 0
         self._awake = False
-        self._thread = threading.get_ident() if thread is None else thread
+        self._thread = thread
         self._queues: dict[str, TrackerQueue] = {}
         self._blocks: set[str] = set()
         for name in TRACKERS:
@@ -172,7 +172,7 @@ class Trackers:
             place = queue.tracker.place() if queue.tracker.wanted() else None
             if place is not None:
                 for row in waiting:
-                    queue.put(row, place)
+                    queue.hand((row, place))
 
     def emptied(self, timeout_s: float) -> bool:
         """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
@@ -192,9 +192,6 @@ class Trackers:
         for queue in queues:
             queue.close(deadline - time.monotonic())
 
-    def _finishing(self) -> None:
-        self.before_finish()
-
     def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
         wish = getattr(self._config, name)
         if wish == "off" and given is None:
@@ -204,7 +201,8 @@ class Trackers:
         plain = isinstance(given, dict)
         opening = OpeningTracker(
             run=None if plain else given, settings=dict(given) if plain else None,
-            folder=self._folder and self._folder / name, thread=self._thread, before_finish=self._finishing,
+            folder=self._folder and self._folder / name, thread=self._thread,
+            before_finish=self._before_finish,
         )  # fmt: skip
         self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
 
@@ -226,15 +224,11 @@ MOST_WAITING = 256
 
 
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
-    """Hands rows to one tracker, in order, on a thread that begins with the first row."""
+    """Hands rows, each with its place, to one tracker, in order, on a thread that begins with the first row."""
 
     def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
         super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
         self.tracker = tracker
-
-    def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
-        """Hand over a row for ``place``. Never waits: a row for a full queue is dropped, and counted."""
-        self.hand((row, place))
 
 
 # --- blocks on the console --------------------------------------------------------------------------
@@ -260,13 +254,9 @@ class BlocksTracker:
 
     def write(self, row: FlatRow, _: object) -> None:
         """Print the block of a row in one piece."""
-        if row.of_epoch:
-            lines = _throughput(row) if "throughput" in self._blocks else iter(())
-        else:
-            lines = _profiling(row) if "profiling" in self._blocks else iter(())
-        text = "".join(f"{line}\n" for line in lines)
-        if text:
-            sys.stderr.write(text)
+        block, lines = ("throughput", _throughput) if row.of_epoch else ("profiling", _profiling)
+        if block in self._blocks:
+            sys.stderr.write("".join(f"{line}\n" for line in lines(row)))
             sys.stderr.flush()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -117,14 +118,8 @@ class EpochWindow:
         self._begin()
 
     def _begin(self) -> None:
-        self._loads: dict[str, Histograms] = {}
-        self._built: dict[str, Histograms] = {}
-        self._batches: dict[str, int] = {}
-        self._samples: dict[str, int] = {}
-        self._blind: set[str] = set()
-        self._step_ns = 0
-        self._work_ns = 0
-        self._loader_ns: dict[str, int] = {}
+        self._of: defaultdict[str, _LoaderSums] = defaultdict(_LoaderSums)
+        self._step_ns = self._work_ns = 0
 
     def add(self, part: ClosedStepsPart) -> None:
         """Count what ended."""
@@ -132,21 +127,21 @@ class EpochWindow:
         self._work_ns += int(part.work_ns.sum())
         for source, phase, ns, _ in part.loader_ns.tolist():
             if phase == TRAIN:
-                name = self._name(source)
-                self._loader_ns[name] = self._loader_ns.get(name, 0) + ns
+                self._of[self._name(source)].ns += ns
         train = part.batches[part.batches[:, 1] == TRAIN]
         for source in np.unique(train[:, 0]).tolist():
             name, samples = self._name(source), train[train[:, 0] == source, 2]
-            self._batches[name] = self._batches.get(name, 0) + len(samples)
-            self._samples[name] = self._samples.get(name, 0) + int(samples[samples >= 0].sum())
-            if (samples < 0).any():
-                self._blind.add(name)
-            self._assign_builds(name)
+            loader = self._of[name]
+            loader.batches += len(samples)
+            loader.samples += int(samples[samples >= 0].sum())
+            loader.blind = loader.blind or bool((samples < 0).any())
+            # A batch has one build; workers are ahead, so builds are there before their batches.
+            _add(
+                loader.builds, self._totals.loaders.take_builds(name, loader.batches - loader.builds.count(0))
+            )
         data = (part.kind == SourceKind.DATA) & (part.phase == TRAIN)
         for source in np.unique(part.source[data]).tolist():
-            lasted = part.lasted_ns[data & (part.source == source)]
-            loads = self._loads.setdefault(self._name(source), Histograms(size=1))
-            loads.add(np.zeros(len(lasted), dtype=np.int64), lasted)
+            _add(self._of[self._name(source)].loads, part.lasted_ns[data & (part.source == source)])
 
     def skip(self) -> None:
         """No tracker listened: what was built up to now belongs to no epoch."""
@@ -157,62 +152,45 @@ class EpochWindow:
 
         Empty when no training step was seen.
         """
-        builds, waits_ns = self._builds(), self._exposed_ns()
-        names = list(self._batches)
-        memory = self._memory(names, at_ns)
+        loaders = {name: loader for name, loader in self._of.items() if loader.batches}
+        facts = self.loaders()
+        for name, loader in loaders.items():
+            loader.workers = facts[name].workers if name in facts else None
+            if not loader.builds.count(0) and loader.workers == 0:
+                loader.builds = loader.loads  # without workers a batch is built while it is waited for
+        waits_ns = self._exposed_ns(loaders)
+        memory = self._memory(list(loaders), at_ns)
         found: dict[str, float] = {}
-        if names and self._step_ns:
-            found = self._values(names, builds)
-            efficiency = self._efficiency(builds, waits_ns)
+        if loaders and self._step_ns:
+            found = self._values(list(loaders.values()))
+            efficiency = self._efficiency(loaders.values(), waits_ns)
             if efficiency is not None:
                 found["throughput_efficiency"] = efficiency
             found.update(memory)
-            if len(names) > 1:
-                for name in names:
-                    prefix = f"dl_{self.safe(name)}"
-                    values = self._values([name], builds)
-                    found.update({f"{prefix}/{key}": value for key, value in values.items()})
+            for name, loader in loaders.items() if len(loaders) > 1 else ():
+                prefix = f"dl_{self.safe(name)}"
+                found.update({f"{prefix}/{key}": value for key, value in self._values([loader]).items()})
         self._begin()
         return found
 
     def _name(self, source: int) -> str:
         return self._totals.names.sources[source].name
 
-    def _assign_builds(self, name: str) -> None:
-        """A batch has one build; workers are ahead, so builds are there before their batches."""
-        built = self._built.setdefault(name, Histograms(size=1))
-        builds_ns = self._totals.loaders.take_builds(name, self._batches[name] - built.count(0))
-        built.add(np.zeros(len(builds_ns), dtype=np.int64), builds_ns)
-
-    def _builds(self) -> dict[str, Histograms]:
-        """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
-        found = {}
-        workers = self._workers()
-        for name in self._batches:
-            if self._built[name].count(0):
-                found[name] = self._built[name]
-            elif workers.get(name) == 0 and name in self._loads:
-                found[name] = self._loads[name]
-        return found
-
-    def _workers(self) -> dict[str, int | None]:
-        return {name: facts.workers for name, facts in self.loaders().items()}
-
-    def _values(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
+    def _values(self, loaders: list[_LoaderSums]) -> dict[str, float]:
         # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
-        seconds = (self._loader_ns.get(names[0], 0) if len(names) == 1 else self._step_ns) / NS_PER_S
+        seconds = (loaders[0].ns if len(loaders) == 1 else self._step_ns) / NS_PER_S
         found: dict[str, float] = {}
         if not seconds:
             return found
-        if not self._blind.intersection(names):
-            found["samples_per_second"] = sum(self._samples[name] for name in names) / seconds
-        found["batches_per_second"] = sum(self._batches[name] for name in names) / seconds
-        found.update(_milliseconds("batch_load_time_ms", [self._loads[n] for n in names if n in self._loads]))
-        if all(name in builds for name in names):
-            found.update(_milliseconds("batch_transform_time_ms", [builds[name] for name in names]))
+        if not any(loader.blind for loader in loaders):
+            found["samples_per_second"] = sum(loader.samples for loader in loaders) / seconds
+        found["batches_per_second"] = sum(loader.batches for loader in loaders) / seconds
+        found.update(_milliseconds("batch_load_time_ms", [loader.loads for loader in loaders]))
+        if all(loader.builds.count(0) for loader in loaders):
+            found.update(_milliseconds("batch_transform_time_ms", [loader.builds for loader in loaders]))
         return found
 
-    def _exposed_ns(self) -> float | None:
+    def _exposed_ns(self, loaders: Mapping[str, _LoaderSums]) -> float | None:
         """How long devices stood idle for want of a batch since the last epoch; None where that is not measured."""
         device, names = self._totals.device, self._totals.names
         window, self._exposed = device.minus(self._exposed), device.copy()
@@ -220,22 +198,36 @@ class EpochWindow:
         for number, key in enumerate(names.keys[: len(window)]):
             if key.stage == "data" and key.phase == "train" and window.count(number):
                 mean_s = window.point(number).sum / window.count(number)
-                found += mean_s * self._batches.get(key.loader, 0) * NS_PER_S
+                found += mean_s * (loaders[key.loader].batches if key.loader in loaders else 0) * NS_PER_S
                 measured.add(key.loader)
-        return found if self._batches and measured.issuperset(self._batches) else None
+        return found if loaders and measured.issuperset(loaders) else None
 
-    def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
+    def _efficiency(self, loaders: Iterable[_LoaderSums], exposed_ns: float | None) -> float | None:
         """Time that the slower of loaders alone and computing alone would take, to the time it took."""
-        known = self._workers()
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
-        for name, batches in self._batches.items():
-            workers = known.get(name)
-            if name not in builds or workers is None:
+        for loader in loaders:
+            if not loader.builds.count(0) or loader.workers is None:
                 return None
-            mean_s = builds[name].point(0).sum / builds[name].count(0)
-            alone.append(batches * mean_s / max(workers, 1))
+            mean_s = loader.builds.point(0).sum / loader.builds.count(0)
+            alone.append(loader.batches * mean_s / max(loader.workers, 1))
         return min(1.0, max(alone) * NS_PER_S / self._step_ns)
+
+
+class _LoaderSums:
+    """What an epoch had of one loader."""
+
+    def __init__(self) -> None:
+        self.loads = Histograms(size=1)  # waits for a batch
+        self.builds = Histograms(size=1)  # times to build a batch
+        self.batches = self.samples = 0
+        self.blind = False  # whether a batch had an unknown number of samples
+        self.ns = 0  # of the steps with its batches
+        self.workers: int | None = None
+
+
+def _add(histogram: Histograms, values_ns: np.ndarray) -> None:
+    histogram.add(np.zeros(len(values_ns), dtype=np.int64), values_ns)
 
 
 def _milliseconds(key: str, parts: list[Histograms]) -> dict[str, float]:
@@ -375,43 +367,31 @@ class Operations:
 
 
 class FlatRow(NamedTuple):
-    """What a tracker logs at once.
+    """What a tracker logs at once."""
 
-    Attributes:
-        unix_ns: when the last of it happened.
-        step: training steps that had been counted.
-        epoch: the epoch, from 1 where the program gives it no other number.
-        of_epoch: a row about a whole epoch; else one about the steps since the last.
-        values: by flat name.
-    """
-
-    unix_ns: int
-    step: int
-    epoch: int
-    of_epoch: bool
-    values: dict[str, float]
+    unix_ns: int  # when the last of it happened
+    step: int  # training steps that had been counted
+    epoch: int  # from 1 where the program gives it no other number
+    of_epoch: bool  # a row about a whole epoch; else one about the steps since the last
+    values: dict[str, float]  # by flat name
 
 
 class ClosedStepsPart(NamedTuple):
-    """A part of ``ClosedSteps``, of a stage call or a training step each. Columns are int64.
-
-    ``loader`` is -1 for none; ``work_ns`` is ``step_ns`` less what was waited for data; ``training_ns`` goes from the first
-    forward, or loss, to the end of the last update. ``batches``, ``loader_ns`` and ``loss_ns`` are as there.
-    """
+    """A part of ``ClosedSteps``, of a stage call or a training step each, or as there. Columns are int64."""
 
     source: np.ndarray
-    loader: np.ndarray
+    loader: np.ndarray  # -1 for none
     phase: np.ndarray
     started_ns: np.ndarray
     lasted_ns: np.ndarray
     kind: np.ndarray
     batches: np.ndarray
     step_ns: np.ndarray
-    work_ns: np.ndarray
+    work_ns: np.ndarray  # less what was waited for data
     loader_ns: np.ndarray
     loss_ns: np.ndarray
     losses: np.ndarray
-    training_ns: np.ndarray
+    training_ns: np.ndarray  # from the first forward, or loss, to the end of the last update
 
 
 class _Mark(NamedTuple):

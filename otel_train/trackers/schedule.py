@@ -32,10 +32,7 @@ def calls_of(ended: np.ndarray) -> StageCalls:
 
 
 class HeldOperations:
-    """Keeps operations until the time of the training thread up to their ends is final.
-
-    Only then is it known whether they ended before a step or an epoch did.
-    """
+    """Keeps operations until it is known whether they ended before a step or an epoch did: that time is final."""
 
     def __init__(self) -> None:
         self._held: StageCalls = NOTHING.occurrences
@@ -171,9 +168,7 @@ class Tracking:
                 self._metrics.skip(closed, rows, numbers)
 
     def _put(self, rows: list[FlatRow]) -> None:
-        if self._left_out:
-            rows = [
-                row._replace(values=without(row.values, self._left_out)) if row.of_epoch else row
-                for row in rows
-            ]
+        for number, row in enumerate(rows):
+            if row.of_epoch and self._left_out:
+                rows[number] = row._replace(values=without(row.values, self._left_out))
         self._trackers.put(rows)

@@ -68,7 +68,7 @@ def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
     queue = TrackerQueue(tracker)
 
     for step in range(5):
-        queue.put(ROW._replace(step=step), "here")
+        queue.hand((ROW._replace(step=step), "here"))
     queue.close(30)
 
     assert [row.step for row in tracker.rows] == [0, 1, 2, 3, 4]
@@ -80,7 +80,7 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     queue = TrackerQueue(FakeTracker(fail))
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
-            queue.put(ROW, "here")
+            queue.hand((ROW, "here"))
         queue.close(30)
 
     assert queue.guard.faults == 3
@@ -97,10 +97,10 @@ def test_a_tracker_that_hangs_does_not_block(caplog: pytest.LogCaptureFixture) -
 
     queue = TrackerQueue(FakeTracker(hang), most=2)
     with caplog.at_level(logging.WARNING, "otel_train"):
-        queue.put(ROW, "here")
+        queue.hand((ROW, "here"))
         assert began.wait(30)
         for _ in range(10):
-            queue.put(ROW, "here")  # two fit
+            queue.hand((ROW, "here"))  # two fit
         begun = time.monotonic()
         queue.close(0.05)
         waited_s = time.monotonic() - begun
@@ -208,14 +208,14 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
     freed = threading.Event()
     queue = TrackerQueue(FakeTracker(lambda _: freed.wait(60)))
     assert queue.emptied(0)
-    queue.put(ROW, "here")
+    queue.hand((ROW, "here"))
     assert not queue.emptied(0.01)
     freed.set()
     assert queue.emptied(30)
 
     off = TrackerQueue(FakeTracker(fail))
     for _ in range(9):
-        off.put(ROW, "here")
+        off.hand((ROW, "here"))
     begun_s = time.monotonic()
     assert off.emptied(30)
     assert time.monotonic() - begun_s < 20, "the end of the tracker ends the wait"
