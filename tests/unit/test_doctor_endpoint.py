@@ -16,7 +16,7 @@ import pytest
 
 from otel_train.cli import doctor
 from otel_train.config import Config
-from otel_train.doctor import connection, end_to_end, endpoint, environment
+from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, PROBLEM, CheckResult
 from otel_train.stack import tls
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
@@ -35,7 +35,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is waited for less long."""
-    monkeypatch.setattr(connection, "WITHIN_S", 1.0)
+    monkeypatch.setattr(endpoint, "WITHIN_S", 1.0)
 
 
 def problem(address: str, **environ: str) -> CheckResult:
