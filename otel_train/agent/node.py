@@ -90,7 +90,7 @@ class NodeAgent:
                 until_s = 0.0
             elif time.monotonic() > until_s:
                 break  # a rank that connects from here on reads EOF, and starts another agent
-        self._shared.close()
+        self._shared.connections.close()
 
     def _serves(self) -> bool:
         """Whether a rank is served. One that let go long ago, and waits for a disk that hangs, is given up."""

@@ -243,7 +243,7 @@ class AgentThread(DaemonThread):
         except Exception as error:  # noqa: BLE001 - an error of the agent must not end the program
             self.problem = f"{type(error).__name__}: {error}"
         finally:
-            shared.close()
+            shared.connections.close()
             self._theirs.close()
 
 

@@ -64,10 +64,6 @@ class SharedExporters:
         self.connections = Connections()
         self.servers = MetricsServers()
 
-    def close(self) -> None:
-        """After the last rank: let go of connections."""
-        self.connections.close()
-
 
 class ExportManager:
     """The run directory, OTLP, ``/metrics`` and the console of one session.
@@ -80,15 +76,9 @@ class ExportManager:
     """
 
     def __init__(
-        self,
-        config: Config,
-        info: RunInfo,
-        environ: Mapping[str, str],
-        directory: RunDirectory,
-        *,
-        origins: Mapping[str, str],
-        shared: SharedExporters,
-    ) -> None:
+        self, config: Config, info: RunInfo, environ: Mapping[str, str], directory: RunDirectory,
+        *, origins: Mapping[str, str], shared: SharedExporters,
+    ) -> None:  # fmt: skip
         self._shared = shared
         known = directory.run_id  # "" where the telemetry of an ended process is finished
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
@@ -109,15 +99,9 @@ class ExportManager:
 
     @classmethod
     def make(
-        cls,
-        config: Config,
-        info: RunInfo,
-        environ: Mapping[str, str],
-        *,
-        origins: Mapping[str, str],
-        shared: SharedExporters,
-        again: bool = False,
-    ) -> ExportManager:
+        cls, config: Config, info: RunInfo, environ: Mapping[str, str],
+        *, origins: Mapping[str, str], shared: SharedExporters, again: bool = False,
+    ) -> ExportManager:  # fmt: skip
         """Open the run directory, or go on in the one that an agent before this one has opened; nothing else yet."""
         if again:
             directory = RunDirectory.again(

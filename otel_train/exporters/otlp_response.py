@@ -93,19 +93,14 @@ class ExportResponse(NamedTuple):
     (an address, a login, an expired certificate, a redirect, an overload) loses data. REFUSED is about the request
     itself: the same bytes would be refused again.
 
-    Attributes:
-        result: accepted, try again, or refused for good.
-        reason: why, as the rest of a sentence that begins with the collector's address; what to do follows a colon.
-        retry_after_s: how long the collector asks to wait before the next request; None when it does not say.
-        rejected: records of the request that were not taken; None for all of a refused one.
-        poison: a server error that the specification does not let a client try again: this request alone may be
-            the cause of it.
+    ``reason`` is the rest of a sentence that begins with the collector's address; what to do follows a colon. ``poison`` is
+    a server error that the specification does not let a client try again: this request alone may be the cause of it.
     """
 
     result: ExportResult
     reason: str = ""
-    retry_after_s: float | None = None
-    rejected: int | None = None
+    retry_after_s: float | None = None  # how long the collector asks to wait
+    rejected: int | None = None  # records of the request that were not taken; None for all of a refused one
     poison: bool = False
 
     @property

@@ -36,51 +36,31 @@ _COMPRESSIONS = {GRPC: ("gzip",), HTTP_JSON: ("gzip", "deflate"), HTTP_PROTOBUF:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the requests of one signal go, and how.
-
-    Attributes:
-        protocol: ``http/json``, ``http/protobuf`` or ``grpc``.
-        url: what requests are posted to; of gRPC the scheme, host and port.
-        address: the address that people set, without user name, password and query.
-        headers: sent with every request; their values may be secrets, so nothing prints them.
-        compression: ``gzip``, ``deflate`` or "".
-        certificate: PEM file that the collector's certificate is checked with; "" takes the system's authorities.
-        client_certificate: PEM file that is shown to the collector; "" shows none.
-        client_key: PEM file of its key; "" where the certificate's file has it.
-    """
+    """Where the requests of one signal go, and how. Headers and URL may hold secrets, so nothing prints them."""
 
     protocol: str
-    url: str = field(repr=False)
-    address: str
+    url: str = field(repr=False)  # what requests are posted to; of gRPC the scheme, host and port
+    address: str  # that people set, without user name, password and query
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    compression: str = ""
+    compression: str = ""  # gzip or deflate
     tls: bool = False
-    certificate: str = ""
-    client_certificate: str = ""
-    client_key: str = ""
+    certificate: str = ""  # PEM file that the collector's is checked with; "" takes the system's authorities
+    client_certificate: str = ""  # PEM file that is shown to the collector
+    client_key: str = ""  # PEM file of its key; "" where the certificate's file has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSettings:
-    """What to send, and how.
-
-    Attributes:
-        targets: signal (``metrics``, ``traces``) to where it goes; a signal that is switched off is absent.
-        timeout_s: longest one request may take while training runs.
-    """
+    """What to send, and how: by signal where it goes; one that is switched off is absent."""
 
     targets: Mapping[str, Target]
     timeout_s: float = RUNNING_TIMEOUT_S
 
     @classmethod
     def read(
-        cls,
-        environ: Mapping[str, str],
-        *,
-        endpoint: str = "",
-        wanted: bool = False,
+        cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False,
         on_wrong: OnWrong | None = None,
-    ) -> OtlpSettings:
+    ) -> OtlpSettings:  # fmt: skip
         """The settings that an environment asks for.
 
         Args:

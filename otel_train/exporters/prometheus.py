@@ -96,14 +96,9 @@ class PrometheusExporter:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        constant_labels: Mapping[str, str],
-        resource: Mapping[str, AttributeValue],
-        *,
-        servers: MetricsServers | None = None,
-    ) -> None:
+        self, host: str, port: int, constant_labels: Mapping[str, str],
+        resource: Mapping[str, AttributeValue], *, servers: MetricsServers | None = None,
+    ) -> None:  # fmt: skip
         self._written: Path | None = None
         self._host = host
         self._page = RankPage(constant_labels, resource)

@@ -56,29 +56,18 @@ class RunDirectory:
     """The folder ``<root>/<run id>/rank<r>`` of one process.
 
     After it is open nothing raises: what cannot be written is logged once, counted and given up.
-
-    Attributes:
-        path: ``<root>/<run id>``.
-        rank_path: ``<root>/<run id>/rank<r>``.
-        rank: which rank.
-        run_id: of the run; with a number behind it where another living process has this rank of the run.
-        training: 1 for the first training of this rank in the run, one more for every one after that finished.
-        attempt: 0 for the first start of this training, one more for every further one.
-        previous_attempt: the one before, whose flight file has been put aside; -1 for none.
-        writable: whether the folder could be made.
-        faults: writes that failed.
     """
 
     def __init__(self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.path = path
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
-        self.run_id = ""
-        self.training = 1
-        self.attempt = 0
-        self.previous_attempt = -1
-        self.writable = False
-        self.faults = 0
+        self.run_id = ""  # with a number behind it where another living process has this rank of the run
+        self.training = 1  # one more after each training of this rank in the run that finished
+        self.attempt = 0  # one more for every further start of this training
+        self.previous_attempt = -1  # whose flight file has been put aside; -1 for none
+        self.writable = False  # whether the folder could be made
+        self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
         self._owner = 0
         self._pid = os.getpid()
@@ -91,21 +80,13 @@ class RunDirectory:
 
     @classmethod
     def open(  # noqa: PLR0913  # all but two by keyword
-        cls,
-        root: Path,
-        run_id: str,
-        *,
-        rank: int,
-        run: Mapping[str, object] | None = None,
-        attempt: int | None = None,
-        restarts: int = 0,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        owner: int = 0,
-    ) -> RunDirectory:
+        cls, root: Path, run_id: str, *, rank: int, run: Mapping[str, object] | None = None,
+        attempt: int | None = None, restarts: int = 0, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0,
+    ) -> RunDirectory:  # fmt: skip
         """Make, or come back to, the folder of one rank.
 
         Args:
-            root: parent of all runs. When this call creates it, git is counted to ignore it.
+            root: parent of all runs. When this call creates it, git is made to ignore it.
             run_id: the run's id; characters that no folder should have are replaced.
             rank: this process.
             run: content of ``run.json``: identity, host, versions, settings.
@@ -131,7 +112,10 @@ class RunDirectory:
             directory._put_flight_aside(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
             counted = {"run_id": directory.run_id, "training": directory.training}
-            directory._write_run({**(run or {}), **counted})
+            path = directory.path / "run.json"
+            # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
+            if rank == 0 or not path.exists():
+                replace_json(path, {**(run or {}), **counted})
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
@@ -268,11 +252,6 @@ class RunDirectory:
         for path in old[:-FLIGHTS_KEPT]:
             path.unlink(missing_ok=True)
 
-    def _write_run(self, run: Mapping[str, object]) -> None:
-        path = self.path / "run.json"
-        # Rank 0 knows best. Until it has spoken, whoever came first stands in for it.
-        if self.rank == 0 or not path.exists():
-            replace_json(path, run)
 
 
 def folder_name(run_id: str) -> str:

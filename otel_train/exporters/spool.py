@@ -75,19 +75,12 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class SpooledRequest(NamedTuple):
-    """The oldest request of a queue.
+    """The oldest request of a queue."""
 
-    Attributes:
-        line: the request, without the newline.
-        segment: number of its segment; -1 in memory.
-        end: offset behind it.
-        problem: why it cannot be sent at all; "" when it can.
-    """
-
-    line: bytes
-    segment: int = -1
-    end: int = 0
-    problem: str = ""
+    line: bytes  # without the newline
+    segment: int = -1  # its number; -1 in memory
+    end: int = 0  # offset behind it
+    problem: str = ""  # why it cannot be sent at all
 
 
 class SpoolQueue:
@@ -211,19 +204,21 @@ class SpoolQueue:
 
     def _trim(self, needed_bytes: int) -> None:
         """Drop the oldest segments until there is enough space. What is sent from one right now may count as lost, too."""
-        sizes = {number: self._size(number) for number in self._numbers()}
-        total = sum(sizes.values()) + needed_bytes
+        found: dict[int, os.stat_result] = {}
+        for number in self._numbers():
+            with suppress(FileNotFoundError):  # all of it was sent meanwhile
+                found[number] = self._segment(number).stat()
+        total = sum(status.st_size for status in found.values()) + needed_bytes
         own = os.fstat(self._fd).st_ino
-        for number, size in sizes.items():
+        for number, status in found.items():
             if total <= self._max_bytes:
                 return
-            path = self._segment(number)
-            with suppress(FileNotFoundError):  # all of it was sent meanwhile
-                if path.stat().st_ino != own:
+            with suppress(FileNotFoundError):
+                if status.st_ino != own:
                     lost = sum(records_in(line) for line in self._waiting(number))
-                    path.unlink()
+                    self._segment(number).unlink()
                     self._on_loss(lost, "queue_full")
-                    total -= size
+                    total -= status.st_size
 
     # -- the sending side --------------------------------------------------------------------------
 
@@ -359,8 +354,7 @@ class SpoolQueue:
             raise
         return fd
 
-    def _sent_until(self, fd: int) -> tuple[int, int]:
-        """Number of a segment, and up to where its requests are done."""
+    def _sent_until(self, fd: int) -> tuple[int, int]:  # number of a segment, and up to where it is done
         try:
             number, offset = (int(each) for each in os.pread(fd, _STATE_BYTES, 0).split())
         except ValueError:
@@ -425,17 +419,10 @@ class SpoolQueue:
             names = os.listdir(self.folder)  # noqa: PTH208 - names are enough, and this is asked for often
         except OSError:
             return []
-        found = (self._pattern.fullmatch(name) for name in names)
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(int(match[1]) for match in map(self._pattern.fullmatch, names) if match)
 
     def _segment(self, number: int) -> Path:
         return self._state_path.with_name(f"{self._name}-{number:010d}{_SUFFIX}")
-
-    def _size(self, number: int) -> int:
-        try:
-            return self._segment(number).stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 def _state(segment: int, offset: int) -> bytes:
