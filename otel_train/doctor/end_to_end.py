@@ -37,17 +37,11 @@ PROMETHEUS, TRACES, GRAFANA = "Prometheus", "trace store", "Grafana"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTargets:
-    """Where sent telemetry is expected.
+    """Where sent telemetry is expected."""
 
-    Attributes:
-        urls: addresses by target.
-        named: targets whose address the user gave, so that no response is a problem.
-        grafana_token: token of a service account, to query through Grafana; "" checks only its health.
-    """
-
-    urls: Mapping[str, str]
-    named: frozenset[str] = frozenset()
-    grafana_token: str = ""
+    urls: Mapping[str, str]  # addresses by target
+    named: frozenset[str] = frozenset()  # whose address the user gave, so that no response is a problem
+    grafana_token: str = ""  # of a service account, to query through Grafana; "" checks only its health
 
 
 def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -100,7 +100,8 @@ def _denied(folder: Path) -> str:
 
 def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
     named = [root / name / "run.json" for name in folders_in(root)]
-    paths = sorted(filter(mark_of, named), key=_changed_ns, reverse=True)[:LOOKED_AT]
+    marks = {path: mark for path in named if (mark := mark_of(path)) is not None}
+    paths = sorted(marks, key=lambda path: marks[path].changed_ns, reverse=True)[:LOOKED_AT]
     if not paths:
         return
     others = {found for path in paths if (found := _written_by(path)) and version and found != version}
@@ -118,13 +119,6 @@ def _written_by(path: Path) -> str:
         return str(read_json(path).get("version", ""))
     except RunDirectoryError:
         return ""
-
-
-def _changed_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def check_machine(

@@ -66,14 +66,7 @@ class SharedExporters:
 
 
 class ExportManager:
-    """The run directory, OTLP, ``/metrics`` and the console of one session.
-
-    Attributes:
-        info: identity of the run and the rank, with the attempt that the run directory counts.
-        terminal: the page that is printed on, and what prints; None for standard error.
-        disk: where everything is written once the run directory is open.
-        ignored: what the environment or a file gives and is not honoured.
-    """
+    """The run directory, OTLP, ``/metrics`` and the console of one session."""
 
     def __init__(
         self, config: Config, info: RunInfo, environ: Mapping[str, str], directory: RunDirectory,
@@ -83,14 +76,16 @@ class ExportManager:
         known = directory.run_id  # "" where the telemetry of an ended process is finished
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
+        # What the environment or a file gives and is not honoured.
         self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
         self._ignore(*wrong_resource(environ))
         self._config = config
         self._environ = environ
         self._directory = directory
-        self.disk = DiskQueue()
+        self.disk = DiskQueue()  # writes everything once the run directory is open
         self._summary_guard = Guard("summary")
         self._progress = Progress()
+        # The page that is printed on, and what prints; None for standard error.
         self.terminal: tuple[TextLayout, Callable[[str], object]] | None = None
         self._routes: list[ExportRoute] = []
         self._otlp: OtlpExporter | None = None

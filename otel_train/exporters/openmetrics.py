@@ -52,17 +52,12 @@ class MetricPoint(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Written:
-    """What was written: requests and their data points.
-
-    Attributes:
-        foreign: metrics that the catalogue does not have, left out.
-        unreadable: lines that are no request of metrics.
-    """
+    """What was written: requests and their data points."""
 
     exports: int = 0
     points: int = 0
-    foreign: int = 0
-    unreadable: int = 0
+    foreign: int = 0  # metrics that the catalogue does not have, left out
+    unreadable: int = 0  # lines that are no request of metrics
 
 
 def time_ms_of(line: bytes) -> int | None:

@@ -352,8 +352,8 @@ class OtlpExporter(Sender):
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
         resource: resource attributes; every request repeats them.
-        version: version of the instrumentation scope.
-        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
+        version: of the instrumentation scope.
+        directory: of the rank, where the spool lies; None keeps what waits in memory.
         on_error: called with every ``OSError`` of the spool.
         connections: shared with others that send; None for connections of its own.
     """

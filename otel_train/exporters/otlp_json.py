@@ -52,10 +52,7 @@ def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], ve
 
 
 def protobuf_of(line: bytes, signal: str) -> bytes:
-    """The request on a line as a protobuf message. Fields that the protocol does not know are left out.
-
-    Raises ValueError where the line is no such request.
-    """
+    """The request on a line as a protobuf message, without unknown fields. A ValueError where the line is no such request."""
     json_format, request, _ = load_protobuf(signal)
     try:
         value = {REQUEST_KEYS[signal]: json.loads(line)[REQUEST_KEYS[signal]]}

@@ -64,7 +64,7 @@ class OtlpSettings:
         """The settings that an environment asks for.
 
         Args:
-            environ: the process environment.
+            environ: of the process.
             endpoint: a base address that overrides the variables and switches both signals on.
             wanted: send what no variable switches off, without an endpoint to the standard one.
             on_wrong: called with each wrong variable, the problem, and what holds in its place; a ConfigError without it.
@@ -93,10 +93,7 @@ class OtlpSettings:
 
 
 def otlp_configured(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for OTLP: an endpoint is named and nothing switches it off.
-
-    Source: OpenTelemetry specification, environment variables. An empty variable counts as unset.
-    """
+    """Whether the environment asks for OTLP: an endpoint is named and nothing switches it off. Empty counts as unset."""
     return any(_Variables(environ, signal).is_on() for signal in SIGNALS)
 
 

@@ -17,6 +17,7 @@ import time
 import zlib
 from base64 import b64encode
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -61,11 +62,7 @@ class Transport(Protocol):
 
 
 class OtlpTransport:
-    """Sends lines to the collectors of their signals. Used from one thread; ``close`` from any.
-
-    With ``http/json``, the default, a line is posted as it is stored. With ``http/protobuf`` and ``grpc`` it is
-    converted first.
-    """
+    """Sends lines to the collectors of their signals, as they are stored or converted. ``close`` from any thread."""
 
     def __init__(self, targets: Mapping[str, Target], connections: Connections | None = None) -> None:
         self._targets = targets
@@ -345,11 +342,7 @@ class HttpClient:
 
 
 def trusting(target: Target) -> ssl.SSLContext:
-    """TLS that checks the collector with the certificate that was named for it, else with those of the machine.
-
-    Many machines name their own authorities in ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``. The certificate of the
-    collector wins over those.
-    """
+    """TLS that checks the collector with the certificate that was named for it, else with those of the machine."""
     named = target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
@@ -459,19 +452,14 @@ class GrpcClient:
 
 
 def _import_quietly() -> None:
-    """Import grpc so that its C library does not write to stderr for every handshake that fails.
-
-    It reads ``GRPC_VERBOSITY`` once, when it is imported. A value of the user's holds, and the environment is left as
-    it was.
-    """
+    """Import grpc so that its C library, which reads a variable then, does not write to stderr for every failed handshake."""
     if "grpc" in sys.modules or _VERBOSITY in os.environ:
         return
     os.environ[_VERBOSITY] = "NONE"
     try:
-        import grpc
+        import_module("grpc")
     finally:
         del os.environ[_VERBOSITY]
-    del grpc
 
 
 def _content(path: str) -> bytes | None:

@@ -253,7 +253,6 @@ class RunDirectory:
             path.unlink(missing_ok=True)
 
 
-
 def folder_name(run_id: str) -> str:
     """A run id as the name of one folder: never empty, never a path, never the same for two ids."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:96]

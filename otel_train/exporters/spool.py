@@ -94,10 +94,6 @@ class SpoolQueue:
         max_bytes: bound on the segments; the oldest segment is dropped for a line that does not fit.
         on_loss: called with how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
         on_error: called with every ``OSError``.
-
-    Attributes:
-        folder: where the files lie; None without a directory.
-        torn: lines that a crash had left half written.
     """
 
     def __init__(
@@ -110,7 +106,7 @@ class SpoolQueue:
         on_error: Callable[[OSError], None] = lambda _error: None,
     ) -> None:
         self.folder = directory / FOLDER if directory is not None else None
-        self.torn = 0
+        self.torn = 0  # lines that a crash had left half written
         self._name = NAMES[signal]
         self._pattern = re.compile(rf"{self._name}-([0-9]{{10}}){re.escape(_SUFFIX)}")
         self._max_bytes = max_bytes
@@ -476,10 +472,9 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
 
 
 def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
-    """Send every request again and remove those that are accepted. Call it with the lock of the queue.
+    """Send every request again, with the lock of the queue, and remove those that are accepted; returns the good answers.
 
-    ``send`` returns None as soon as the collector does not respond. Returns the good answers: accepted, or refused again.
-    What is not asked, or cannot be read, stays without one.
+    ``send`` returns None as soon as the collector does not respond.
     """
     waiting = rejected_in(path)
     answers: list[ExportResponse] = []

@@ -78,14 +78,7 @@ UNDER_WAY = "a capture is under way: one at a time"
 
 
 class CaptureController:
-    """Takes requests, arms the step scheduler, and passes recordings to a writer. Runs on the service thread.
-
-    Args:
-        tuning: longest recording, and least time between two automatic captures of one cause.
-
-    Attributes:
-        others: whether another function is diverting the events of the training thread.
-    """
+    """Takes requests, arms the step scheduler, and passes recordings to a writer. Runs on the service thread."""
 
     def __init__(
         self,
@@ -110,7 +103,7 @@ class CaptureController:
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._reported_active = False
-        self.others: Callable[[], bool] = lambda: False
+        self.others: Callable[[], bool] = lambda: False  # whether something else diverts the thread's events
 
     def ask(self, plan: CaptureRequest) -> str:
         """Queues a request. Thread-safe. Returns "", or the reason if it is refused."""
@@ -171,10 +164,7 @@ class CaptureController:
         return self.unfinished or bool(self._queued)
 
     def begin(self, plan: CaptureRequest, loop: LoopState) -> str:
-        """Arms the step scheduler, when not busy; returns the reason if the profiler is unavailable.
-
-        Called by the service thread, or by the training thread between two steps.
-        """
+        """Arms the step scheduler, when not busy; returns why not. Called by the service thread, or between two steps."""
         unavailable = self._profiler.unavailable()
         if unavailable:
             return unavailable
@@ -208,10 +198,7 @@ class CaptureController:
             self._finish(self._job)
 
     def end(self, timeout_s: float) -> None:
-        """Cuts the open capture short and writes what was recorded, within ``timeout_s``.
-
-        Called with all events accounted, on the thread that closes the session.
-        """
+        """Cuts the open capture short and writes what was recorded, within ``timeout_s``, after all events are accounted."""
         self._queued.clear()
         if self._recorded is None:
             self._recorded = self.scheduler.take()

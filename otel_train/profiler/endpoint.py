@@ -50,13 +50,7 @@ SLOW_AMONG = 200
 
 
 class Schedule:
-    """Requests captures when they are due.
-
-    Args:
-        every: when: intervals in steps (equal on every rank), passes over the training data, and minutes; chosen passes.
-        skip_first: no capture before this step.
-        most: captures in all; 0 for any number.
-    """
+    """Requests captures when they are due, none before step ``skip_first``, ``most`` in all; 0 for any number."""
 
     def __init__(
         self, every: ProfilerEvery, plan: CaptureRequest, clock: Clock, *, skip_first: int = 0, most: int = 0
@@ -144,15 +138,7 @@ class SlowSteps:
 
 
 class CaptureEndpoint:
-    """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts.
-
-    Args:
-        plan: defaults for requests.
-
-    Attributes:
-        controller: what makes the captures.
-        triggers: what makes requests by itself.
-    """
+    """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts; ``plan`` has defaults."""
 
     def __init__(
         self,
@@ -163,7 +149,7 @@ class CaptureEndpoint:
         *,
         loop: Callable[[], LoopState],
     ) -> None:
-        self.triggers: list[Schedule | SlowSteps] = []
+        self.triggers: list[Schedule | SlowSteps] = []  # make requests by themselves
         self.controller = controller
         self.loop = loop
         self._plan = plan
@@ -195,11 +181,7 @@ class CaptureEndpoint:
         return requests.read(document, self._plan)[0]
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """``POST /capture``, from a client that has sent the token: the HTTP status, and the answer.
-
-        Args:
-            body: JSON; empty for a capture with the settings' values.
-        """
+        """``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
         try:
             return self._arm(json.loads(body) if body.strip() else {}, self.loop())
         except (ValueError, RecursionError, ConfigError) as error:

@@ -64,13 +64,7 @@ class FlopCounter(Profiler):
 class FlopCount:
     """Counts the FLOP of one step once the step rule is known. Runs on the service thread.
 
-    Args:
-        event: takes an event: its name, its attributes, an instant in the step.
-        shared: ranks share a model replica, as the settings say.
-
-    Attributes:
-        flops: FLOP of one step of this rank; 0 until known.
-        refusal: why they are not counted; "" if they are, or will be.
+    ``event`` takes an event: its name, its attributes, an instant in the step. ``shared``: ranks share a model replica.
     """
 
     def __init__(
@@ -81,8 +75,8 @@ class FlopCount:
         max_s: float,
         shared: bool,
     ) -> None:
-        self.flops = 0
-        self.refusal = ""
+        self.flops = 0  # of one step of this rank, once known
+        self.refusal = ""  # why they are not counted
         self._training = training
         self._event = event
         self._shared = shared

@@ -43,12 +43,9 @@ _MS = 1e3
 
 
 class EpochCaptures:
-    """Captures requested by the training thread between two steps. A capture is armed when the call returns.
+    """Captures requested by the training thread between two steps: armed when the call returns, for an epoch may be short.
 
-    A queued request begins up to one turn of the service thread later, when a short epoch may have ended.
-
-    Args:
-        accounted: a context in which all events are accounted and the service thread is paused.
+    ``accounted`` is a context in which all events are accounted and the service thread is paused.
     """
 
     def __init__(

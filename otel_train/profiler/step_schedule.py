@@ -60,10 +60,7 @@ class StepBoundary:
         return (asked and not self._is_aside(number)) or self.inside(code)
 
     def inside(self, code: int) -> bool:
-        """Returns whether a step was certainly running just before this event.
-
-        Between the end of a step and the work of the next there may be an evaluation or a checkpoint.
-        """
+        """Returns whether a step was certainly running just before this event, not an evaluation or a checkpoint."""
         number = code >> SOURCE_SHIFT & SOURCE_MASK
         if self._rule.work is SourceKind.MARK:
             return True  # marked steps are adjacent
@@ -130,13 +127,8 @@ class StepScheduler:
     The service thread arms it and takes the recording. Everything else runs on the training thread, at its own events. A
     fault of the profiler ends the capture with a problem and does not reach the program.
 
-    Args:
-        max_s: longest recording, in seconds; it ends at the first event after that.
-
-    Attributes:
-        begun_ns: begin of the recording; 0 before it.
-        first_ns: an instant in the first step that began after arming; 0 until there is one.
-        first_number: number of that step, set later by the service thread.
+    ``begun_ns`` is the begin of the recording, ``first_ns`` an instant in the first step that began after arming, 0 before
+    that; ``first_number`` is the number of that step, set later by the service thread.
     """
 
     def __init__(

@@ -163,9 +163,6 @@ class CaptureWriter:
 
     torch writes a trace to a path, so it is given one that leads to memory; the other process gets the descriptor. Where no
     process can be started, the thread writes.
-
-    Args:
-        trace: what the profiler recorded; None without a recording.
     """
 
     def __init__(self, job: CaptureJob, trace: Any, profiler: Profiler) -> None:

@@ -35,10 +35,7 @@ FLAT_BLOCKS = frozenset({"profiling", "throughput"})
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
-
-    What is given as a tracker and is none is a ConfigError.
-    """
+    """The settings that a Config holds, and what is given as trackers, by name; a ConfigError where something is none."""
     plain, given = dict(settings), {}
     for name in TRACKERS:
         value = plain.get(name, True)
@@ -107,14 +104,8 @@ def _keys_of(name: str) -> tuple[str, ...]:
 class Trackers:
     """The trackers of one process, each behind a thread of its own. Only rank 0 has any.
 
-    ``before_finish`` is called on a thread of the program's that is about to finish a run we log to. A tracker that was asked
-    for and is not installed is a ConfigError.
-
-    Args:
-        config: what is wanted.
-        info: identity of the run and the rank.
-        folder: the run directory, if there is one.
-        thread: the training thread.
+    ``folder`` is the run directory, ``thread`` the training thread; ``before_finish`` see ``OpeningTracker``. A tracker that
+    was asked for and is not installed is a ConfigError.
     """
 
     def __init__(
@@ -137,10 +128,7 @@ class Trackers:
             self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
-        """Log to these runs, writers, or what these dicts say. Called by the training thread.
-
-        An unknown tracker, and what is given for one and is none, is a ConfigError.
-        """
+        """Log to these runs, writers, or what these dicts say; a ConfigError where it is none. Called by the training thread."""
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
             checked = _checked(name, value)

@@ -148,10 +148,7 @@ class EpochWindow:
         self._totals.loaders.drop_builds()
 
     def take(self, at_ns: int) -> dict[str, float]:
-        """The metrics of the epoch, which ended at ``at_ns``; the next one begins there.
-
-        Empty when no training step was seen.
-        """
+        """The metrics of the epoch, which ended at ``at_ns``; the next one begins there. None without a training step."""
         loaders = {name: loader for name, loader in self._of.items() if loader.batches}
         facts = self.loaders()
         for name, loader in loaders.items():
@@ -471,10 +468,7 @@ class FlatMetrics:
         return self._step_row(self._stepped_ns) if self._step > self._logged else []
 
     def finish(self) -> list[FlatRow]:
-        """A row of the steps since the last one, if there were any, and one of the epoch that ends here.
-
-        That is one that was marked: a pass that was not finished is none.
-        """
+        """A row of the steps since the last one, if there were any, and one of the epoch, if a marked one ends here."""
         return [*self.so_far(), *self._epoch_row(self._turns.close(), self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
