@@ -548,12 +548,11 @@ class AgentClient:
 
             check_known(config.exporters)
 
-        wanted = [name for name in TRACKERS if getattr(config, name) == "on"]
-        if wanted:
-            from otel_train.trackers.manager import check_installed
+        for name in TRACKERS:
+            if getattr(config, name) == "on":
+                from otel_train.trackers.manager import check_installed
 
-            for name in wanted:
-                check_installed(name, "on")
+                check_installed(name)
 
     def _make_trackers(self) -> None:
         opened = self._opened
@@ -566,7 +565,7 @@ class AgentClient:
             if self._reports.trackers is None:
                 folder = Path(opened.run_directory) if opened.run_directory else None
                 self._reports.trackers = Trackers(
-                    self._config, opened.info, folder, thread=self._main, before_finish=self._hand_over
+                    self._config, folder, thread=self._main, before_finish=self._hand_over
                 )
 
     @property

@@ -175,24 +175,20 @@ _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 def _listen(host: str, port: int) -> _Server:
     ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
+    problem: Exception | None = None
     for candidate in ports:
         try:
             return _Server(host, candidate)
-        except UnicodeError as error:  # noqa: PERF203  # no name of a host: a label of more than 63 letters, say
-            raise _cannot_listen(host, port, error) from error
-        except OSError as error:
-            if error.errno in _USED_UP:
+        except (OSError, UnicodeError) as error:  # noqa: PERF203 - one attempt each; a label may have 64 letters
+            problem, number = error, getattr(error, "errno", None)
+            if number in _USED_UP:
                 raise
-            if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
-                raise _cannot_listen(host, port, error) from error
-    raise _cannot_listen(host, port, OSError("every port is taken"))
-
-
-def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"Prometheus endpoint {host}:{port}: {error}. Use an address of this machine, "
+            if number not in {errno.EADDRINUSE, errno.EACCES}:
+                break
+    raise ConfigError(
+        f"Prometheus endpoint {host}:{port}: {problem}. Use an address of this machine, "
         "such as 127.0.0.1, or switch the endpoint off."
-    )
+    ) from problem
 
 
 class _Server(socketserver.ThreadingTCPServer):

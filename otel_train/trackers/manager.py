@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.config.settings import Config
-    from otel_train.resource import RunInfo
     from otel_train.trackers import Tracker
     from otel_train.trackers.metrics import FlatRow
 
@@ -51,7 +50,7 @@ def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
             continue
         try:
-            check_installed(name, "on")
+            check_installed(name)
             _checked(name, given.get(name, {}))
         except ConfigError as error:
             problem = str(error)
@@ -102,43 +101,36 @@ def _keys_of(name: str) -> tuple[str, ...]:
 
 
 class Trackers:
-    """The trackers of one process, each behind a thread of its own. Only rank 0 has any.
+    """The trackers of rank 0, each behind a thread of its own.
 
-    ``folder`` is the run directory, ``thread`` the training thread; ``before_finish`` see ``OpeningTracker``. A tracker that
-    was asked for and is not installed is a ConfigError.
+    ``folder`` is the run directory, ``thread`` the training thread; ``before_finish`` see ``OpeningTracker``. What a tracker
+    that is asked for writes with is imported already: see ``check_installed``.
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, folder: Path | None, *, thread: int,
-        before_finish: Callable[[], object],
-    ) -> None:  # fmt: skip
+        self, config: Config, folder: Path | None, *, thread: int, before_finish: Callable[[], object]
+    ) -> None:
         self._before_finish = before_finish
         self._config = config
         self._folder = folder
-        self._first = info.rank == 0
         self._awake = False
         self._thread = thread
         self._queues: dict[str, TrackerQueue] = {}
         self._blocks: set[str] = set()
         for name in TRACKERS:
-            check_installed(name, getattr(config, name))
-        if self._first:
-            for name in TRACKERS:
-                self._open(name, None)
-            self.show(words_of(config.console_metrics))
+            self._open(name, None)
+        self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
         """Log to these runs, writers, or what these dicts say; a ConfigError where it is none. Called by the training thread."""
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
-            checked = _checked(name, value)
-            if self._first:
-                self._open(name, checked)
+            self._open(name, _checked(name, value))
 
     def show(self, blocks: Iterable[str]) -> None:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
-        if self._first and self._blocks and "console_metrics" not in self._queues:
+        if self._blocks and "console_metrics" not in self._queues:
             self._queues["console_metrics"] = TrackerQueue(BlocksTracker(self._blocks))
 
     @property
@@ -195,10 +187,8 @@ class Trackers:
         self._queues[name] = TrackerQueue(TRACKERS[name].make(opening))
 
 
-def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
+def check_installed(name: str, *, find: Callable[[str], object] = find_spec) -> None:
     """Import what a tracker that is asked for writes with; ConfigError where it is not installed."""
-    if wish != "on":
-        return
     if find(name) is None:
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"

@@ -262,7 +262,7 @@ def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.Mon
 def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
     """Asked for by name: do it or raise."""
     with pytest.raises(ConfigError, match=r"pip install 'otel-train\[wandb\]'"):
-        manager.check_installed("wandb", "on", find=lambda _: None)
+        manager.check_installed("wandb", find=lambda _: None)
 
 
 def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:
