@@ -14,6 +14,7 @@ from otel_train.distributed.export_profile import Profile, profile_of, sampling_
 from otel_train.exporters.manager import ProfileFilter
 from otel_train.resource import Process, RunInfo, detect
 from otel_train.safety import Guard
+from otel_train.testing import Kept
 
 ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))
 
@@ -99,20 +100,6 @@ def test_a_rank_that_traces_no_ordinary_steps_still_keeps_slow_ones() -> None:
 
     assert sampling_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.trace_rate_per_s, 9)
     assert sampling_rules(config, at(8, 128))[:2] == (7, 3)
-
-
-class Kept:
-    """An exporter that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.batches: list[ExportBatch] = []
-        self.closed = False
-
-    def export(self, batch: ExportBatch) -> None:
-        self.batches.append(batch)
-
-    def close(self, timeout_s: float) -> None:
-        self.closed = True
 
 
 SNAPSHOT = Snapshot(0, 1, ())
