@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from otel_train.datamodel import NS_PER_S, Capture
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
-from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter
+from otel_train.profiler.storage import CaptureJob, CaptureStore, CaptureWriter, finding_summary
 from otel_train.recording.events import SourceKind, StepRule
 
 if TYPE_CHECKING:
@@ -225,15 +225,11 @@ class CaptureController:
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         epoch = recorded.plan.epoch or self._training.epoch(within_ns or recorded.ended_ns)
         wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
+        name, metadata = f"epoch_{epoch}-step_{max(first, 0)}", self._metadata(recorded, steps, epoch)
         job = CaptureJob(
-            self._place,
-            f"epoch_{epoch}-step_{max(first, 0)}",
-            self._metadata(recorded, steps, epoch),
-            max(first, 0),
-            time.monotonic(),
-            wants_device=wants_device and not recorded.missing,
-            output=recorded.plan.output_dir,
-        )
+            self._place, name, metadata, max(first, 0), time.monotonic(),
+            wants_device=wants_device and not recorded.missing, output=recorded.plan.output_dir,
+        )  # fmt: skip
         writer = CaptureWriter(job, recorded.trace, self._profiler)
         self._job = _Job(recorded._replace(trace=None), steps, writer)
 
@@ -242,18 +238,12 @@ class CaptureController:
         recorded, outcome, metadata = job.recorded, job.writer.outcome, job.writer.metadata
         if recorded.steps and outcome.bytes:
             self._bytes_per_step = outcome.bytes // recorded.steps
+        interval_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
         capture = Capture(
-            recorded.plan.trigger,
-            (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns),
-            job.steps,
-            outcome.file,
-            outcome.bytes,
-            _error(recorded, outcome.problem),
-            metadata["problem"],
-            metadata["seconds"],
-            str(metadata["finding"].get("summary", "")),
-            metadata,
-        )
+            recorded.plan.trigger, interval_ns, job.steps, outcome.file, outcome.bytes,
+            _error(recorded, outcome.problem), metadata["problem"], metadata["seconds"],
+            finding_summary(metadata), metadata,
+        )  # fmt: skip
         # A missing activity is reported only if it was requested explicitly.
         by_name = recorded.plan.options.activities != Options().activities
         problems = capture.problem, *outcome.missing, *(recorded.missing if by_name else ())

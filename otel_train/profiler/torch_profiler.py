@@ -96,13 +96,7 @@ class TorchProfiler(Profiler):
         wanted, missing = _activities(options.activities)
         self._owner = threading.get_ident()
         self._stand_guard()
-        self._profile = getattr(profiler, _PROFILE)(
-            activities=wanted,
-            record_shapes=options.record_shapes,
-            with_stack=options.with_stack,
-            profile_memory=options.profile_memory,
-            with_flops=options.with_flops,
-        )
+        self._profile = getattr(profiler, _PROFILE)(**{**options._asdict(), "activities": wanted})
         self._quietly(self._profile.prepare_trace)
         return missing
 
