@@ -145,19 +145,20 @@ def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # 
     belongs to the running stage.
     """
     for kind in type(owner).__mro__:
-        find = _ROLES.get((kind.__module__.partition(".")[0], kind.__name__))
+        find = _NAMED_BY.get((kind.__module__.partition(".")[0], kind.__name__))
         if find is not None:
-            names, running = find(owner)
-            known = next((name for name, one in names if any(one is each for each in held)), "")
-            return known or (running if alone else "")
+            known = next((name for name, one in find(owner) if _is_any(one, held)), "")
+            return known or (_running_stage(owner) if alone and find is _named_by_trainer else "")
     return ""
 
 
-def _of_trainer(trainer: Any) -> tuple[Iterator[tuple[str, Any]], str]:
-    """Named loaders of Lightning's Trainer, and the running stage."""
-    stages = ("train", "training"), ("val", "validating"), ("test", "testing"), ("predict", "predicting")
-    running = next((name for name, flag in stages if getattr(trainer, flag, False)), "")
-    return _named_by_trainer(trainer), "val" if getattr(trainer, "sanity_checking", False) else running
+def _running_stage(trainer: Any) -> str:
+    """What Lightning's Trainer does now."""
+    flags = (
+        ("sanity_checking", "val"), ("training", "train"), ("validating", "val"), ("testing", "test"),
+        ("predicting", "predict"),
+    )  # fmt: skip
+    return next((name for flag, name in flags if getattr(trainer, flag, False)), "")
 
 
 def _named_by_trainer(trainer: Any) -> Iterator[tuple[str, Any]]:
@@ -174,11 +175,6 @@ def _named_by_trainer(trainer: Any) -> Iterator[tuple[str, Any]]:
             # The keys of several training loaders are names already.
             named = purpose == "train" and path and not path[0].isdigit()
             yield "_".join(path if named else (purpose, *path)), one
-
-
-def _of_learner(learner: Any) -> tuple[Iterator[tuple[str, Any]], str]:
-    """Named loaders of fastai's Learner."""
-    return _named_by_learner(learner), ""
 
 
 def _named_by_learner(learner: Any) -> Iterator[tuple[str, Any]]:
@@ -201,12 +197,12 @@ def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         yield from (((key, *path), one) for path, one in _leaves(value))
 
 
-_ROLES: dict[tuple[str, str], Callable[[Any], tuple[Iterator[tuple[str, Any]], str]]] = {
-    ("lightning", "Trainer"): _of_trainer,
-    ("pytorch_lightning", "Trainer"): _of_trainer,
-    ("fastai", "Learner"): _of_learner,
+_NAMED_BY: dict[tuple[str, str], Callable[[Any], Iterator[tuple[str, Any]]]] = {
+    ("lightning", "Trainer"): _named_by_trainer,
+    ("pytorch_lightning", "Trainer"): _named_by_trainer,
+    ("fastai", "Learner"): _named_by_learner,
 }
-"""By package and class."""
+"""Loaders with their names, by package and class of what holds them."""
 
 
 MOST_FRAMES = 40
