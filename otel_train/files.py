@@ -57,6 +57,8 @@ FOLDER_MODE: Final = 0o700
 MOST_JSON_BYTES: Final = 16 << 20
 """A summary of 64 loaders has some 200 kB."""
 
+MOST_CACHED: Final = 4096
+
 MOST_BYTES: Final = 16 << 30
 """Of any file: captures are the largest. One of holes costs a reader seconds, and no memory."""
 
@@ -141,9 +143,9 @@ def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]
     return root, below
 
 
-def _opened(name: str, flags: int, at: int, mode: int = FILE_MODE) -> int:
+def _opened(name: str, flags: int, at: int) -> int:
     try:
-        return os.open(name, flags, mode, dir_fd=at)
+        return os.open(name, flags, FILE_MODE, dir_fd=at)
     except OSError as error:
         # A folder that is a link fails with ENOTDIR, a file with ELOOP; a socket with ENXIO.
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}:
@@ -346,14 +348,14 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
 # --- JSON -------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | None = None) -> dict[str, Any]:
+def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     """A JSON object in a file of its own; see ``parse_json``.
 
     Raises:
         RunDirectoryError: it is not there, not regular, too large, too deep, or no such object.
     """
     try:
-        value = parse_json(read_bytes(path, most_bytes, root=root))
+        value = parse_json(read_bytes(path, MOST_JSON_BYTES, root=root))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise RunDirectoryError(f"{path.name} cannot be read: {why}.") from error
@@ -363,10 +365,9 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | Non
 
 
 class JsonFileCache:
-    """At most ``most`` JSON objects by path, read again only when their file has changed."""
+    """At most ``MOST_CACHED`` JSON objects by path, read again only when their file has changed."""
 
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
 
     def get(self, path: Path) -> dict[str, Any]:
@@ -377,7 +378,7 @@ class JsonFileCache:
             return kept[1]
         value = read_json(path)
         if mark is not None:
-            while len(self._kept) >= self._most:
+            while len(self._kept) >= MOST_CACHED:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[path] = (mark, value)
         return value

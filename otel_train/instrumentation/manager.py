@@ -56,7 +56,7 @@ class InstrumentationManager:
         *,
         anchor: Anchor,
         environ: Mapping[str, str],
-        job: Callable[[], object] = lambda: None,
+        job: Callable[[], object],
     ) -> None:
         self._job = job
         self.memory = FlightMemory(config.flight_recorder_events, anchor, shared=True)

@@ -55,10 +55,10 @@ class RootFinder:
         if torch.nn.Module.__call__ is _CALL:
             torch.nn.Module.__call__ = _observed_call
 
-    def look_only(self, calls: float = FIRST_CALLS) -> None:
-        """Inspects exactly this many further calls."""
+    def look_only(self) -> None:
+        """Inspects exactly ``FIRST_CALLS`` further calls."""
         self._left = 0
-        self.look(calls)
+        self.look()
 
     def remove(self) -> None:
         """Stops looking."""
