@@ -218,9 +218,10 @@ class ExportLoop:
                 if self._gives_up():
                     return
                 self._read(thread, min(SLICE_EDGES, pending - first))
+            if thread in ended:  # before another is read that goes on from there
+                self._run.end_thread(id(thread))
         for thread in ended:
             self._recorder.release(thread)
-            self._run.end_thread(id(thread))
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
         self._run.look(now_ns, behind)

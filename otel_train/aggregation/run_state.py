@@ -199,7 +199,7 @@ class RunState:
             return
         mine = self._threads.get(thread)
         if mine is None:
-            mine = self._threads[thread] = self._new_thread(name, main=main)
+            mine = self._threads[thread] = self._new_thread(name, int(times[0]), main=main)
             mine.key = thread
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
@@ -257,7 +257,7 @@ class RunState:
         """Accounts everything up to ``at_ns``."""
         self.stalls.progress(at_ns)
         if self._leading is None and not self._threads:
-            self._threads[0] = self._new_thread("main", main=True)
+            self._threads[0] = self._new_thread("main", at_ns, main=True)
         for thread in list(self._threads.values()):
             self._take(thread, thread.account.close(at_ns))
         if self._leading is None:  # without training all time is initialisation
@@ -331,9 +331,10 @@ class RunState:
             return StallContext.EVALUATION
         return StallContext.TRAINING if self.totals.step_counts.any() else StallContext.START
 
-    def _new_thread(self, name: str, *, main: bool) -> ThreadState:
+    def _new_thread(self, name: str, begun_ns: int, *, main: bool) -> ThreadState:
         self._threads_seen += 1
-        before = self._leading if self._leading and self._leading.over else None
+        over = self._leading is not None and self._leading.over and begun_ns >= self.final_ns
+        before = self._leading if over else None
         since_ns = self.final_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
         state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)

@@ -151,6 +151,19 @@ def test_time_that_was_published_is_not_taken_back_when_another_thread_leads() -
     assert found == {"init": 31, "eval": 69, "data_wait": 65, "productive": 684}
 
 
+def test_a_thread_that_began_before_the_leading_one_ended_does_not_go_on_from_there() -> None:
+    """It was read later; its time is its own from the beginning of the run."""
+    first, second = steps(Tape(), 12).stop(), steps(Tape().spend(100), 20).stop()
+    run = Run().feed(first, main=False, name="one")
+    run.account.end_thread(id(first))
+    run.feed(second, main=False, name="two").close(second.now_ns)
+
+    assert run.account.totals.steps_by_phase() == {"train": 32}
+    assert sum(ledger(run).values()) == second.now_ns
+    durations = [row.self_s * NS_PER_S for row in run.account.totals.rows() if row.key.stage == "backward"]
+    assert round(sum(durations)) == 32 * 30
+
+
 @pytest.mark.parametrize("order", [True, False])
 def test_a_thread_that_trains_after_another_has_ended_keeps_the_time_before(*, order: bool) -> None:
     """Two threads begin after the first has ended; it does not matter which is read first."""

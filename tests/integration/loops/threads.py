@@ -17,6 +17,7 @@ from tests.integration.loops.truth import (
     Net,
     Truth,
     Watch,
+    evaluate_on,
     loader,
     loop,
     loss_of,
@@ -150,4 +151,18 @@ def steps_marked_in_another_thread(watch: Watch) -> Truth:
             truth.step()
 
     in_a_thread(work)
+    return truth
+
+
+@timed
+def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
+    """Each goes on with the time of the one before, also where the agent reads both at once."""
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 2}, threads=2)
+
+    def epoch() -> None:
+        train_on(truth, model, optimizer, train)
+        evaluate_on(truth, model, val)
+
+    for _ in range(2):
+        in_a_thread(epoch)
     return truth
