@@ -21,7 +21,6 @@ from otel_train.config.validation import (
     IgnoredSetting,
     MoreThan,
     NamedNumbers,
-    NameList,
     OneOf,
     Plain,
     PowerOfTwo,
@@ -289,7 +288,7 @@ class Config:
     itself has imported TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with
     ``log_dir``."""
 
-    exporters: str = setting(default="auto", rule=NameList(filled=True))
+    exporters: str = setting(default="auto", rule=Plain(filled=True, listed=True))
     """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (every one that is installed),
     ``off``, or some by name, divided by commas; in code also a list."""
 

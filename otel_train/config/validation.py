@@ -145,22 +145,16 @@ class SomeOf(ValueRule):
 
 
 class Plain(ValueRule):
-    """Text without control characters; ``filled``: not empty."""
+    """Text without control characters; ``filled``: not empty; ``listed``: names divided by commas, in code also a list."""
 
-    def __init__(self, *, filled: bool = False) -> None:
-        self.filled = filled
+    def __init__(self, *, filled: bool = False, listed: bool = False) -> None:
+        self.filled, self.listed = filled, listed
 
     def broken(self, value: str) -> str:
         """What is wrong with ``value``."""
         if self.filled and not value:
             return "not empty"
         return "no control characters" if has_control(value) else ""
-
-
-class NameList(Plain):
-    """Names of things that other packages bring, divided by commas; in code also a list."""
-
-    listed = True
 
 
 class HttpUrl(Plain):

@@ -177,3 +177,18 @@ def test_the_garbage_collector_is_found_as_it_was(enabled: bool) -> None:
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_what_imports_have_made_is_not_gone_through_and_what_the_program_has_frozen_stays_frozen() -> None:
+    """A collection of young objects right after imports would look at all of them, and free none."""
+    with collection_deferred():
+        made: list[object] = [[]]
+    assert any(each is made for each in gc.get_objects(generation=2))
+
+    gc.freeze()
+    try:
+        with collection_deferred():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
