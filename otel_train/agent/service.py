@@ -30,7 +30,7 @@ from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
-from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
+from otel_train.trackers.metrics import EpochWindow, left_out
 from otel_train.trackers.schedule import Tracking, calls_of
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ class AgentService:
             tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid),
         )  # fmt: skip
         looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
-        epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else no_memory)
+        epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
         self.tracking = Tracking(
             config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,
             first=self.info.rank == 0,

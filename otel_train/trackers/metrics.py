@@ -82,11 +82,6 @@ MS_PER_S = 1e3
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
-    """Memory is not read."""
-    return {}
-
-
 class _Loader(Protocol):
     """What an epoch must know of a loader: its ``num_workers``, if any, and whether the program gave it."""
 
@@ -104,11 +99,7 @@ class EpochWindow:
     """
 
     def __init__(
-        self,
-        totals: Totals,
-        loaders: Callable[[], Mapping[str, _Loader]],
-        *,
-        memory: Memory = no_memory,
+        self, totals: Totals, loaders: Callable[[], Mapping[str, _Loader]], *, memory: Memory | None = None
     ) -> None:
         self.safe = SafeNames()
         self._totals = totals
@@ -156,7 +147,7 @@ class EpochWindow:
             if not loader.builds.count(0) and loader.workers == 0:
                 loader.builds = loader.loads  # without workers a batch is built while it is waited for
         waits_ns = self._exposed_ns(loaders)
-        memory = self._memory(list(loaders), at_ns)
+        memory = self._memory(list(loaders), at_ns) if self._memory is not None else {}
         found: dict[str, float] = {}
         if loaders and self._step_ns:
             found = self._values(list(loaders.values()))

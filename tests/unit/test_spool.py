@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_train.exporters import spool
-from otel_train.exporters.spool import SpoolQueue
+from otel_train.exporters.spool import SpooledRequest, SpoolQueue
 from otel_train.files import BoundedLines, predecessor
 from tests.support.json_lines import read_jsonl
 
@@ -155,6 +155,12 @@ def numbers(lines: Iterable[bytes]) -> list[int]:
     return [json.loads(each)["n"] for each in lines]
 
 
+def head_of(waiting: SpoolQueue) -> SpooledRequest:
+    head = waiting.head()
+    assert head is not None
+    return head
+
+
 def drained(waiting: SpoolQueue) -> list[int]:
     """What the queue hands out, in order, each removed."""
     out = []
@@ -198,9 +204,7 @@ def test_another_process_goes_on_where_the_last_one_stopped(tmp_path: Path) -> N
         killed.append(request(number))
     with killed.sending():
         for _ in range(3):
-            head = killed.head()
-            assert head is not None
-            killed.remove(head)
+            killed.remove(head_of(killed))
 
     assert numbers(queue(tmp_path).waiting()) == [3, 4, 5]
     assert drained(queue(tmp_path)) == [3, 4, 5]
@@ -301,8 +305,7 @@ def test_a_full_spool_drops_its_oldest_and_counts_them(
         assert sum(path.stat().st_size for path in files) <= 4000
         if number < taken:
             with waiting.sending():
-                head = waiting.head()
-                assert head is not None
+                head = head_of(waiting)
                 sent.append(json.loads(head.line)["n"])
                 waiting.remove(head)
     there = numbers(waiting.waiting())
@@ -347,7 +350,7 @@ def test_what_the_disk_does_not_take_waits_in_memory_bounded(
 FULL_SPOOL = """
 import json, resource, signal, sys
 from pathlib import Path
-from otel_train.exporters.spool import SpoolQueue
+from otel_train.exporters.spool import SpooledRequest, SpoolQueue
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -379,9 +382,7 @@ def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
     waiting.append(request(1))
     waiting.append(request(2))
     with waiting.sending():
-        head = waiting.head()
-        assert head is not None
-        waiting.reject(head, "refuses a request (400)")
+        waiting.reject(head_of(waiting), "refuses a request (400)")
     [kept] = read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl")
 
     assert kept["reason"] == "refuses a request (400)"
@@ -402,9 +403,7 @@ def test_what_does_not_fit_among_the_rejected_is_counted(
     waiting.append(long)
     with waiting.sending():
         for _ in range(9):
-            head = waiting.head()
-            assert head is not None
-            waiting.reject(head, "refuses a request (400)")
+            waiting.reject(head_of(waiting), "refuses a request (400)")
     kept = len(read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl"))
 
     assert 0 < kept < 8
@@ -420,8 +419,7 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch:
     segment.write_bytes(b"x" * 20_000 + b"\n" + request(2) + b"\n")
     waiting = queue(tmp_path)
     with waiting.sending():
-        head = waiting.head()
-        assert head is not None
+        head = head_of(waiting)
         assert "more than 4096 bytes" in head.problem
         assert len(head.line) <= 4096
         waiting.reject(head, head.problem)
