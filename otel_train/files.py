@@ -456,13 +456,20 @@ def replace_json(path: Path, value: object) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a file as a whole; only our user may read it. After an OSError the old file is as it was."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` once it is whole; only our user may read it."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         fresh.unlink(missing_ok=True)  # of a process with our number that was killed here
-        with os.fdopen(create(fresh), "w", encoding="utf-8", errors="replace", newline="") as file:
-            file.write(text)
+        with os.fdopen(create(fresh), "wb") as file:
+            yield file
         fresh.replace(path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise

@@ -12,6 +12,7 @@ from otel_train.recording.events import WAIT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+Row = Mapping[str, Any]
 TRAIN = "train"
 _ENOUGH = 10
 """Batches whose wait a device has measured, needed to estimate those of all."""
@@ -46,7 +47,7 @@ class Summary:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        self.stages: Sequence[Mapping[str, Any]] = list(document["stages"])
+        self.stages: Sequence[Row] = list(document["stages"])
         self.activities: Mapping[str, float] = document["activities"]
         self.wall_s = float(document["wall_seconds"])
 
@@ -70,9 +71,7 @@ class Summary:
         """Self time of phase train."""
         return self.self_s(TRAIN)
 
-    def rows(
-        self, *phases: str, stage: str | None = None, loader: str | None = None
-    ) -> list[Mapping[str, Any]]:
+    def rows(self, *phases: str, stage: str | None = None, loader: str | None = None) -> list[Row]:
         """Rows of these phases; of one stage, of one loader where they are given."""
         return [
             row
@@ -93,14 +92,13 @@ class Summary:
         return sum(self.self_s(TRAIN, stage=stage) for stage in self.document["model_stages"])
 
     @cached_property
-    def waits(self) -> list[Mapping[str, Any]]:
+    def waits(self) -> list[Row]:
         """Rows in which training waits for a loader."""
         return [row for row in self.rows(TRAIN, stage="data") if row["loader"]]
 
-    def loader(self, name: str) -> Mapping[str, Any]:
+    def loader(self, name: str) -> Row:
         """What is known of a loader."""
-        found = (row for row in self.document["loaders"] if row["loader"] == name)
-        return next(found, {})
+        return next((row for row in self.document["loaders"] if row["loader"] == name), {})
 
     def start(self, name: str, field: str) -> Bounds:
         """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
@@ -111,9 +109,8 @@ class Summary:
 
     def starts(self, *names: str) -> Bounds:
         """What the beginning of all passes of training over these loaders has cost."""
-        parts = [
-            self.start(name, field) for name in names for field in ("making_seconds", "first_batch_seconds")
-        ]
+        fields = ("making_seconds", "first_batch_seconds")
+        parts = [self.start(name, field) for name in names for field in fields]
         return Bounds(sum(part.least for part in parts), sum(part.most for part in parts))
 
     @cached_property
@@ -242,12 +239,7 @@ def numbers_of(summary: Summary, finding: Finding) -> Iterator[str]:
         about = f"findings: {name} of {finding['name']} is {number}"
         try:
             value = rule(summary, finding) if rule else None
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            ZeroDivisionError,
-        ):  # the keys that it follows from are absent
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a key that it follows from is absent
             value = None
         if value is None:
             yield f"{about}: no key has it, and it follows from none"

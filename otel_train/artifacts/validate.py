@@ -7,26 +7,12 @@ import io
 import math
 import os
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
 from otel_train.artifacts.finding_evidence import CLOSE, TRAIN, Summary, numbers_of
-from otel_train.artifacts.writer import (
-    ABOUT,
-    BY_STAGE,
-    CAPTURES,
-    CONFIG,
-    METRICS,
-    MOST_TRACE_BYTES,
-    NAMES,
-    OP_COLUMNS,
-    OPS,
-    STAGE_TIMES,
-    SUMMARY,
-    TRACE,
-    WORDS,
-    home_of,
-)
+from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
 from otel_train.catalog import STAGES
 from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
@@ -98,7 +84,7 @@ def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
 
 
 def _presence(folder: Path, listed: Document) -> Iterator[Fault]:
-    for name in NAMES:
+    for name in writer.NAMES:
         entry = listed.get(name)
         if not isinstance(entry, dict):
             yield Fault(name, f"{SUMMARY} does not account for it")
@@ -107,10 +93,8 @@ def _presence(folder: Path, listed: Document) -> Iterator[Fault]:
                 yield Fault(name, f"is there, and {SUMMARY} says it is not")
         elif "files" in entry:
             for file in map(str, entry["files"] if isinstance(entry["files"], list) else ()):
-                problem = (
-                    "its name is a path" if "/" in file else problem_of(folder / name / file, root=folder)
-                )
-                if problem:
+                path = folder / name / file
+                if problem := "its name is a path" if "/" in file else problem_of(path, root=folder):
                     yield Fault(f"{name}/{file}", problem)
         elif problem := problem_of(folder / name, root=folder):
             yield Fault(name, problem)
@@ -122,11 +106,11 @@ def _operations(path: Path) -> Iterator[str]:
     try:
         with io.TextIOWrapper(open_binary(path, root=path.parent), encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
-            if tuple(next(rows, ())) != OP_COLUMNS:
-                yield f"its columns are not {', '.join(OP_COLUMNS)}"
+            if tuple(next(rows, ())) != writer.OP_COLUMNS:
+                yield f"its columns are not {', '.join(writer.OP_COLUMNS)}"
                 return
             for line, row in enumerate(rows, 2):
-                if len(row) != len(OP_COLUMNS) or any(writer.number(cell) is None for cell in row[2:]):
+                if len(row) != len(writer.OP_COLUMNS) or any(writer.number(cell) is None for cell in row[2:]):
                     yield f"line {line} is no row of values"
                     return
     except (OSError, ValueError, csv.Error) as error:
@@ -136,13 +120,13 @@ def _operations(path: Path) -> Iterator[str]:
 def _trace(path: Path) -> Iterator[str]:
     with open_binary(path, root=path.parent) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MOST_TRACE_BYTES + _EDGE_BYTES:
+        if size > writer.MOST_TRACE_BYTES + _EDGE_BYTES:
             yield f"has {size:,} bytes: more than a viewer opens"
             return
         if size > _MOST_PARSED_BYTES:
             head = file.read(_EDGE_BYTES)
             file.seek(size - _EDGE_BYTES)
-            if f'"{ABOUT}"'.encode() not in head or not file.read().rstrip().endswith(b"}"):
+            if f'"{writer.ABOUT}"'.encode() not in head or not file.read().rstrip().endswith(b"}"):
                 yield "does not say what it was made from, or is cut off"
             return
         try:
@@ -154,17 +138,16 @@ def _trace(path: Path) -> Iterator[str]:
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:
         yield "has no events"
-    elif ABOUT not in trace:
+    elif writer.ABOUT not in trace:
         yield "does not say what it was made from"
 
 
 def _identities(summary: Document, read: Mapping[str, Document]) -> Iterator[Fault]:
     for name, document in read.items():
         for key in ("run_id", "rank", "attempt"):
-            if document.get(key) != summary.get(key):
-                yield Fault(
-                    name, f"{key} is {document.get(key)!r}; that of {SUMMARY} is {summary.get(key)!r}"
-                )
+            mine, theirs = summary.get(key), document.get(key)
+            if mine != theirs:
+                yield Fault(name, f"{key} is {theirs!r}; that of {SUMMARY} is {mine!r}")
 
 
 def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Fault]:
@@ -175,10 +158,8 @@ def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Faul
             for field in ("count", "inclusive_seconds", "self_seconds"):
                 mine, theirs = ((of.get(key) or {}).get(field) for of in (rows, there))
                 if not _same(mine, theirs):
-                    yield Fault(
-                        STAGE_TIMES,
-                        f"{field} of {' · '.join(filter(None, key))} is {theirs}; in {SUMMARY} {mine}",
-                    )
+                    what = " · ".join(filter(None, key))
+                    yield Fault(STAGE_TIMES, f"{field} of {what} is {theirs}; in {SUMMARY} {mine}")
         yield from _steps(summary, times)
     if (timer := read.get(BY_STAGE)) is not None:
         yield from _timer(rows, timer)
@@ -187,35 +168,31 @@ def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Faul
 
 
 def _key(row: Document) -> tuple[str, ...]:
-    return tuple(str(row[word]) for word in WORDS)
+    return tuple(str(row[word]) for word in writer.WORDS)
 
 
 def _steps(summary: Document, times: Document) -> Iterator[Fault]:
     rows = times["per_step"]
-    if [row["step"] for row in rows] != list(
-        range(rows[0]["step"], rows[0]["step"] + len(rows)) if rows else ()
-    ):
+    if any(after["step"] - before["step"] != 1 for before, after in pairwise(rows)):
         yield Fault(STAGE_TIMES, "the steps of per_step do not follow one another")
     for row in (*rows, *times["per_epoch"]):
         if not _same(sum(row["stages"].values()), row["seconds"]):
             what = f"step {row['step']}" if "step" in row else f"epoch {row['epoch']}"
             yield Fault(STAGE_TIMES, f"the stages of {what} do not add up to its seconds")
-    by_epoch: dict[int, list[float]] = {}
+    by_epoch = defaultdict[int, list[float]](list)
     for row in rows:
-        by_epoch.setdefault(row["epoch"], []).append(row["seconds"])
+        by_epoch[row["epoch"]].append(row["seconds"])
     for row in times["per_epoch"]:
-        mine = by_epoch.get(row["epoch"], [])
+        mine = by_epoch[row["epoch"]]
         if len(mine) == row["steps"] and not _same(sum(mine), row["seconds"]):
             yield Fault(STAGE_TIMES, f"the steps of epoch {row['epoch']} do not add up to its seconds")
     counted = (summary.get("steps") or {}).get("train")
     if times["whole"] and counted is not None and counted != times["steps_on_file"]:
         yield Fault(STAGE_TIMES, f"has {times['steps_on_file']} steps; {SUMMARY} counts {counted}")
     trained = [row["total_seconds"] for row in summary.get("step_durations", ()) if row["phase"] == "train"]
-    spent_s = sum(row["seconds"] for row in times["per_epoch"])
-    if times["whole"] and summary.get("ended") and trained and not _same(sum(trained), spent_s):
-        yield Fault(
-            STAGE_TIMES, f"its epochs took {spent_s} s; {SUMMARY} says {sum(trained)} s of training steps"
-        )
+    spent_s, steps_s = sum(row["seconds"] for row in times["per_epoch"]), sum(trained)
+    if times["whole"] and summary.get("ended") and trained and not _same(steps_s, spent_s):
+        yield Fault(STAGE_TIMES, f"its epochs took {spent_s} s; {SUMMARY} says {steps_s} s of training steps")
 
 
 def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterator[Fault]:
@@ -229,11 +206,10 @@ def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterato
 
 def _metrics(rows: Mapping[tuple[str, ...], Document], metrics: Document) -> Iterator[Fault]:
     """Names may be folded in metrics: phases are compared."""
-    exported: dict[str, int] = {}
+    exported = defaultdict[str, int](int)
     for row in metrics["metrics"]:
         if row["name"] == "train.stage.duration":
-            phase = row["attributes"].get("train.phase", "")
-            exported[phase] = exported.get(phase, 0) + row["count"]
+            exported[row["attributes"].get("train.phase", "")] += row["count"]
     for phase, count in sorted(exported.items()):
         mine = sum(row["count"] or 0 for key, row in rows.items() if key[0] == phase)
         if mine != count:
@@ -323,11 +299,11 @@ def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
 
 def steps_are_counted_once(summary: Summary) -> Iterator[str]:
     """Every counted step has a duration."""
-    counts: dict[str, int] = defaultdict(int)
+    counts = defaultdict[str, int](int)
     for row in summary.document["step_durations"]:
         counts[row["phase"]] += row["count"]
     steps = {phase: count for phase, count in summary.document["steps"].items() if count}
-    if steps != dict(counts):
+    if steps != counts:
         yield f"steps are {steps}, the counts of step_durations {dict(counts)}"
 
 
@@ -446,10 +422,9 @@ def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
         rate = throughput[f"{unit}_per_second"]
         if unit != "steps" and "" in summary.document["batches"]:
             continue  # of a batch without a loader there is no rate
-        if rate is not None and not near(rate * wall_s, trained[unit]):
-            yield (
-                f"throughput.{unit}_per_second is {rate} over {wall_s} s, training has {trained[unit]} {unit}"
-            )
+        count = trained[unit]
+        if rate is not None and not near(rate * wall_s, count):
+            yield f"throughput.{unit}_per_second is {rate} over {wall_s} s, training has {count} {unit}"
 
 
 def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
@@ -507,20 +482,17 @@ LINES = ("events.jsonl", RUN_METRICS, "spans.otlp.jsonl")
 
 def check_run(run: Path) -> list[Fault]:
     """Everything that is missing or does not agree in a run directory and in the artifacts in it."""
-    faults = list(_document(run / "run.json"))
+    faults = []
+    try:
+        read_json(run / "run.json")
+    except RunDirectoryError as error:
+        faults.append(Fault("run.json", str(error)))
     ranks = rank_directories(run)
     if not ranks:
         faults.append(Fault(str(run), "there is no folder of a rank"))
     for folder in ranks:
         faults += _rank(run, int(folder.name[4:]))
     return faults
-
-
-def _document(path: Path) -> Iterator[Fault]:
-    try:
-        read_json(path)
-    except RunDirectoryError as error:
-        yield Fault(path.name, str(error))
 
 
 def _rank(run: Path, rank: int) -> Iterator[Fault]:
@@ -530,21 +502,23 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     except RunDirectoryError as error:
         yield Fault(folder.name, str(error))
         return
+    summary = f"{folder.name}/{RUN_SUMMARY}"
     if not left.summary:
-        yield Fault(f"{folder.name}/{RUN_SUMMARY}", "is missing, or cannot be read")
+        yield Fault(summary, "is missing, or cannot be read")
     elif not left.ended:
-        yield Fault(f"{folder.name}/{RUN_SUMMARY}", "the end of the run was not recorded")
-    if left.timeline is None and present(left.about.get("settings") or {})[0].get("flight_recorder", True):
+        yield Fault(summary, "the end of the run was not recorded")
+    settings = present(left.about.get("settings") or {})[0]
+    if left.timeline is None and settings.get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
     for said in left.warnings:
         yield Fault(folder.name, said)
     for name in LINES:
         yield from _lines(folder / name)
     try:
-        yield from _laws(f"{folder.name}/{RUN_SUMMARY}", left.summary)
+        yield from _laws(summary, left.summary)
     except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
-        yield Fault(f"{folder.name}/{RUN_SUMMARY}", f"a value has the wrong type: {error!r}")
-    home = home_of(run, rank)
+        yield Fault(summary, f"a value has the wrong type: {error!r}")
+    home = writer.home_of(run, rank)
     if (home / SUMMARY).exists():
         yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
@@ -12,7 +11,7 @@ import math
 import os
 import shutil
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,13 +19,13 @@ from otel_train.config.settings import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import (
-    create,
     make_folder,
     make_ignored,
     open_given,
     problem_of,
     replace_json,
     replace_text,
+    replacing,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.rundata.run import RunReader, read_run
@@ -138,12 +137,10 @@ def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
     then the flight file knows more, if it still holds the first edge.
     """
     timeline = left.timeline
-    if timeline is not None and timeline.whole and not left.ended:
-        rows, source = timeline.totals(), "flight.bin"
-    elif left.summary:
+    if left.summary and (timeline is None or not timeline.whole or left.ended):
         rows, source = _list(left.summary, "stages"), "summary.json"
     else:
-        rows, source = (timeline.totals() if timeline is not None else []), "flight.bin"
+        rows, source = timeline.totals() if timeline is not None else [], "flight.bin"
     return source, [
         {key: str(row.get(key) or "") for key in WORDS} | {key: number(row.get(key)) for key in _NUMBERS}
         for row in map(_with_mean, rows)
@@ -337,19 +334,17 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
         replace_json(folder / name, document)
         written.put(name)
     found = left.newest_trace()
-    analysis = _operations(found, written)
+    capture = _operations(found, written)
     _trace(left, found, written)
     _captures(left, written)
     written.warnings = [*left.warnings, *_doubts(left, source)]
-    summary = _summary(left, rows, analysis, written)
+    summary = _summary(left, rows, capture)
     replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "warnings": written.warnings})
     written.put(SUMMARY)
     return written
 
 
-def _summary(
-    left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: WrittenArtifacts
-) -> dict[str, Any]:
+def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
     """The values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
     timeline = left.timeline
     steps = left.summary.get("steps")
@@ -364,7 +359,7 @@ def _summary(
         "ended": left.ended,
         "steps": steps or {},
         "stages": rows,
-        "capture": analysis if analysis is not None else {"absent": written.files[OPS]["absent"]},
+        "capture": capture,
     }
 
 
@@ -381,11 +376,11 @@ def _doubts(left: RunReader, source: str) -> list[str]:
     return said
 
 
-def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any] | None:
+def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any]:
     """Write ``op_stats.csv``; what the analysis of the newest capture says."""
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
-        return None
+        return {"absent": _NO_CAPTURE}
     from otel_train.trace_analysis.summary import summarize
 
     path, trace = found
@@ -433,7 +428,7 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
         beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + METADATA_SUFFIX)
         for one in (path, beside):
             if not problem_of(one):
-                with open_given(one) as source, _replacing(folder / one.name) as copy:
+                with open_given(one) as source, replacing(folder / one.name) as copy:
                     shutil.copyfileobj(source, copy)
     written.files[CAPTURES] = {"files": sorted(path.name for path in left.captures)}
 
@@ -487,7 +482,7 @@ def _unpack(capture: Path, target: Path) -> None:
         RunDirectoryError: it unpacks to more than a viewer opens.
     """
     about = {"source": "capture", "capture": capture.name}
-    with _replacing(target) as sink, open_given(capture) as file:
+    with replacing(target) as sink, open_given(capture) as file:
         source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file
         head = source.read(_CHUNK_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
         bare = head[:1] == b"["
@@ -514,11 +509,10 @@ def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, A
         _named("thread_name", _STEPS, "steps"),
         _named("thread_name", _STAGES, "stages"),
     ]
+    starts, ends = timeline.started_ns[begin:].tolist(), timeline.ended_ns[begin:].tolist()
     events += [
-        _event(f"step {first + row}", "step", _STEPS, (started - origin_ns, ended - started))
-        for row, (started, ended) in enumerate(
-            zip(timeline.started_ns[begin:].tolist(), timeline.ended_ns[begin:].tolist(), strict=True), begin
-        )
+        _event(f"step {row}", "step", _STEPS, (started - origin_ns, ended - started))
+        for row, (started, ended) in enumerate(zip(starts, ends, strict=True), first + begin)
     ]
     events += [
         _event(call.stage, "stage", _STAGES, (call.started_ns - origin_ns, call.lasted_ns), of=call.about)
@@ -543,15 +537,3 @@ def _event(name: str, category: str, track: int, span_ns: tuple[int, int], **arg
 
 def _named(what: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": 0, "tid": track, "args": {"name": name}}
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its place when it is whole."""
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with os.fdopen(create(fresh), "wb") as sink:
-            yield sink
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)

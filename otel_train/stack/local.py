@@ -95,15 +95,6 @@ class LocalStack:
         absent = [name for name in ORDER if _program(name, self._environ) is None]
         return {name: _not_found(name, self._environ) for name in absent}
 
-    def kill(self, name: str) -> None:
-        """End a part as SIGKILL does: without a chance to tidy up."""
-        found = running(self.state, name)
-        if found is not None:
-            with suppress(psutil.NoSuchProcess):
-                found.kill()
-                found.wait(STOP_WITHIN_S)
-        self._reap(name)
-
     def stop(self, *names: str) -> list[str]:
         """Stop parts, all without a name, senders first; the names of those that ran."""
         stopped = []
@@ -111,7 +102,8 @@ class LocalStack:
             if not names or name in names:
                 if stop(self.state, name):
                     stopped.append(name)
-                self._reap(name)
+                if (child := self._children.pop(name, None)) is not None:
+                    child.wait()
         return stopped
 
     def forget(self, *, data: bool = False) -> None:
@@ -244,11 +236,6 @@ class LocalStack:
                     f"{name} ended at once with code {child.returncode}; {log} ends with: {tail}"
                 )
 
-    def _reap(self, name: str) -> None:
-        child = self._children.pop(name, None)
-        if child is not None:
-            child.wait()
-
 
 STOP_WITHIN_S = 20.0
 SAME_START_S = 1.0
@@ -295,15 +282,13 @@ def stop(state: Path, name: str) -> bool:
     """Ask a part to end, and end it when it does not in time; whether it was running."""
     process = running(state, name)
     if process is not None:
-        try:
+        with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile, which is what was asked for
             process.terminate()
             try:
                 process.wait(STOP_WITHIN_S)
             except psutil.TimeoutExpired:
                 process.kill()
                 process.wait(STOP_WITHIN_S)
-        except psutil.NoSuchProcess:
-            pass  # it ended by itself meanwhile, which is what was asked for
     _pid_file(state, name).unlink(missing_ok=True)
     return process is not None
 

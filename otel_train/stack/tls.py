@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
+from otel_train.files import replace_text
 from otel_train.stack.configuration import HOST
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.env
     place = folder(state)
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (place / TOKEN).is_file():
-        _write(place / TOKEN, secrets.token_urlsafe(TOKEN_BYTES).encode())
+        replace_text(place / TOKEN, secrets.token_urlsafe(TOKEN_BYTES))
     if not all((place / name).is_file() for name in (AUTHORITY, CERTIFICATE, KEY)):
         _certify(place, environ)
     token = (place / TOKEN).read_text(encoding="ascii").strip()
@@ -52,7 +53,7 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.env
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{token}",
     }
     lines = [f"{name}={shlex.quote(text)}\n" for name, text in settings.items()]
-    _write(place / TRAINER, "".join(lines).encode())
+    replace_text(place / TRAINER, "".join(lines))
     return place / TRAINER
 
 
@@ -86,7 +87,7 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
         server += _extensions("extendedKeyUsage=serverAuth", f"subjectAltName={names}")
         _run([*made, *server])
         for name in (AUTHORITY, CERTIFICATE, KEY):
-            _write(place / name, (fresh / name).read_bytes())
+            replace_text(place / name, (fresh / name).read_text(encoding="ascii"))
 
 
 def _extensions(*given: str) -> list[str]:
@@ -110,12 +111,3 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         said = " | ".join(done.stderr.strip().splitlines()[-3:])
         raise StackError(f"openssl did not make a certificate (version 3 or later is needed): {said}")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file that is never readable by other users."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    fresh.replace(path)

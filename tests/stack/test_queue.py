@@ -12,7 +12,7 @@ import pytest
 from benchmarks.scale.cli import main
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.stack.local import LocalStack
-from tests.support.stack import ask, stack, value, wait_for
+from tests.support.stack import ask, kill, stack, value, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -51,7 +51,7 @@ def test_an_hour_of_1024_reduced_ranks_fits_survives_a_kill_and_arrives(
         points = own_metric(made, "receiver_accepted_metric_points")
         waiting, size_limit = own_metric(made, size), own_metric(made, capacity)
 
-        made.kill("collector")
+        kill(made, "collector")
         made.start("collector")
         assert own_metric(made, size) == pytest.approx(waiting, rel=0.05)
         made.start("prometheus")

@@ -14,7 +14,7 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.stack.local import LocalStack
-from tests.support.stack import ask, stack, troubled, value, wait_for, webhook
+from tests.support.stack import ask, kill, stack, troubled, value, wait_for, webhook
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -52,7 +52,7 @@ def steps(made: LocalStack) -> float:
 def outage(made: LocalStack, name: str) -> tuple[int, int]:
     """Kill a part, start it again, wait until steps come; when it was away, in Unix milliseconds."""
     began_ms = time.time_ns() // 1_000_000
-    made.kill(name)
+    kill(made, name)
     time.sleep(OUTAGE_S)
     made.start(name)
     ended_ms = time.time_ns() // 1_000_000

@@ -154,6 +154,15 @@ def configured(made: LocalStack, *names: str, url: str = "", scrape: tuple[str, 
         made.stop()
 
 
+def kill(made: LocalStack, name: str) -> None:
+    """End a part without a chance to tidy up."""
+    process = local.running(made.state, name)
+    assert process is not None
+    process.kill()
+    process.wait(20)
+    made.stop(name)
+
+
 def wait_for(question: Any, timeout_s: float = 60, what: str = "an answer") -> Any:
     """The first true answer; an error counts as not yet."""
     deadline_s = time.monotonic() + timeout_s
