@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from dataclasses import replace
@@ -87,9 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = "a run directory, one of its rank folders, or a run id (default: newest)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
     parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object per rank, a line each, for scripts"
-    )
+    documents = "one JSON object per rank, a line each, for scripts"
+    parser.add_argument("--json", action="store_true", help=documents)
     add_run_dir(parser)
 
 
@@ -114,16 +114,10 @@ def positive_int(text: str) -> int:
 class FormerOption(argparse.Action):
     """An option under its former name: says the present one on standard error."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse passes it
-        namespace: argparse.Namespace,
-        values: Any,  # Any: as argparse gives it
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         """Set the present option."""
-        option = f"--{self.dest.replace('_', '-')}"
-        complain(f"{option_string} is now {option}; version 0.2 refuses the former name")
+        present = f"--{self.dest.replace('_', '-')}"
+        complain(f"{option} is now {present}; version 0.2 refuses the former name")
         setattr(namespace, self.dest, values)
 
 
@@ -150,7 +144,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
 
 def ranks_of(run: Path) -> dict[int, Path]:
     """The folder of each rank of a run."""
-    return {_rank(folder): folder for folder in rank_directories(run)}
+    return {int(folder.name.removeprefix("rank")): folder for folder in rank_directories(run)}
 
 
 def tell_earlier(run: Path) -> None:
@@ -166,10 +160,6 @@ def asked_rank(args: argparse.Namespace) -> int | None:
     """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
     rank: int | None = args.rank
     if rank is None and args.run:
-        folder = Path(args.run).resolve()
-        return _rank(folder) if folder.name[:4] == "rank" and folder.name[4:].isdigit() else None
+        found = re.fullmatch(r"rank(\d+)", Path(args.run).resolve().name)
+        return int(found[1]) if found else None
     return rank
-
-
-def _rank(folder: Path) -> int:
-    return int(folder.name.removeprefix("rank"))

@@ -81,10 +81,8 @@ def run(args: argparse.Namespace) -> int:
         os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
     os.environ.update(PROFILER[args.profiler])
     os.environ.setdefault("OTEL_TRAIN_RUN_NAME", "demo")
-    text = (
-        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the run summary."
-    )
-    print(text, flush=True)
+    what = "Training a character transformer on Python's own text."
+    print(f"{what} Ctrl-C ends it early, with the run summary.", flush=True)
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
         words = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in PASSED_ON]
         # By name: no module of the library knows the script, which is a user like any other.

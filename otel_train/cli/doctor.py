@@ -136,13 +136,12 @@ def _places(args: argparse.Namespace) -> end_to_end.ProbeTargets:
         end_to_end.GRAFANA: args.grafana,
     }
     named = {place: url.rstrip("/") for place, url in given.items() if url}
-    token, path = "", args.grafana_token_file
-    if path:
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            remedy = "Name a file that holds the token alone"
-            raise ConfigError(f"--grafana-token-file {path}: {error}. {remedy}") from None
+    path = args.grafana_token_file
+    try:
+        token = path.read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, ValueError) as error:
+        remedy = "Name a file that holds the token alone"
+        raise ConfigError(f"--grafana-token-file {path}: {error}. {remedy}") from None
     urls = {**end_to_end.usual_places(args.state, os.environ), **named}
     return end_to_end.ProbeTargets(urls=urls, named=frozenset(named), grafana_token=token)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments
-from otel_train.console.text import TextLayout
+from otel_train.console.text import TextLayout, plural
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json
@@ -70,7 +70,7 @@ def _entry_text(entry: Mapping[str, object]) -> str:
         return f"not there: {entry['absent']}"
     files = entry.get("files")
     if isinstance(files, list):
-        return f"{len(files)} captures" if len(files) != 1 else "1 capture"
+        return plural(len(files), "capture")
     return f"{entry['bytes']:>12,} bytes"
 
 
@@ -78,9 +78,8 @@ def _rank(args: argparse.Namespace, home: Path) -> int:
     """The rank asked for, else the first."""
     there = arguments.ranks_of(home)
     asked = arguments.asked_rank(args)
-    if asked is None:
-        asked = min(there, default=0)
-    if asked not in there:
+    rank = min(there, default=0) if asked is None else asked
+    if rank not in there:
         ranks = ", ".join(map(str, there)) or "none"
-        raise RunDirectoryError(f"{home}: rank {asked} is not there. Ranks: {ranks}")
-    return asked
+        raise RunDirectoryError(f"{home}: rank {rank} is not there. Ranks: {ranks}")
+    return rank

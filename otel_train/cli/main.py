@@ -133,15 +133,14 @@ def _run(words: list[str]) -> int:
 
 
 def _parser(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command asked for
-    form = partial(argparse.RawDescriptionHelpFormatter, max_help_position=16)
+    raw = argparse.RawDescriptionHelpFormatter
+    form = partial(raw, max_help_position=16)
     parser = argparse.ArgumentParser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     command: Any = None
     for name, meaning in COMMANDS.items():
-        added = subparsers.add_parser(
-            name, help=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        added = subparsers.add_parser(name, help=meaning, formatter_class=raw)
         if name == asked:
             # Only the command asked for is imported: the help of all of them costs nothing.
             command = import_module(f"otel_train.cli.{name}")

@@ -67,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
 def render(page: TextLayout, report: Report) -> str:
     """One rank's report as a page to read."""
     ended = report.get("state") not in (None, "running")
-    badge = (
-        ("● alive", "cyan") if report.get("alive") else ("● ended", "green") if ended else ("✖ gone", "red")
-    )
+    gone = ("● ended", "green") if ended else ("✖ gone", "red")
+    badge = ("● alive", "cyan") if report.get("alive") else gone
     lines = [
         *_head(page, report, badge, headline(report)),
         *(page.line(line, "dim") for line in _facts(page, report)),

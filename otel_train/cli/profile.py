@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         print(printable(said), file=sys.stderr)
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
-        _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
+        _say(args, rank, found.get(rank), captures)
     if args.output_dir:
         say(write(first.parent, next(iter(folders)), Path(args.output_dir)), as_json=args.json)
     good = sum(1 for record in found.values() if record["file"] and not record["problem"])
@@ -147,13 +147,12 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
     return found
 
 
-def _say(
-    rank: int, record: Mapping[str, Any] | None, captures: Path, *, as_json: bool, timeout_s: float
-) -> None:
-    if as_json:
-        print(json.dumps({"rank": rank, **(record or {"problem": f"nothing after {timeout_s:g} s"})}))
+def _say(args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, captures: Path) -> None:
+    nothing = f"nothing after {args.timeout:g} s"
+    if args.json:
+        print(json.dumps({"rank": rank, **(record or {"problem": nothing})}))
     elif record is None:
-        print(f"rank {rank}: nothing after {timeout_s:g} s. Is it alive? See 'otel-train postmortem'")
+        print(f"rank {rank}: {nothing}. Is it alive? See 'otel-train postmortem'")
     else:
         said = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
         if record["file"]:

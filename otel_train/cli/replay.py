@@ -106,10 +106,8 @@ class RankExports:
     """What a rank has exported, by the labels of its series in the store."""
 
     labels: dict[str, str]
-    places: dict[int, str] = field(default_factory=dict)
-    """Time of each export in Unix milliseconds, to where it lies."""
-    missing: set[int] = field(default_factory=set)
-    """Times that the store does not have."""
+    places: dict[int, str] = field(default_factory=dict)  # time in Unix milliseconds to where the export lies
+    missing: set[int] = field(default_factory=set)  # times that the store does not have
 
 
 def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
@@ -167,10 +165,8 @@ def _times_ms(answer: checks.HttpResult, url: str) -> set[int]:
         samples = (each for series in document["data"]["result"] for each in series.get("values", ()))
         return {round(float(at_s) * 1000) for at_s, _ in samples}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        said = answer.reason or f"status {answer.status}"
-        raise StackError(
-            f"{url} does not answer as Prometheus does ({said}): correct --prometheus"
-        ) from error
+        why = answer.reason or f"status {answer.status}"
+        raise StackError(f"{url} does not answer as Prometheus does ({why}): correct --prometheus") from error
 
 
 def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> int:
@@ -283,9 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--dry-run", action="store_true", help="send nothing, say what there is")
     way.add_argument("--verify", action="store_true", help="ask Prometheus what arrived")
-    way.add_argument(
-        "--blocks", type=Path, metavar="DIR", help="write OpenMetrics text for promtool into DIR"
-    )
+    text = "write OpenMetrics text for promtool into DIR"
+    way.add_argument("--blocks", type=Path, metavar="DIR", help=text)
     older = "with --blocks: only what is older than the store takes by OTLP (24); 0: everything"
     add("--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS", help=older)
     add("--prometheus", default="", metavar="URL", help="with --verify: the store (default: the stack's)")

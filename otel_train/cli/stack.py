@@ -97,7 +97,7 @@ def _up_local(args: argparse.Namespace) -> int:
     stack.configure(webhook=args.webhook, scrape=args.scrape)
     # Whoever ends us, the parts end first.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     left = False
     try:
         _say(f"Starting (state and logs: {args.state})")
@@ -221,7 +221,3 @@ def _show(addresses: Mapping[str, str]) -> None:
 
 
 _say = partial(print, flush=True)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -10,9 +10,8 @@ from otel_train.config.validation import MOST_PORT
 from otel_train.errors import ConfigError, RunDirectoryError, require
 from otel_train.rundata.files import is_run
 from otel_train.safety import printable
-from otel_train.ui import server
 
-HOST = "127.0.0.1"
+HOST, PORT = "127.0.0.1", 8420
 DESCRIPTION = """\
 A page in the browser that follows runs while they train: Overview, Timing, Memory and Artifacts of each rank, with alerts
 and findings. It is a process of its own that reads run directories and flight files: the training does not notice.
@@ -34,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     runs = "folder of run directories, or one (default: the setting run_dir, else runs)"
     add("runs", nargs="?", metavar="RUNS", help=runs)
-    port = f"port, or the next that is free (default: {server.PORT})"
-    add("--port", type=int, default=server.PORT, metavar="P", help=port)
+    port = f"port, or the next that is free (default: {PORT})"
+    add("--port", type=int, default=PORT, metavar="P", help=port)
     host = f"address to listen on (default: {HOST}: this machine alone can ask)"
     add("--host", default=HOST, metavar="H", help=host)
     browser = "open the browser (default: where there is a screen)"
@@ -48,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
         rule = f"expected a number from 0 to {MOST_PORT}; 0 takes any that is free"
         raise ConfigError(f"--port {args.port}: {rule}")
     for module in ("starlette", "uvicorn"):
-        require(module, extra=server.EXTRA)
+        require(module, extra="web")
+    from otel_train.ui import server
+
     root, only = _chosen(args.runs)
     sock = server.listen(args.host, args.port)
     address = server.address_of(sock)
@@ -71,7 +72,6 @@ def _chosen(runs: str | None) -> tuple[Path, str | None]:
     if is_run(root):
         return root.parent, root.name
     if root.exists() and not root.is_dir():
-        raise RunDirectoryError(
-            f"{runs}: is no folder. Give one that holds run directories, or a run directory"
-        )
+        remedy = "Give one that holds run directories, or a run directory"
+        raise RunDirectoryError(f"{runs}: is no folder. {remedy}")
     return root, None

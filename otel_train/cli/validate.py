@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    Document = Mapping[str, Any]
+
 REPORT = "report.html"
 DESCRIPTION = "Check the artifacts of a run, or its run directory."
 EPILOG = """\
@@ -88,7 +90,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 
 
-def _read(folder: Path, *, made: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     """The summary, and the results of the newest capture if there is one."""
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
@@ -102,9 +104,7 @@ def _read(folder: Path, *, made: bool) -> tuple[Mapping[str, Any], Mapping[str, 
     return left.summary, {**summarize(found[1]), "file": found[0].name}
 
 
-def _show(
-    args: argparse.Namespace, folder: Path, summary: Mapping[str, Any], capture: Mapping[str, Any]
-) -> None:
+def _show(args: argparse.Namespace, folder: Path, summary: Document, capture: Document) -> None:
     stream = sys.stderr if args.json else sys.stdout
     page = TextLayout.of(stream)
     if args.analysis:

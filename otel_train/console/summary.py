@@ -65,7 +65,7 @@ def _facts(page: TextLayout, row: Row) -> list[str]:
     measured = build.get("measured_in") == "worker"
     if not measured and not _trouble(page, row):
         return []
-    facts = [plural(row["workers"], "worker")] if row.get("workers") else ["no workers"]
+    facts = [plural(row["workers"], "worker") if row.get("workers") else "no workers"]
     if measured:
         p50, p95, p99 = (duration(build.get(name)) for name in ("p50", "p95", "p99"))
         facts.append(f"a batch takes one {p50} (p95 {p95}, p99 {p99})")
@@ -108,11 +108,9 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
     """Lines that show each stage of each phase and loader: how often, how long, and which share of its phase."""
     stages: dict[Group, list[Row]] = defaultdict(list)
     for row in summary.get("stages") or ():
-        stages[row.get("phase") or "", row.get("loader") or ""].append(row)
-    whole: dict[Group, Row] = {
-        (row.get("phase") or "", row.get("loader") or ""): row for row in summary.get("step_durations") or ()
-    }
-    groups = sorted({**dict.fromkeys(stages), **dict.fromkeys(whole)}, key=_phase_order)
+        stages[_group(row)].append(row)
+    whole = {_group(row): row for row in summary.get("step_durations") or ()}
+    groups = sorted(dict.fromkeys([*stages, *whole]), key=_phase_order)
     if not groups:
         return [page.line("no stage has been seen yet", "dim")]
     shown = groups[:_MOST_GROUPS]
@@ -132,21 +130,13 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
 
 
 class _Table(NamedTuple):
-    """The rows of one phase of one loader.
+    """The rows of one phase of one loader."""
 
-    Attributes:
-        stages: in the order of a step, ``other`` last.
-        step: values of the whole step, where there are any.
-        phase_s: seconds of all loaders in this phase: what shares are shares of, so that loaders can be compared.
-        column: columns of the stage's name, the same in all tables.
-        models: whether stages must say which model they mean.
-    """
-
-    stages: Sequence[Row]
-    step: Row | None
-    phase_s: float | None
-    column: int
-    models: bool
+    stages: Sequence[Row]  # in the order of a step, ``other`` last
+    step: Row | None  # values of the whole step, where there are any
+    phase_s: float | None  # of all loaders in this phase: shares are of it, so that loaders can be compared
+    column: int  # columns of the stage's name, the same in all tables
+    models: bool  # whether stages must say which model they mean
 
 
 def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> list[str]:
@@ -188,14 +178,8 @@ def _row(page: TextLayout, table: _Table, row: Row) -> str:
     waits = stage == "data" and (share or 0) > _SHARE_WORTH_A_COLOR
     style = "yellow" if waits else "dim" if stage == "other" else "green"
     text = pad(_label(page, row, models=table.models), table.column)
-    return (
-        INDENT
-        + page.paint(text, style if style != "green" else "")
-        + values
-        + right(percent(share), _SHARE_COLUMNS)
-        + "  "
-        + page.paint(bar(share, max(4, columns)), style)
-    )
+    head = page.line(text, style if style != "green" else "") + values + right(percent(share), _SHARE_COLUMNS)
+    return f"{head}  {page.paint(bar(share, max(4, columns)), style)}"
 
 
 def _column_heads(page: TextLayout, column: int) -> str:
@@ -229,6 +213,10 @@ def _rates(summary: Summary, group: Group) -> list[str]:
                 if row.get(key := f"{unit}_per_second") is not None
             ]
     return []
+
+
+def _group(row: Row) -> Group:
+    return row.get("phase") or "", row.get("loader") or ""
 
 
 def _phase_order(group: Group) -> int:
@@ -317,15 +305,12 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
         *(plural(number, f"{page.safe(phase)} step") for phase, number in steps.items() if phase != "train"),
         *_updates(summary),
     ]
+    training, down_s = summary.get("training"), summary.get("restart_seconds")
     identity = [
         f"run {page.safe(known(summary.get('run_id')))}",
-        *([] if summary.get("training") in (None, 1) else [f"training {page.safe(summary['training'])}"]),
+        *([] if training in (None, 1) else [f"training {page.safe(training)}"]),
         f"attempt {known(summary.get('attempt'))}",
-        *(
-            []
-            if (down_s := summary.get("restart_seconds")) is None
-            else [f"{duration(down_s)} after the last"]
-        ),
+        *([] if down_s is None else [f"{duration(down_s)} after the last"]),
         f"pid {known(summary.get('pid'))} on {page.safe(known(summary.get('host')))}",
         *_unfinished(page, summary),
     ]
@@ -350,10 +335,8 @@ def _updates(summary: Summary) -> list[str]:
 
 
 def _unfinished(page: TextLayout, summary: Summary) -> list[str]:
-    partial = summary.get("partial_steps") or {}
-    return [
-        plural(number, f"unfinished {page.safe(phase)} step") for phase, number in partial.items() if number
-    ]
+    partial = (summary.get("partial_steps") or {}).items()
+    return [plural(number, f"unfinished {page.safe(phase)} step") for phase, number in partial if number]
 
 
 def _activities(page: TextLayout, summary: Summary) -> list[str]:
@@ -364,10 +347,8 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
     names = sorted(spent, key=lambda name: -spent[name])
     inner = page.columns - len(INDENT)
     drawn = [_ACTIVITIES.get(name, ("░", "dim")) for name in names]
-    cells = stacked([spent[name] for name in names], inner)
-    strip = "".join(
-        page.paint(glyph * cell, style) for (glyph, style), cell in zip(drawn, cells, strict=True)
-    )
+    cells = zip(drawn, stacked([spent[name] for name in names], inner), strict=True)
+    strip = "".join(page.paint(glyph * cell, style) for (glyph, style), cell in cells)
     column = max(map(len, names)) + 1
     legend = [
         page.paint(glyph, style)
@@ -378,8 +359,8 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
     ]
     per_line = max(1, (inner + 4) // (column + 22))
     rows = [legend[first : first + per_line] for first in range(0, len(legend), per_line)]
-    title = page.paint("where the time went", "bold")
-    return [INDENT + title, INDENT + strip, *(INDENT + "    ".join(row) for row in rows)]
+    title = page.line("where the time went", "bold")
+    return [title, INDENT + strip, *(INDENT + "    ".join(row) for row in rows)]
 
 
 def _findings(page: TextLayout, summary: Summary) -> list[str]:
@@ -395,10 +376,8 @@ def _finding(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     lines = [page.line(lead, "bold", style)]
     indent = INDENT * 2
     columns = page.columns - len(indent) - _MARGIN
-    lines += [
-        indent + page.paint(line, "bold")
-        for line in page.prose(finding.get("summary") or "", indent=len(indent))
-    ]
+    said = page.prose(finding.get("summary") or "", indent=len(indent))
+    lines += [indent + page.paint(line, "bold") for line in said]
     share, seconds = finding.get("share"), finding.get("seconds")
     if share or seconds:
         of = "the training time" if finding.get("phase") == "train" else "the run"
@@ -503,16 +482,9 @@ class Progress:
         self._before = _Counted()
 
     def line(self, page: TextLayout, summary: Mapping[str, Any], step: int) -> str:
-        """The next line.
-
-        Args:
-            page: what it is laid out for.
-            summary: what ``summary.json`` would hold now.
-            step: number of the step that training is at.
-        """
-        loaders = {
-            row["loader"] for row in summary["stages"] if row["stage"] == "data" and row["phase"] == "train"
-        }
+        """The next line, of what ``summary.json`` would hold now; training is at ``step``."""
+        waits = (row for row in summary["stages"] if row["stage"] == "data" and row["phase"] == "train")
+        loaders = {row["loader"] for row in waits}
         now = _Counted(
             summary["steps"].get("train", 0),
             sum(number for loader, number in summary["samples"].items() if loader in loaders),

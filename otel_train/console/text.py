@@ -101,15 +101,9 @@ INDENT = "  "
 _NAME_CHARACTERS = 400  # beyond this a name is cut before it is measured, so a megabyte of name costs nothing
 
 _STYLES = {
-    "bold": "1",
-    "dim": "2",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "blue": "34",
-    "magenta": "35",
-    "cyan": "36",
-}
+    "bold": "1", "dim": "2",
+    "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36",
+}  # fmt: skip
 
 # One character for one character, so that columns stay where they are.
 _ASCII = str.maketrans(
@@ -125,17 +119,11 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 class TextLayout(FastNamedTuple):
-    """What a text is laid out for.
+    """What a text is laid out for."""
 
-    Attributes:
-        width: columns no line exceeds, addresses and paths excepted (they must stay whole to be pasted).
-        color: ANSI colours may be used.
-        unicode: characters outside ASCII may be used.
-    """
-
-    width: int = COLUMNS_UNKNOWN
-    color: bool = False
-    unicode: bool = True
+    width: int = COLUMNS_UNKNOWN  # that no line exceeds but addresses and paths, which are pasted as a whole
+    color: bool = False  # ANSI colours may be used
+    unicode: bool = True  # characters outside ASCII may be used
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> TextLayout:
@@ -173,12 +161,11 @@ class TextLayout(FastNamedTuple):
         """A line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
         used = sum(display_width(text) + 4 for text, _ in left[:-1]) + display_width(right[0]) + 8
         titles = [*left[:-1], (cut(left[-1][0], max(8, self.columns - used - 4)), left[-1][1])]
-        text = "".join(
-            self.paint(line * 2, "dim") + f" {self.paint(title, style)} " for title, style in titles
-        )
+        edge = self.paint(line * 2, "dim")
+        text = "".join(f"{edge} {self.paint(title, style)} " for title, style in titles)
         filled = sum(display_width(title) + 4 for title, _ in titles) + display_width(right[0]) + 4
         fill = self.paint(line * max(1, self.columns - filled), "dim")
-        return f"{text}{fill} {self.paint(*right)} {self.paint(line * 2, 'dim')}"
+        return f"{text}{fill} {self.paint(*right)} {edge}"
 
     def finish(self, lines: Iterable[str]) -> str:
         """The lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""

@@ -23,25 +23,19 @@ from otel_train.console.text import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    Row = Mapping[str, Any]
     Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
 _COUNT, _VALUE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
 _STYLES = {"critical": "red", "warning": "yellow", "info": "", "ok": "green"}
 _CAUSES = {
-    "data": "waiting for data",
-    "sync": "drained by a sync",
-    "host": "waiting for the host",
+    "data": "waiting for data", "sync": "drained by a sync", "host": "waiting for the host",
     "kernel_gap": "between kernels",
-}
+}  # fmt: skip
 _PARTS = {
-    "host": "host",
-    "launch": "launching",
-    "compute": "computing",
-    "communication": "communicating",
-    "copy": "copying",
-    "kernel_gap": "between kernels",
-    "sync": "sync returning",
-}
+    "host": "host", "launch": "launching", "compute": "computing", "communication": "communicating",
+    "copy": "copying", "kernel_gap": "between kernels", "sync": "sync returning",
+}  # fmt: skip
 
 
 def render(page: TextLayout, document: Document) -> str:
@@ -74,11 +68,8 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
         for number, line in enumerate(page.prose(finding["advice"], indent=6)):
             yield INDENT * 2 + page.paint(("  " if number else "→ ") + line, "dim")
         for place in finding["where"]:
-            yield (
-                INDENT * 2
-                + page.paint("at: ", "dim")
-                + page.paint(cut(page.safe(place), page.columns - 8), "dim")
-            )
+            at = page.paint("at: ", "dim") + page.paint(cut(page.safe(place), page.columns - 8), "dim")
+            yield INDENT * 2 + at
         if finding["share"]:
             hours = f"{duration(finding['hours_per_day'] * 3600)} of each day of training"
             yield INDENT * 2 + page.paint(f"{hours} · confidence {finding['confidence']}", "dim")
@@ -96,7 +87,7 @@ def _stages(page: TextLayout, document: Document) -> Iterator[str]:
     yield ""
 
 
-def _values(row: Mapping[str, Any], more: str) -> str:
+def _values(row: Row, more: str) -> str:
     """The cells of a row: how often, how long, ``more`` seconds, which share."""
     seconds = right(duration(row["seconds"]), _VALUE) + right(duration(row[more]), _VALUE)
     return right(count(row["count"]), _COUNT) + seconds + right(percent(row["share"]), _SHARE)
@@ -145,18 +136,17 @@ def _ranks(page: TextLayout, document: Document) -> Iterator[str]:
     if not ranks:
         return
     yield page.line(f"{plural(ranks['collectives'], 'collective')} of {len(ranks['ranks'])} ranks", "bold")
-    yield page.line(
-        right("rank", 6) + right("step", _VALUE) + right("waited", _VALUE) + right("made wait", _VALUE + 2),
-        "dim",
-    )
+    yield page.line(_rank_row("rank", "step", "waited", "made wait"), "dim")
     for row in ranks["ranks"]:
-        values = right(duration(row["step_seconds"]), _VALUE) + right(duration(row["waited_seconds"]), _VALUE)
-        yield (
-            INDENT + right(str(row["rank"]), 6) + values + right(duration(row["caused_seconds"]), _VALUE + 2)
-        )
+        seconds = (duration(row[f"{what}_seconds"]) for what in ("step", "waited", "caused"))
+        yield INDENT + _rank_row(str(row["rank"]), *seconds)
     if ranks["unmatched"]:
         yield page.line(f"{plural(ranks['unmatched'], 'collective')} had no counterpart", "yellow")
     yield ""
+
+
+def _rank_row(*cells: str) -> str:
+    return "".join(map(right, cells, (6, _VALUE, _VALUE, _VALUE + 2)))
 
 
 def _ops(page: TextLayout, document: Document) -> Iterator[str]:
@@ -178,14 +168,11 @@ def _kernels(page: TextLayout, document: Document) -> Iterator[str]:
     yield from _table(page, "kernels and copies", document["top_cuda_ops"], ("mean_seconds", "mean"))
 
 
-def _table(
-    page: TextLayout, title: str, rows: Sequence[Mapping[str, Any]], more: tuple[str, str]
-) -> Iterator[str]:
+def _table(page: TextLayout, title: str, rows: Sequence[Row], more: tuple[str, str]) -> Iterator[str]:
     if not rows:
         return
     key, head = more
-    taken = _COUNT + 2 * _VALUE + _SHARE
-    available = page.columns - len(INDENT) - taken
+    available = page.columns - len(INDENT) - _COUNT - 2 * _VALUE - _SHARE
     heads = right("count", _COUNT) + right("time", _VALUE) + right(head, _VALUE) + right("share", _SHARE)
     yield page.line(pad(title, available) + heads, "dim")
     for row in rows:

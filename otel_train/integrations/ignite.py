@@ -35,22 +35,11 @@ class OtelTrainHandler:
         """
         if not hasattr(engine, "add_event_handler"):
             raise refused(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
-        engine.add_event_handler(_Events.STARTED, self._started)
+        # Ignite calls a handler with the engine if its signature takes it, else without.
+        engine.add_event_handler(_Events.STARTED, self._shared.join)
         engine.add_event_handler(_Events.EPOCH_STARTED, self._epoch_started)
-        engine.add_event_handler(_Events.EPOCH_COMPLETED, self._epoch_completed)
-        engine.add_event_handler(_Events.COMPLETED, self._completed)
-
-    def _started(self, engine: Any) -> None:
-        del engine
-        self._shared.join()
+        engine.add_event_handler(_Events.EPOCH_COMPLETED, self._shared.end_epoch)
+        engine.add_event_handler(_Events.COMPLETED, self._shared.leave)
 
     def _epoch_started(self, engine: Any) -> None:
         self._shared.begin_epoch(lambda: engine.state.epoch)
-
-    def _epoch_completed(self, engine: Any) -> None:
-        del engine
-        self._shared.end_epoch()
-
-    def _completed(self, engine: Any) -> None:
-        del engine
-        self._shared.leave()

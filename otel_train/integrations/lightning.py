@@ -216,15 +216,11 @@ class ProfilerCallback(_Translation):
         if number not in self.profile_epochs or session is None:
             return
         manual = not getattr(pl_module, "automatic_optimization", True)
-        steps = steps_of_an_epoch(
-            trainer.num_training_batches, 1 if manual else trainer.accumulate_grad_batches
-        )
+        accumulated = 1 if manual else trainer.accumulate_grad_batches
+        steps = steps_of_an_epoch(trainer.num_training_batches, accumulated)
         wait, warmup, active = fitted(steps, self.warmup_steps, self.profile_steps)
-        refusal = session.epoch_captures().begin(
-            number,
-            {**self._request, "wait": wait, "warmup": warmup, "steps": active},
-            output_dir=self.output_dir,
-        )
+        request = {**self._request, "wait": wait, "warmup": warmup, "steps": active}
+        refusal = session.epoch_captures().begin(number, request, output_dir=self.output_dir)
         if refusal:
             _log.warning("epoch %d is not profiled: %s", number, refusal)
 
@@ -257,14 +253,12 @@ class ThroughputMonitorCallback(_Translation):
     ) -> None:
         timing, memory = truth("track_timing={}", track_timing), truth("track_memory={}", track_memory)
         parts = ["timing"] * timing + ["memory"] * memory
-        super().__init__(
-            enabled=enabled,
-            settings={
-                "console_metrics": ["throughput"],
-                "log_every_epochs": whole("log_interval={}", log_interval, "Leave it out for 1", least=1),
-                "throughput_metrics": ",".join(parts or ["none"]),
-            },
-        )
+        settings = {
+            "console_metrics": ["throughput"],
+            "log_every_epochs": whole("log_interval={}", log_interval, "Leave it out for 1", least=1),
+            "throughput_metrics": ",".join(parts or ["none"]),
+        }
+        super().__init__(enabled=enabled, settings=settings)
 
 
 def _nothing() -> None:
@@ -283,10 +277,8 @@ def _started_by_launcher(trainer: Any) -> bool:
 
 
 def _folder(given: Any) -> str:  # Any: the user's own
-    if given is None:
-        return ""
-    if isinstance(given, (str, os.PathLike)):
-        return str(os.fspath(given))
+    if given is None or isinstance(given, (str, os.PathLike)):
+        return str(os.fspath(given or ""))
     raise refused(f"output_dir={shown(given)}", "the path of a folder", "Leave it out for none")
 
 

@@ -93,8 +93,7 @@ def common_run_id(
     place = ranks()
     if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
         return ""
-    guard = Guard("the run id of all ranks")
-    with guard:
+    with Guard("the run id of all ranks"):
         meeting = store()
         return "" if meeting is None else _met(meeting, f"otel_train/run/{number}", place[0], patience_s)
     return ""
@@ -142,9 +141,8 @@ def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
         return frozenset({1})
     for epoch in several:
         if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
-            raise ConfigError(
-                f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. They count from 1: for the first write [1]"
-            )
+            remedy = "They count from 1: for the first write [1]"
+            raise ConfigError(f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. {remedy}")
     return frozenset(epoch.__index__() for epoch in several)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,9 +39,8 @@ def allocations(scene: Scene) -> list[dict[str, Any]]:
     memory = scene.trace.memory
     said = memory.allocated >= 0
     found = []
-    for device_type, device_id in sorted(
-        {*zip(memory.device_type[said].tolist(), memory.device_id[said].tolist(), strict=True)}
-    ):
+    devices = zip(memory.device_type[said].tolist(), memory.device_id[said].tolist(), strict=True)
+    for device_type, device_id in sorted(set(devices)):
         here = np.flatnonzero(said & (memory.device_type == device_type) & (memory.device_id == device_id))
         here = here[np.argsort(memory.at_ns[here], kind="stable")]
         at, allocated, reserved = memory.at_ns[here], memory.allocated[here], memory.reserved[here]
@@ -100,14 +100,13 @@ def breakdown(scene: Scene) -> dict[str, Any]:
     whenever that ran; they may overlap and do not add up to anything.
     """
     steps, stages = scene.steps, scene.stages
+    window = steps.start_ns, steps.end_ns
     length = steps.end_ns - steps.start_ns
-    host = {
-        name: intervals.covered(parts, steps.start_ns, steps.end_ns) for name, parts in stages.own.items()
-    }
+    host = {name: intervals.covered(parts, *window) for name, parts in stages.own.items()}
     host[OTHER] = length - sum(host.values(), np.zeros(length.size, np.int64))
     device = _device_by_stage(scene)
     whole = int(length.sum())
-    data_ns = intervals.covered(stages.data, steps.start_ns, steps.end_ns)
+    data_ns = intervals.covered(stages.data, *window)
     return {
         "steps": int(steps.number.size) if steps.counted else None,
         "seconds": whole / NS_PER_S,
@@ -154,10 +153,8 @@ def _device_by_stage(scene: Scene) -> Mapping[str, float]:
     if not known.any():
         return {}
     at, dur = launched.start_ns[known], scene.trace.spans.dur_ns[scene.device[known]]
-    return {
-        name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S
-        for name, parts in scene.stages.own.items()
-    }
+    own = scene.stages.own.items()
+    return {name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S for name, parts in own}
 
 
 def _optimizer(scene: Scene) -> str | None:
@@ -189,9 +186,6 @@ def _spread(length: Ints) -> dict[str, float]:
     low, middle, high = (np.quantile(length, (0.0, 0.5, 1.0)) / NS_PER_S).tolist()
     return {"min": low, "median": middle, "max": high, "mean": float(length.mean()) / NS_PER_S}
 
-
-CAUSES = ("data", "sync", "host", "kernel_gap")
-"""Checked in this order; what a gap means is in ``idle``."""
 
 SLACK_NS = 20_000
 """A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""
@@ -273,7 +267,7 @@ def _longest(scene: Scene, found: Intervals, by_cause: dict[str, Ints]) -> list[
         {
             "start_seconds": int(found.start_ns[place]) / NS_PER_S,
             "seconds": int(length[place]) / NS_PER_S,
-            "cause": max(CAUSES, key=lambda name: int(by_cause[name][place])),
+            "cause": max(by_cause, key=lambda name: int(by_cause[name][place])),
             "step": int(step[number]) if scene.steps.counted and step[number] >= 0 else None,
         }
         for number, place in enumerate(order.tolist())
@@ -297,7 +291,7 @@ def overlap(scene: Scene) -> dict[str, Any] | None:
     exposed = intervals.clip(intervals.subtract(communication, scene.compute), start, end).total_ns
     rows = scene.device[scene.communicates]
     spans = scene.trace.spans
-    kinds = by_name(spans.collective[rows], spans.dur_ns[rows], most=10, more={})
+    kinds = by_name(spans.collective[rows], spans.dur_ns[rows])
     return {
         "seconds": total / NS_PER_S,
         "hidden_seconds": hidden / NS_PER_S,
@@ -339,13 +333,13 @@ def critical_path(scene: Scene) -> dict[str, Any] | None:
     place = int(np.argsort(length, kind="stable")[(length.size - 1) // 2])
     start, end = int(steps.start_ns[place]), int(steps.end_ns[place])
     links = list(_Walk(scene, start).back_from(end))
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for link in links:
-        sums[link.what] = sums.get(link.what, 0) + link.end_ns - link.start_ns
+        sums[link.what] += link.end_ns - link.start_ns
     return {
         "step": int(steps.number[place]) if steps.counted else None,
         "seconds": (end - start) / NS_PER_S,
-        "parts": {what: ns / NS_PER_S for what, ns in sorted(sums.items(), key=lambda item: -item[1]) if ns},
+        "parts": {what: ns / NS_PER_S for what, ns in sums.most_common() if ns},
         "kernels": _kernels(scene, links),
         "host_stages": _host_stages(scene, links),
     }
@@ -411,20 +405,18 @@ class _Walk:
 
 
 def _kernels(scene: Scene, links: list[PathSegment]) -> list[dict[str, Any]]:
-    sums: dict[str, list[int]] = {}
+    sums = defaultdict[str, list[int]](list)
     for link in links:
         if link.row >= 0:
-            sums.setdefault(scene.name(link.row), []).append(link.end_ns - link.start_ns)
+            sums[scene.name(link.row)].append(link.end_ns - link.start_ns)
     ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))[:MOST_LISTED]
     return [{"name": name, "count": len(spent), "seconds": sum(spent) / NS_PER_S} for name, spent in ranked]
 
 
 def _host_stages(scene: Scene, links: list[PathSegment]) -> dict[str, float]:
     """Seconds of the host's links by the stage that was open."""
-    host = intervals.union(
-        [link.start_ns for link in links if link.what == HOST],
-        [link.end_ns for link in links if link.what == HOST],
-    )
+    spent = [(link.start_ns, link.end_ns) for link in links if link.what == HOST]
+    host = intervals.union(*zip(*spent, strict=True)) if spent else intervals.NOTHING
     found = {name: intervals.intersect(host, parts).total_ns for name, parts in scene.stages.own.items()}
     found[OTHER] = host.total_ns - sum(found.values())
     return {name: ns / NS_PER_S for name, ns in found.items() if ns}

@@ -91,20 +91,12 @@ class Memory(NamedTuple):
 
 
 class Columns:
-    """Collects events piece by piece.
-
-    Attributes:
-        names: names of events, groups and collectives.
-        categories: what kind of event.
-        lanes: (pid, tid) pairs.
-        unpaired: events that begin (``ph`` B) and are not complete; Kineto writes none.
-        untimed: complete events left out because they have no instant or length.
-    """
+    """Collects events piece by piece."""
 
     def __init__(self) -> None:
         self.names, self.categories, self.lanes = Names({"": 0}), Names(), Names()
-        self.unpaired = 0
-        self.untimed = 0
+        self.unpaired = 0  # events that begin (``ph`` B) and are not complete; Kineto writes none
+        self.untimed = 0  # complete events left out because they have no instant or length
         self._spans: list[list[NDArray[Any]]] = []
         self._memory: list[NDArray[Any]] = []
 
@@ -218,10 +210,6 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
     return [{"shapes": dims, "count": int(count), "seconds": us / 1e6} for dims, (count, us) in ranked]
 
 
-KNOWN_SCHEMA = 1
-"""The ``schemaVersion`` that Kineto writes. Others are read as far as they are alike."""
-
-
 class EventKind(IntEnum):
     """What a complete event is."""
 
@@ -329,11 +317,9 @@ def _collected(
 def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     info = about.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    rank, size = (info.get(key) for key in ("rank", "world_size"))
-    return (
-        rank if isinstance(rank, int) and rank >= 0 else None,
-        size if isinstance(size, int) and size > 0 else None,
-    )
+    said = ((info.get(key), least) for key, least in (("rank", 0), ("world_size", 1)))
+    rank, size = (value if isinstance(value, int) and value >= least else None for value, least in said)
+    return rank, size
 
 
 _NO_DEVICE = (
@@ -348,7 +334,7 @@ def _missing(
     """What the trace lacks, for the reader of its analysis."""
     here = set(np.unique(kind).tolist())
     version = about.get("schemaVersion")
-    said = [
+    said = [  # 1 is the ``schemaVersion`` that Kineto writes; others are read as far as they are alike
         (faults["broken"], f"The file is cut off: {faults['broken']}."),
         (faults["skipped"], f"{faults['skipped']:,} pieces of text are no events that can be read."),
         (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
@@ -359,9 +345,6 @@ def _missing(
         (not remembers, "Nothing is said about memory: profile_memory=True was not set."),
         (_place(about)[0] is None, "It does not say which rank it is."),
         (version is None, "It does not say which version of the format it has; it is read as version 1."),
-        (
-            version not in (None, KNOWN_SCHEMA),
-            f"Its format has version {version!r}; it is read as version 1.",
-        ),
+        (version not in (None, 1), f"Its format has version {version!r}; it is read as version 1."),
     ]
     return [sentence for applies, sentence in said if applies]

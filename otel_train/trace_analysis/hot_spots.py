@@ -11,7 +11,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.trace_analysis.events import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -69,10 +69,7 @@ def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, in
 
 
 def _laid_out(
-    paths: list[tuple[int, int]],
-    total_ns: NDArray[Any],
-    count: NDArray[Any],
-    names: Sequence[str],
+    paths: list[tuple[int, int]], total_ns: NDArray[Any], count: NDArray[Any], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     whole = float(sum(total_ns[place] for place, (outer, _) in enumerate(paths) if outer < 0)) or 1.0
     share = total_ns / whole
@@ -103,9 +100,9 @@ def _laid_out(
 
 
 def by_name(
-    name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int, more: Mapping[str, NDArray[np.int64]]
+    name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int = 10, **more: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """One entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum, by key."""
+    """One entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum."""
     if not name.size:
         return []
     seen, index, count = np.unique(name, return_inverse=True, return_counts=True)
@@ -140,7 +137,7 @@ MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgr
 def top_kernels(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
     """What ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
     spans, rows = scene.trace.spans, scene.device
-    found = by_name(spans.name[rows], spans.dur_ns[rows], most=most, more={})
+    found = by_name(spans.name[rows], spans.dur_ns[rows], most=most)
     for row in found:
         here = rows[spans.name[rows] == row["name"]]
         row["name"] = scene.trace.names[row["name"]]
@@ -170,9 +167,7 @@ def launches(scene: Scene) -> dict[str, Any] | None:
         "kernel_seconds": float(np.median(dur_ns)) / NS_PER_S,
         "short_share": float((dur_ns < SHORT_NS).mean()),
         "outrun_share": float((dur_ns < call_ns).mean()),
-        "queue_seconds": {
-            name: float(np.quantile(queue_ns, q)) / NS_PER_S for name, q in (("p50", 0.5), ("p95", 0.95))
-        },
+        "queue_seconds": {f"p{p}": float(np.quantile(queue_ns, p / 100)) / NS_PER_S for p in (50, 95)},
     }
 
 
@@ -225,5 +220,5 @@ def top_ops(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
     outer = calls.parent[ops]
     again = (outer >= 0) & (name[np.maximum(outer, 0)] == name[ops])
     total_ns = np.where(again, 0, (calls.end_ns - spans.start_ns[calls.row])[ops])
-    rows = by_name(name[ops], self_ns[ops], most=most, more={"total_seconds": total_ns})
+    rows = by_name(name[ops], self_ns[ops], most=most, total_seconds=total_ns)
     return [{**row, "name": scene.trace.names[row["name"]]} for row in rows]

@@ -124,12 +124,10 @@ def _event(value: dict[str, Any]) -> TraceEvent:
     """An event whose values may be of any type: what is not what it should be counts as not said."""
     args = value.get("args")
     args = args if isinstance(args, dict) else {}
-    ph, name, cat, ts, dur = (
-        _said(value.get(key), TraceEvent._field_defaults[key]) for key in ("ph", "name", "cat", "ts", "dur")
-    )
-    pid, tid = (
-        place if isinstance(place := value.get(key), (int, str)) else str(place) for key in ("pid", "tid")
-    )
+    defaults, keys = TraceEvent._field_defaults, ("ph", "name", "cat", "ts", "dur")
+    ph, name, cat, ts, dur = (_said(value.get(key), defaults[key]) for key in keys)
+    places = (value.get(key) for key in ("pid", "tid"))
+    pid, tid = (place if isinstance(place, (int, str)) else str(place) for place in places)
     said = (_said(args.get(KEYS[key]), default) for key, default in Arguments._field_defaults.items())
     return TraceEvent(ph, name, cat, pid, tid, ts, dur, Arguments(*said))
 
@@ -139,9 +137,9 @@ def _said(value: object, default: Any) -> Any:
     if isinstance(default, str):
         return value if isinstance(value, str) else default
     try:
-        number = (
-            value if isinstance(value, int) else float(value) if isinstance(value, (float, str)) else math.nan
-        )
+        number = value if isinstance(value, int) else math.nan
+        if isinstance(value, (float, str)):
+            number = float(value)
         if isinstance(default, float):
             return float(number)
     except (ValueError, OverflowError):

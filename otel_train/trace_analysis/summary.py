@@ -136,13 +136,11 @@ def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
 def _by_rank(scenes: Sequence[Scene]) -> Mapping[int, Scene]:
     by_rank: dict[int, Scene] = {}
     for scene in scenes:
-        rank = scene.trace.rank
+        path, rank = scene.trace.path, scene.trace.rank
         if rank is None:
-            raise TraceError(
-                f"{scene.trace.path}: does not say which rank it is, so it cannot be put beside others"
-            )
+            raise TraceError(f"{path}: does not say which rank it is, so it cannot be put beside others")
         if rank in by_rank:
-            raise TraceError(f"{scene.trace.path} and {by_rank[rank].trace.path}: both are of rank {rank}")
+            raise TraceError(f"{path} and {by_rank[rank].trace.path}: both are of rank {rank}")
         by_rank[rank] = scene
     if len(by_rank) <= 1:
         raise TraceError("waiting takes two: give the traces of at least two ranks")

@@ -135,10 +135,8 @@ class Scene:
             end = spans.end_ns.max(initial=0)
             return ScheduleSteps(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([end]), counted=False)
         number = np.array([int(self.name(row).partition("#")[2]) for row in rows.tolist()], np.int64)
-        _, first = np.unique(number, return_index=True)  # some versions write a step once per thread
-        return ScheduleSteps(
-            number[first], spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True
-        )
+        number, first = np.unique(number, return_index=True)  # some versions write a step once per thread
+        return ScheduleSteps(number, spans.start_ns[rows[first]], spans.end_ns[rows[first]], counted=True)
 
     @cached_property
     def stages(self) -> Stages:
@@ -203,9 +201,8 @@ class Scene:
     @cached_property
     def copies(self) -> Flags:
         """bool[device row]: a copy or a fill."""
-        either: Flags = self.trace.named(self.device, COPY.match) | (
-            self.trace.kind[self.device] == EventKind.COPY
-        )
+        named, kind = self.trace.named(self.device, COPY.match), self.trace.kind[self.device]
+        either: Flags = named | (kind == EventKind.COPY)
         return either
 
     @cached_property
@@ -241,9 +238,8 @@ class Scene:
         place = np.minimum(np.searchsorted(ids, asked), ids.size - 1)
         known = (ids[place] == asked) & (asked >= 0)
         row = calls[place]
-        return Launches(
-            *(np.where(known, column, -1) for column in (row, spans.start_ns[row], spans.end_ns[row]))
-        )
+        columns = (row, spans.start_ns[row], spans.end_ns[row])
+        return Launches(*(np.where(known, column, -1) for column in columns))
 
     @cached_property
     def synchronizing(self) -> Rows:

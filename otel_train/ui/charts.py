@@ -116,9 +116,7 @@ def bars(
     for place in sorted({round(part * (len(numbers) - 1) / _TICKS) for part in range(_TICKS + 1)}):
         at = LEFT + (place + 0.5) * step
         anchor = "end" if at > HALF_WIDTH - 40 else "middle"
-        marks.append(
-            f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(unit(edges[place][0]))}</text>'
-        )
+        marks.append(_mark(at, unit(edges[place][0]), anchor))
     grid = _grid(highest, lambda value: f"{value:,.0f}", HALF_WIDTH)
     return _svg(grid + "".join(shapes) + "".join(marks), label, HALF_WIDTH)
 
@@ -160,10 +158,12 @@ def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:
     for part in range(_TICKS + 1):
         at = times[0] + (times[-1] - times[0]) * part / _TICKS
         anchor = "end" if part == _TICKS else "start" if part == 0 else "middle"
-        marks.append(
-            f'<text x="{x(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(elapsed(at))}</text>'
-        )
+        marks.append(_mark(x(at), elapsed(at), anchor))
     return "".join(marks)
+
+
+def _mark(x: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
@@ -179,9 +179,8 @@ def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
 
 
 def _svg(inside: str, label: str, width: float) -> str:
-    return (
-        f'<svg viewBox="0 0 {width:.0f} {HEIGHT:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'
-    )
+    box = f"0 0 {width:.0f} {HEIGHT:.0f}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{inside}</svg>'
 
 
 def elapsed(seconds: float) -> str:

@@ -40,9 +40,8 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
     try:
         body = draw()
     except FOREIGN as error:
-        body = (
-            f'<p class="dim">A value of the document has an unexpected shape: {escape(repr(error)[:200])}</p>'
-        )
+        what = "A value of the document has an unexpected shape"
+        body = f'<p class="dim">{what}: {escape(repr(error)[:200])}</p>'
     if not body:
         return ""
     note = f' <span class="dim beside">{beside}</span>' if beside else ""
@@ -165,16 +164,14 @@ def flame_graph(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _flame_text(call: Mapping[str, Any]) -> str:
-    return escape(
-        f"{call['name']}: {duration(call['seconds'])}, {percent(call['share'])}, {call['count']:,} calls",
-        quote=True,
-    )
+    spent = f"{duration(call['seconds'])}, {percent(call['share'])}, {call['count']:,} calls"
+    return escape(f"{call['name']}: {spent}")
 
 
 def _flame_color(name: str) -> str:
-    stage = name.removeprefix("otel_train:")
+    backward = "autograd" in name or "Backward" in name
     return color_of(
-        stage, 3 if name.startswith("aten::") else 1 if "autograd" in name or "Backward" in name else 6
+        name.removeprefix("otel_train:"), 3 if name.startswith("aten::") else 1 if backward else 6
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -41,7 +42,7 @@ def overview(view: RankView, *, static: bool = False) -> str:
     return "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _leading_values(view)),
-            section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
+            _last_steps(view),
             section("Where the time went", lambda: _activities(view), beside=written(view)),
             section("Over time", lambda: _course(view), beside=_every(view)),
             section("Ranks", lambda: _ranks(view, static=static)),
@@ -55,12 +56,11 @@ def written(view: RankView) -> str:
     return f"written {moment(view.written_unix_s)}" if view.summary and view.written_unix_s else ""
 
 
-def last_steps(view: RankView) -> str:
-    """The last steps of the flight file, stage upon stage."""
-    progress = view.progress
-    return area(
-        progress.times_s, progress.stages_s, label="Duration of the last steps by stage", unit=duration
-    )
+def _last_steps(view: RankView) -> str:
+    label = "Duration of the last steps by stage"
+    times_s, stages_s = view.progress.times_s, view.progress.stages_s
+    draw = partial(area, times_s, stages_s, label=label, unit=duration)
+    return section("The last steps", draw, beside="from the flight file, by stage")
 
 
 def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,9 +124,8 @@ def _activities(view: RankView) -> str:
         return ""
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     colors = {name: color_of(name, place) for place, name in enumerate(spent)}
-    strip = share_strip(
-        [(name, shares.get(name, 0.0), colors[name]) for name, _ in ordered], label="Where the time went"
-    )
+    parts = [(name, shares.get(name, 0.0), colors[name]) for name, _ in ordered]
+    strip = share_strip(parts, label="Where the time went")
     items = "".join(
         f'<li><span class="key b-{colors[name]}"></span>{escape(name.replace("_", " "))} '
         f"<strong>{percent(shares.get(name))}</strong> {duration(seconds)}</li>"
@@ -146,9 +145,8 @@ def _course(view: RankView) -> str:
         return ""
     times, steps = series["times"], {"steps per second": series["steps_per_s"]}
     speed = lines(times, steps, label="Training steps per second over time", unit=rounded, width=HALF_WIDTH)
-    doing = area(
-        times, series["activities"], label="Share of time by activity", unit=percent, width=HALF_WIDTH
-    )
+    label, shares = "Share of time by activity", series["activities"]
+    doing = area(times, shares, label=label, unit=percent, width=HALF_WIDTH)
     drawn = [("Training steps per second", speed), ("What the run was doing", doing)]
     shown = "".join(f"<div><h3>{title}</h3>{chart}</div>" for title, chart in drawn if chart)
     return f'<div class="two">{shown}</div>' if shown else ""
@@ -159,9 +157,7 @@ def _ranks(view: RankView, *, static: bool) -> str:
         return ""
     rows = [_rank(view, rank, static=static) for rank in view.ranks[: None if static else _RANKS_SHOWN]]
     left = len(view.ranks) - len(rows)
-    more = (
-        f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left > 0 else ""
-    )
+    more = f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left else ""
     heads = ("rank", "state", "wall", "steps", "step, median", "waited", "data wait", "lost", "finding")
     return table(heads, rows) + more
 
@@ -218,10 +214,8 @@ def memory(view: RankView) -> str:
             section("Batches", lambda: _batches(view)),
         )
     )
-    return (
-        body
-        or '<p class="empty">No memory metric has been written yet. The first comes with the first export.</p>'
-    )
+    first = "The first comes with the first export."
+    return body or f'<p class="empty">No memory metric has been written yet. {first}</p>'
 
 
 def _series(view: RankView) -> dict[str, Sequence[float | None]]:
@@ -241,10 +235,8 @@ def _leading_memory(view: RankView) -> str:
 
 def _chart(view: RankView, *, device: bool) -> str:
     mine = {name: values for name, values in _series(view).items() if name.startswith(_DEVICE) == device}
-    title = "device" if device else "host"
-    return lines(
-        view.series.get("times") or [], mine, label=f"Memory on the {title} over time", unit=bytes_of
-    )
+    label = f"Memory on the {'device' if device else 'host'} over time"
+    return lines(view.series.get("times") or [], mine, label=label, unit=bytes_of)
 
 
 def _memory_table(view: RankView) -> str:
@@ -285,9 +277,7 @@ def timing(view: RankView, *, static: bool = False) -> str:
             section("Stages", lambda: _stages(view), beside=written(view)),
             section("On the device", lambda: _device(view)),
             section("Whole steps", lambda: _steps(view)),
-            ""
-            if static
-            else section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
+            "" if static else _last_steps(view),
             section("Stages over time", lambda: _timing_course(view), beside="mean per training step"),
             section("Loaders", lambda: _loaders(view)),
             section("Distributions", lambda: _histograms(view)),
@@ -441,17 +431,15 @@ def name_of(view: RankView) -> str:
 def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
     """Name, state and facts of a run, as HTML; ``static`` says how far the run was even if it goes on."""
     known = {**view.about, **view.summary}
-    started_s = (
-        number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
-    )
+    begun_s = (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
+    started_s = number(view.summary.get("started_unix_s")) or begun_s
     training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
+    world_size = whole(known.get("world_size")) or len(view.ranks)
     facts = [
         *(_reached(view.summary) if static or not view.state.live else ()),
         f"training {training}" if training > 1 else "",
         f"attempt {attempt}" if attempt else "",
-        f"rank {view.rank} of {whole(known.get('world_size')) or len(view.ranks)}"
-        if view.rank is not None
-        else "",
+        f"rank {view.rank} of {world_size}" if view.rank is not None else "",
         escape(text(known.get("host"))),
         f"started {moment(started_s)}" if started_s else "",
         f"<code>{escape(view.run.name)}</code>",
@@ -507,9 +495,8 @@ def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
     shown = found[(page - 1) * PAGE : page * PAGE]
     body = table(_HEADS, map(_row, shown)) or _nothing(root, words=words, runs=len(rows))
     going = sum(row.state.word == "running" for row in rows)
-    facts = f"{len(rows):,} runs in <code>{escape(str(root))}</code>" + (
-        f", {going:,} going on" if going else ""
-    )
+    facts = f"{len(rows):,} runs in <code>{escape(str(root))}</code>"
+    facts += f", {going:,} going on" if going else ""
     main = (
         f'<div class="title"><h1>Runs</h1>{_filter(words)}</div><p class="dim facts">{facts}</p>'
         f'<div class="runs" id="runs">{body}</div>{_pages(words, page, pages, len(found))}'

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import ipaddress
 import os
+import re
 import socket
 import threading
 import webbrowser
@@ -15,9 +16,10 @@ from weakref import WeakKeyDictionary
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from otel_train.errors import ConfigError, require
+from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
@@ -136,10 +138,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
     except OSError:
         return PlainTextResponse("There is no such file.\n", 404)
     size = os.fstat(descriptor).st_size
-    saved = "".join(
-        letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "_"
-        for letter in file.path.name
-    )
+    saved = re.sub(r"[^A-Za-z0-9._-]", "_", file.path.name)
     return StreamingResponse(
         _bytes(os.fdopen(descriptor, "rb"), size),
         media_type="application/octet-stream",
@@ -185,29 +184,18 @@ class _OriginCheck:
         await answer(scope, receive, marked)
 
 
-PORT = 8420
 _TRIED = 50
 _LAST = 65535
 _SIX = 6
-EXTRA = "web"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on the port, or on the next that is free.
-
-    Args:
-        host: name or address to listen on.
-        port: the first to try; 0 takes any.
-
-    Raises:
-        ConfigError: none is free, or there is no such host.
-    """
+    """A listening socket on the port, or on the next that is free; 0 takes any. ConfigError where there is none."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ConfigError(
-            f"host {host!r}: {error.strerror or error}. Give a name or an address of this machine"
-        ) from error
+        remedy = "Give a name or an address of this machine"
+        raise ConfigError(f"host {host!r}: {error.strerror or error}. {remedy}") from error
     problem = ""
     for each in range(port, min(port + _TRIED, _LAST + 1)) if port else (0,):
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -224,18 +212,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()) -> None:
-    """Serve the page until Ctrl-C or SIGTERM.
-
-    Args:
-        root: the folder of runs.
-        sock: a listening socket; it is closed at the end.
-        only: the one run to show; None for all.
-        hosts: names the page answers to, beside localhost and addresses.
-
-    Raises:
-        MissingExtraError: Starlette or uvicorn is not installed.
-        KeyboardInterrupt: Ctrl-C ended it.
-    """
+    """Serve the page of ``application`` until Ctrl-C or SIGTERM; the listening socket is closed then."""
     with served(root, sock, only=only, hosts=hosts) as server:
         server()
 
@@ -245,15 +222,12 @@ def served(
     root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()
 ) -> Iterator[Callable[[], None]]:
     """A function that serves until the block is left in another thread, or a signal comes in this one."""
-    require("starlette", extra=EXTRA)
-    uvicorn = require("uvicorn", extra=EXTRA)
-
     # A page that a browser is still asking for must not hold up Ctrl-C.
-    config = uvicorn.Config(
+    config = Config(
         application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
         timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = Server(config)
     try:
         yield lambda: server.run(sockets=[sock])
     finally:
@@ -271,9 +245,8 @@ def address_of(sock: socket.socket) -> str:
 
 def has_screen(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether a browser could be seen: not over SSH, and not without a display."""
-    return not environ.get("SSH_CONNECTION") and bool(
-        environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
-    )
+    shown = environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
+    return bool(shown) and not environ.get("SSH_CONNECTION")
 
 
 def show(address: str) -> None:

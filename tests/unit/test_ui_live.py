@@ -310,6 +310,8 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line to paste, before anything listens."""
+    for imported in ("otel_train.cli.ui", "otel_train.ui.server"):
+        monkeypatch.delitem(sys.modules, imported, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
 
     assert main(["ui", str(tmp_path), "--no-open"]) == 2
