@@ -45,47 +45,25 @@ _FULL: Final = 70
 
 
 class Panel(NamedTuple):
-    """What a panel shows, in our words.
-
-    Attributes:
-        title: what one sees.
-        kind: ``stat``, ``gauge``, ``bargauge``, ``lines``, ``area``, ``bars``, ``heatmap``, ``states``,
-            ``table`` or ``text``.
-        unit: Grafana's name of it.
-        says: one sentence.
-        bad: when to worry, after "Bad when".
-        queries: what it asks.
-        width: of 24.
-        height: in rows of the grid.
-        limits: (value, colour) from which on; the alerts' own thresholds.
-        first: colour below the first limit.
-        runbook: the alert that watches over this.
-        needs: what a run on a laptop does not have; "" when it has everything.
-        top: of the scale.
-        states: value to (text, colour), for states.
-        empty: what it says when there is nothing.
-        leads: file of the dashboard that shows more of the same; "" for that of its own dashboard, ``NOWHERE``
-            where nothing shows more.
-        columns: of a table: labels and how their columns are called, left to right; before those of the queries.
-    """
+    """What a panel shows, in our words."""
 
     title: str
-    kind: str
-    unit: str
-    says: str
-    bad: str
+    kind: str  # a key of ``_MAKERS``
+    unit: str  # Grafana's name of it
+    says: str  # one sentence
+    bad: str  # when to worry, after "Bad when"
     queries: Sequence[Query]
-    width: int = 8
-    height: int = 8
-    limits: Sequence[tuple[float, str]] = ()
-    first: str = GREEN
-    runbook: str = ""
-    needs: str = ""
-    top: float | None = None
-    states: Sequence[tuple[str, str, str]] = ()
-    empty: str = NO_DATA
-    leads: str = ""
-    columns: Sequence[tuple[str, str]] = ()
+    width: int = 8  # of 24
+    height: int = 8  # in rows of the grid
+    limits: Sequence[tuple[float, str]] = ()  # value and colour from which on; the alerts' own thresholds
+    first: str = GREEN  # colour below the first limit
+    runbook: str = ""  # the alert that watches over this
+    needs: str = ""  # what a run on a laptop does not have
+    top: float | None = None  # of the scale
+    states: Sequence[tuple[str, str, str]] = ()  # value, text and colour, for ``states``
+    empty: str = NO_DATA  # what it says when there is nothing
+    leads: str = ""  # file of the dashboard with more of the same; "": that of its own one, ``NOWHERE``: none
+    columns: Sequence[tuple[str, str]] = ()  # of a table, before those of the queries: labels and their heads
 
     @property
     def description(self) -> str:
@@ -95,17 +73,11 @@ class Panel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line across, and the panels below it.
-
-    Attributes:
-        title: of the line.
-        panels: left to right; they wrap at the edge.
-        repeat: a variable; the row is shown once for each of its values.
-    """
+    """A line across, and the panels below it."""
 
     title: str
-    panels: Sequence[Panel]
-    repeat: str = ""
+    panels: Sequence[Panel]  # left to right; they wrap at the edge
+    repeat: str = ""  # a variable; the row is shown once for each of its values
 
 
 def place(row: Row, top: int) -> tuple[list[tuple[Panel, model.GridPos]], int]:

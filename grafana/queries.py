@@ -9,27 +9,16 @@ RATE: Final = "[$__rate_interval]"
 
 
 class Query(NamedTuple):
-    """One question to Prometheus.
+    """One question to Prometheus."""
 
-    Attributes:
-        expr: PromQL; ``$run``, ``$loader`` and the like stand for what the reader picked.
-        legend: how each answer is called; ``{{label}}`` is replaced.
-        instant: only the last value is wanted.
-        exemplar: show traces beside it.
-        heatmap: buckets, not lines.
-        right: drawn against the axis on the right, in this unit.
-        dashed: a bound, not a measurement.
-        unit: of this column of a table, where it is not that of the panel.
-    """
-
-    expr: str
-    legend: str = ""
-    instant: bool = False
-    exemplar: bool = False
-    heatmap: bool = False
-    right: str = ""
-    dashed: bool = False
-    unit: str = ""
+    expr: str  # PromQL; ``$run``, ``$loader`` and the like stand for what the reader picked
+    legend: str = ""  # how each answer is called; ``{{label}}`` is replaced
+    instant: bool = False  # only the last value is wanted
+    exemplar: bool = False  # show traces beside it
+    heatmap: bool = False  # buckets, not lines
+    right: str = ""  # drawn against the axis on the right, in this unit
+    dashed: bool = False  # a bound, not a measurement
+    unit: str = ""  # of this column of a table, where it is not that of the panel
 
 
 def run(metric: str, *matchers: str) -> str:

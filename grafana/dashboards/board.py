@@ -45,25 +45,15 @@ _VARIABLE: Final = re.compile(r"\$\{?([a-z_]\w*)")
 
 
 class Board(NamedTuple):
-    """A dashboard.
+    """A dashboard."""
 
-    Attributes:
-        uid: never changes; links lead there.
-        title: what one sees.
-        description: which question it answers.
-        rows: top to bottom.
-        start: how far back it looks at first.
-        leads: file of the dashboard that its panels lead to, unless they say another.
-        annotations: what is marked on its graphs.
-    """
-
-    uid: str
+    uid: str  # never changes; links lead there
     title: str
-    description: str
+    description: str  # which question it answers
     rows: Sequence[Row]
-    start: str = "now-1h"
-    leads: str = NOWHERE
-    annotations: Sequence[tuple[str, str, str, str]] = ANNOTATIONS
+    start: str = "now-1h"  # how far back it looks at first
+    leads: str = NOWHERE  # file of the dashboard that its panels lead to, unless they say another
+    annotations: Sequence[tuple[str, str, str, str]] = ANNOTATIONS  # what is marked on its graphs
 
     @property
     def file(self) -> str:

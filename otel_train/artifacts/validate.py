@@ -45,11 +45,7 @@ class Fault(NamedTuple):
 
 
 def check(folder: Path) -> list[Fault]:
-    """Everything that is missing or does not agree; empty when all is well.
-
-    Args:
-        folder: of artifacts; one whose ``profiler_summary.json`` cannot be read has that fault alone.
-    """
+    """Everything that is missing or does not agree in a folder of artifacts; empty when all is well."""
     try:
         summary = _read(folder, SUMMARY, "profiler_summary")
     except RunDirectoryError as error:
@@ -235,13 +231,9 @@ moment after they became final."""
 
 
 def laws_of(summary: Mapping[str, Any]) -> list[str]:
-    """What is broken in ``summary``; empty when every law that applies to it holds.
+    """What is broken in ``summary``, as ``session.summary()`` gives it or ``summary.json`` holds it; empty when every law holds.
 
-    Args:
-        summary: as ``session.summary()`` gives it, or as ``summary.json`` holds it.
-
-    Raises:
-        KeyError: or TypeError, or ArithmeticError: a value has the wrong type.
+    A KeyError, TypeError or ArithmeticError where a value has the wrong type.
     """
     checked = Summary(summary)
     return [broken for needs, law in LAWS if not needs or getattr(checked, needs) for broken in law(checked)]

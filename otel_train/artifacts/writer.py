@@ -301,15 +301,10 @@ def home_of(run: Path, rank: int) -> Path:
 
 
 def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
-    """Write the artifacts of one rank. What is there of an earlier time is replaced, file by file, as a whole.
+    """Write the artifacts of one rank to ``folder``. What is there of an earlier time is replaced, file by file, as a whole.
 
-    Args:
-        run: the run directory; nothing in it is changed but its folder of artifacts.
-        rank: whose.
-        folder: where to; created when missing, with a ``.gitignore`` of everything in it.
-
-    Raises:
-        RunDirectoryError: the rank has left nothing, the folder is another user's, or it cannot be written.
+    Nothing in the run directory is changed but its folder of artifacts. A RunDirectoryError where the rank has left nothing,
+    or the folder is another user's or cannot be written.
     """
     left = read_run(run, rank)
     target = home_of(run, rank) if folder is None else folder
@@ -434,12 +429,7 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
-    """Make a folder, or make sure that what lies there under our names is ours.
-
-    Raises:
-        RunDirectoryError: it is not.
-        OSError: it cannot be made.
-    """
+    """Make a folder, or make sure that what lies there under our names is ours: a RunDirectoryError else."""
     if ours and (folder.is_symlink() or folder.parent.is_symlink()):
         raise RunDirectoryError(
             f"{folder}: is a link, so it is left alone. Say where to write with --output-dir"
@@ -476,11 +466,7 @@ _NS_PER_US = 1e3
 
 
 def _unpack(capture: Path, target: Path) -> None:
-    """Write a capture as plain JSON, with a key that says which it is.
-
-    Raises:
-        RunDirectoryError: it unpacks to more than a viewer opens.
-    """
+    """Write a capture as plain JSON, with a key that says which it is; a RunDirectoryError if no viewer opens that much."""
     about = {"source": "capture", "capture": capture.name}
     with replacing(target) as sink, open_given(capture) as file:
         source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file

@@ -49,16 +49,9 @@ class TrainingDetector(FirstSign):
     """Waits for an iterator of a DataLoader, a forward, a backward or an update.
 
     The detecting wrappers are replaced by the instrumentation that the callback installs, and the call that was the sign
-    goes through it. Other threads that begin to train meanwhile wait until that is done.
-
-    The creation of an optimizer announces training: slow preparation runs then, outside of any step.
-
-    Args:
-        found: called once, on the training thread, before the call proceeds.
-        near: called once, before the first optimizer is created, unless training has begun. Must not raise.
-
-    Attributes:
-        finder: finds models; it stays installed for the session.
+    goes through it. Other threads that begin to train meanwhile wait until that is done. ``found`` is called once, on the
+    training thread, before the call proceeds; ``near``, which must not raise, once before the first optimizer is created,
+    unless training has begun: slow preparation runs then, outside of any step. ``finder`` stays installed for the session.
     """
 
     def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:

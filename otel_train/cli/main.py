@@ -75,11 +75,9 @@ FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the sign
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; the exit code.
 
-    Returns:
-        The exit code. Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no
-        ``OtelTrainError``.
+    Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no ``OtelTrainError``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -264,16 +264,10 @@ _MARGIN = 11
 
 
 def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unicode: bool) -> str:
-    """Everything worth knowing about a run at one glance.
+    """Everything worth knowing about a run at one glance, laid out for a terminal of 80 to 120 columns.
 
-    Args:
-        summary: what ``summary.json`` holds. Keys may be missing and values null: they show as a dash.
-        width: columns of the terminal. It is laid out for 80 to 120 of them.
-        color: use ANSI colours.
-        unicode: use block characters; else nothing but ASCII leaves here.
-
-    Returns:
-        Lines with a newline each. No line is wider than the layout, addresses and paths excepted.
+    Keys may be missing in the summary and values null: they show as a dash. No line is wider than the layout, addresses and
+    paths excepted. Without ``unicode`` it is ASCII alone.
     """
     page = TextLayout(width, color, unicode)
     sections = [

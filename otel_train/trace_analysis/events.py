@@ -260,14 +260,9 @@ class Trace:
 
 
 def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Trace:
-    """Read a Chrome trace, as ``torch.profiler`` exports it.
+    """Read a Chrome trace, plain JSON or gzip, as ``torch.profiler`` exports it; ``missing`` says what could not be read.
 
-    Args:
-        path: plain JSON or gzip, up to gigabytes: it is read in pieces, and events become columns.
-        progress: called with (bytes read, bytes in the file) now and then.
-
-    Returns:
-        What could be read. ``missing`` says what could not.
+    It is read in pieces, and events become columns. ``progress`` is called with (bytes read, bytes in the file) now and then.
 
     Raises:
         TraceError: there is no such file, or it is no trace.

@@ -64,11 +64,7 @@ class TraceEvent(NamedTuple):
 
 
 def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
-    """The events of a JSON array, and how many of its entries are none.
-
-    Raises:
-        BrokenTextError: the text is not a JSON array.
-    """
+    """The events of a JSON array, and how many of its entries are none; a BrokenTextError if it is no such array."""
     quick = _quick()
     if quick is not None:
         try:
@@ -81,11 +77,7 @@ def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
 
 
 def json_list(text: bytes) -> list[Any]:
-    """A JSON array, by the standard library, which takes what stricter readers refuse.
-
-    Raises:
-        BrokenTextError: it is none, or nested too deeply to be read.
-    """
+    """A JSON array, by the standard library, which takes what stricter readers refuse; a BrokenTextError if it is none."""
     found = _json(text)
     if not isinstance(found, list):
         raise BrokenTextError("not a list")
@@ -169,15 +161,8 @@ EXPANSION, FREE_BYTES = 200, 256 << 20
 class Pieces:
     """The events of a plain or a gzip file, in decoded pieces, and what stands around them.
 
-    Args:
-        path: the file.
-        decode: turns the text of a JSON array of events into anything; raises ``BrokenTextError`` if it is not JSON.
-        progress: called with (bytes read, bytes in the file) after each read.
-
-    Attributes:
-        about: the other keys of the document: ``schemaVersion``, ``distributedInfo`` and so on.
-        broken: why events are missing at the end, or "".
-        skipped: pieces of text that looked like an event and could not be read.
+    ``decode`` makes anything of the text of a JSON array of events, or raises ``BrokenTextError``; ``progress`` is called
+    with (bytes read, bytes in the file) after each read.
     """
 
     def __init__(
@@ -186,9 +171,11 @@ class Pieces:
         decode: Callable[[bytes], Any],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.about: dict[str, Any] = {}
-        self.broken = ""
-        self.skipped = 0
+        self.about: dict[
+            str, Any
+        ] = {}  # other keys of the document: ``schemaVersion``, ``distributedInfo`` and so on
+        self.broken = ""  # why events are missing at the end
+        self.skipped = 0  # pieces of text that looked like an event and could not be read
         self._path = path
         self._decode = decode
         self._progress = progress

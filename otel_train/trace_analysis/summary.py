@@ -94,10 +94,7 @@ def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
 
     The same collective takes every rank to the same instant, so the rank that came last spends the least time in
     it, and each other rank waited for the difference. This needs no common clock. Collectives are matched by
-    group, kind and order, over the steps that all ranks have.
-
-    Raises:
-        TraceError: two traces are of one rank, or fewer than two of them say which rank they are.
+    group, kind and order, over the steps that all ranks have. Needs the traces of two ranks or more, each of one.
     """
     by_rank = _by_rank(scenes)
     lengths = {rank: _collectives(scene, _common_steps(scenes)) for rank, scene in by_rank.items()}

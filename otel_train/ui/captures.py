@@ -34,11 +34,7 @@ _one_at_a_time = threading.Lock()
 
 
 def analyzed(file: File) -> dict[str, Any]:
-    """What a capture says; other pages are served while it is read.
-
-    Raises:
-        TraceError: it cannot be read, or is too large for a page.
-    """
+    """What a capture says, read while other pages are served; a TraceError if it is too large for a page, or no trace."""
     if file.mark.size_bytes > _MOST_TRACE_BYTES:
         raise TraceError(f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze")
     with _one_at_a_time:

@@ -37,14 +37,9 @@ def area(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Series on top of one another, the first lowest.
+    """Series by name on top of one another, the first lowest; ``times`` are seconds, rising.
 
-    Args:
-        times: seconds, rising; one per value.
-        series: values by name.
-        label: what the chart shows, for those who cannot see it.
-        unit: turns a value into text.
-        width: ``WIDTH``, or ``HALF_WIDTH`` for one of two side by side.
+    ``label`` says what it shows, for those who cannot see it; ``width`` is ``WIDTH``, or ``HALF_WIDTH`` for one of two.
     """
     if len(times) <= 1:
         return ""

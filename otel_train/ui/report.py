@@ -20,9 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def render(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
     """Returns the report as HTML. Every name in it is escaped, and it loads nothing.
 
-    Args:
-        view: the rank.
-        captures: the newest capture, of each rank: ``name``, ``analysis`` as of ``trace_analysis.summarize``, and ``flame``.
+    ``captures`` are ``name``, ``analysis`` as of ``trace_analysis.summarize``, and ``flame`` of the newest, of each rank.
     """
     parts = {
         "Overview": overview(view, static=True),

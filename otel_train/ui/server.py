@@ -54,12 +54,9 @@ _LONGEST, _DIGITS = 200, 9
 
 
 def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
-    """The page over a folder of runs. It reads, and changes nothing.
+    """The page over a folder of runs, or over the run ``only`` in it. It reads, and changes nothing.
 
-    Args:
-        root: the folder.
-        only: the one run to show; None for all.
-        hosts: names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
+    ``hosts`` are names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
     """
     site = _Site(root, only)
     routes = [
