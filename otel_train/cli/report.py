@@ -17,7 +17,7 @@ from otel_train.safety import printable
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.summary import summarize
 from otel_train.trace_analysis.timeline import Scene
-from otel_train.ui.report import render
+from otel_train.ui.pages import report_page
 
 if TYPE_CHECKING:
     import argparse
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     path = Path(args.output) if args.output else home / FILE_NAME
     try:
-        replace_text(path, render(view, document["captures"]))
+        replace_text(path, report_page(view, document["captures"]))
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
     print(printable(path))

@@ -116,9 +116,9 @@ def _show(args: argparse.Namespace, folder: Path, summary: Document, capture: Do
         print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
     if args.report:
         from otel_train.rundata.live_view import RankView
-        from otel_train.ui import report
+        from otel_train.ui.pages import report_page
 
         found = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
         path = folder / REPORT
-        replace_text(path, report.render(RankView.of_summary(folder, summary), found))
+        replace_text(path, report_page(RankView.of_summary(folder, summary), found))
         print(printable(path), file=stream)

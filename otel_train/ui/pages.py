@@ -1,4 +1,4 @@
-"""The pages: runs, one run at a glance, its timing, its memory."""
+"""The pages: runs, one run at a glance, its timing, its memory; all of one run as a report in one file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from otel_train.console.summary import activity_shares, data_wait_s, steps_per_s
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
-from otel_train.ui.captures import artifacts
+from otel_train.ui.captures import artifacts, capture_analysis, captures_table
 from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
 from otel_train.ui.components import (
     address,
+    asset,
     badge,
     board,
     leading_values,
@@ -381,13 +382,19 @@ def _many(value: object) -> str:
 TABS = ("overview", "timing", "memory", "artifacts")
 
 
+def _head(title: str, policy: str = "") -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · otel_train</title>{policy}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+    )
+
+
 def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
     """A whole page: ``main`` and ``trail``, where the reader is, are HTML; it asks for what is new every ``every_s``."""
     where = f'<span aria-hidden="true">/</span> {trail}' if trail else ""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · otel_train</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        '<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"><script src="/page.js" defer></script>'
+        _head(title)
+        + '<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"><script src="/page.js" defer></script>'
         f'</head><body data-every="{every_s:g}"><a class="skip" href="#main">Skip to the content</a>'
         f'<header class="top"><nav aria-label="Where you are"><a class="brand" href="/">otel_train</a> {where}</nav>'
         '<span id="status" role="status"></span></header>'
@@ -550,4 +557,39 @@ def _pages(words: str, page: int, pages: int, found: int) -> str:
     return (
         f'<nav class="pages" aria-label="Pages of the list">{link(page - 1, "Newer")} '
         f"<span>{first:,} to {min(found, page * PAGE):,} of {found:,}</span> {link(page + 1, 'Older')}</nav>"
+    )
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the report as HTML. Every name in it is escaped, and it loads nothing.
+
+    ``captures`` are ``name``, ``analysis`` as of ``trace_analysis.summarize``, and ``flame`` of the newest, of each rank.
+    """
+    parts = {
+        "Overview": overview(view, static=True),
+        "Timing": timing(view, static=True),
+        "Memory": memory(view),
+        "Captures": _captures(view, captures),
+    }
+    links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name in parts)
+    body = "".join(
+        f'<div id="{name.lower()}" role="region" aria-labelledby="h-{name.lower()}">'
+        f'<h2 class="part" id="h-{name.lower()}">{name}</h2>{part}</div>'
+        for name, part in parts.items()
+    )
+    return (
+        _head(name_of(view), f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
+        + f'<style>{asset("page.css")}</style></head><body><a class="skip" href="#main">Skip to the findings</a>'
+        f'<header class="top"><nav aria-label="Sections"><span class="brand">otel_train</span> {links}</nav></header>'
+        f'<main id="main">{title_of(view, static=True)}{board(view.notices, unfold=len(view.notices))}{body}</main>'
+        f"<script>{asset('flames.js')}flames();</script></body></html>\n"
+    )
+
+
+def _captures(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
+    return section("Taken", lambda: captures_table(view, static=True)) + "".join(
+        section(each["name"], partial(capture_analysis, each["analysis"], each["flame"])) for each in captures
     )

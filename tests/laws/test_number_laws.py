@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from otel_train.console.summary import render_run_summary
 from otel_train.console.text import bytes_of, duration, percent, rounded
 from otel_train.rundata.live_view import RankView
-from otel_train.ui.report import render
+from otel_train.ui.pages import report_page
 
 PACKAGE = Path(__file__).parents[2] / "otel_train"
 SHOWN = (
     "console/summary.py", "console/trace_summary.py", "cli/summary.py", "cli/postmortem.py", "cli/analyze.py",
-    "rundata/alerts.py", "ui/components.py", "ui/pages.py", "ui/report.py",
+    "rundata/alerts.py", "ui/components.py", "ui/captures.py", "ui/pages.py",
 )  # fmt: skip
 """Modules that write numbers of a run for readers."""
 
@@ -49,7 +49,7 @@ def test_summary_and_report_write_a_number_alike(wall_s: float, share: float, si
     """0.9996 s is not 1.00 s here and 1,000 ms there."""
     summary = summary_of(wall_s, share, size)
     terminal = render_run_summary(summary, width=120, color=False, unicode=True)
-    page = unescape(render(RankView.of_summary(Path("run"), summary), []))
+    page = unescape(report_page(RankView.of_summary(Path("run"), summary), []))
     whole_s = sum(summary["activities"].values())
     shown = [
         duration(wall_s),

@@ -17,7 +17,7 @@ from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import Scene
 from otel_train.ui.charts import area, bars, elapsed
 from otel_train.ui.components import flame_graph
-from otel_train.ui.report import render
+from otel_train.ui.pages import report_page
 from tests.support.made_trace import MadeTrace, training
 
 EVIL = '<script>alert("x")</script>'
@@ -261,7 +261,7 @@ def test_time_reads_as_a_clock() -> None:
 
 def test_a_report_of_almost_nothing_is_a_page(tmp_path: Path) -> None:
     """The first second of a run."""
-    page = render(RankView.of_summary(tmp_path, {}), [])
+    page = report_page(RankView.of_summary(tmp_path, {}), [])
 
     assert page.startswith("<!doctype html>")
 
