@@ -333,8 +333,10 @@ class RunState:
 
     def _new_thread(self, name: str, begun_ns: int, *, main: bool) -> ThreadState:
         self._threads_seen += 1
-        over = self._leading is not None and self._leading.over and begun_ns >= self.final_ns
-        before = self._leading if over else None
+        before = None
+        if self._leading is not None and self.final_ns <= begun_ns:
+            self.totals.publish()  # whichever thread leads later, this time was before it began
+            before = self._leading if self._leading.over else None
         since_ns = self.final_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
         state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)

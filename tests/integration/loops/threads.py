@@ -166,3 +166,12 @@ def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
     for _ in range(2):
         in_a_thread(epoch)
     return truth
+
+
+@timed
+def the_main_thread_evaluates_before_a_thread_trains(watch: Watch) -> Truth:
+    """Until the thread begins, the time of the run is that of the main thread."""
+    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": 3}, threads=2)
+    evaluate_on(truth, model, val)
+    in_a_thread(train_on, truth, model, optimizer, train)
+    return truth
