@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.integration.loops import compiled
-from tests.integration.loops.truth import LOOPS, Net, Truth, Watch, learn, loader, sgd
+from tests.integration.loops.truth import LOOPS, Net, Truth, Watch, loader, sgd
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PROGRAMS = sorted(name for name, program in LOOPS.items() if program.__module__ == compiled.__name__)
@@ -68,7 +68,7 @@ def test_a_model_that_inductor_compiled_is_seen(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # inductor has much to say
         fast = torch.compile(model, fullgraph=True)
         for batch in train:
-            learn(Truth(), fast, optimizer, batch)
+            Truth().learn(fast, optimizer, batch)
     watch.close()
     counts = {row["stage"]: row["count"] for row in session.summary()["stages"]}
 

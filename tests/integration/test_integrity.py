@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loss_of, sgd
 from tests.support.receiver import http_receiver, refusing_address
 
 # --- weights -------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_close_leaves_nothing_behind(tmp_path: Path, watch: Watch, monkeypatch: 
             exit_timeout_s=60,
         )
         live = iter(train)
-        learn(truth, model, optimizer, next(live))
+        truth.learn(model, optimizer, next(live))
         assert interception() != hooks
         assert holdings(tmp_path) != before
         session.close()
@@ -340,7 +340,7 @@ def test_close_leaves_nothing_behind(tmp_path: Path, watch: Watch, monkeypatch: 
     assert type(live) is torch_dataloader._SingleProcessDataLoaderIter
     batches = session.summary()["batches"]
     for batch in live:
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
     session.close()
     assert truth.updates == 4
     assert session.summary()["batches"] == batches == {"train": 1}
@@ -368,7 +368,7 @@ def test_a_patch_put_over_ours_stays(watch: Watch) -> None:
     try:
         session.close()
         for batch in train:
-            learn(truth, model, optimizer, batch)
+            truth.learn(model, optimizer, batch)
         assert torch.autograd._engine_run_backward is backward
         assert model.__dict__["_compiled_call_impl"] is call
         assert seen == ["forward", "backward"] * 4
@@ -403,7 +403,7 @@ def test_nothing_is_kept_alive(watch: Watch) -> None:
         optimizer = sgd(model)
         watch(model, {"train": train})
         for batch in train:
-            learn(truth, model, optimizer, batch)
+            truth.learn(model, optimizer, batch)
             otel_train.log(loss=loss_of(model, batch))
         gone += [weakref.ref(model), weakref.ref(train), weakref.ref(train.dataset), weakref.ref(optimizer)]
         del model, train, optimizer, batch
@@ -420,7 +420,7 @@ def test_nothing_is_kept_alive_while_the_session_lasts(watch: Watch) -> None:
     optimizer = sgd(model)
     watch(model, {"train": train})
     for batch in train:
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
     gone = [weakref.ref(model), weakref.ref(train), weakref.ref(train.dataset), weakref.ref(optimizer)]
     del model, train, optimizer, batch
     watch.models.clear()
@@ -446,7 +446,7 @@ def test_switched_off_means_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         assert session.loaders["train"] is batches
         for batch in otel_train.watch(session.loaders["train"], name="train"):
             with otel_train.stage("augment"), otel_train.checkpoint():
-                learn(truth, model, optimizer, batch)
+                truth.learn(model, optimizer, batch)
             otel_train.step()
             otel_train.log(loss=1.0)
             otel_train.event("seen")
@@ -483,7 +483,7 @@ def test_a_session_warns_of_nothing(watch: Watch) -> None:
         optimizer = sgd(model)
         session = watch(model, {"train": train})
         for batch in train:
-            learn(truth, model, optimizer, batch)
+            truth.learn(model, optimizer, batch)
         session.close()
         gc.collect()
 

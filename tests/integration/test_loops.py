@@ -34,7 +34,7 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     unseen,
     updates,
 )
-from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
+from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, loader, sgd
 from tests.support.loop_table import check_row, counted, shape_of
 from tests.support.metrics_shown import metric_differences, of_otlp
 from tests.support.run_summary import run_summary_differences
@@ -308,7 +308,7 @@ def test_sleeping_stages_take_the_time_they_slept(tmp_path: Path) -> None:
         around["augment"] += time.perf_counter() - began
         sleep("other", 0.005)
         began = time.perf_counter()
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         around["forward"] += time.perf_counter() - began
     watch.close()
     summary = session.summary()

@@ -19,6 +19,7 @@ NAMES_US = {
     "a_session_that_only_waits",
     "a_slow_loader_behind_a_queue",
     "nothing_at_all",
+    "steps_marked_in_another_thread",
     "attack_under_a_declared_phase",
     "folds_under_the_same_names",
     "instrumented_twice",

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from otel_train.instrumentation import registry
-from tests.integration.loops.truth import Truth, Watch, learn, loader, sgd
+from tests.integration.loops.truth import Truth, Watch, loader, sgd
 
 SLOT = "_compiled_call_impl"
 ROWS = torch.ones(2, 4)
@@ -354,7 +354,7 @@ def test_models_of_a_sweep_are_freed_at_once(watch: Watch) -> None:
     watch(model, {"train": batches})
     optimizer = sgd(model)
     for batch in batches:
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
     gone = [weakref.ref(module) for module in model.modules()]
     gc.collect()
     gc.disable()

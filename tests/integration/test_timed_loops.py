@@ -10,17 +10,7 @@ import pytest
 import torch
 
 from otel_train.artifacts.validate import laws_of
-from tests.integration.loops.truth import (
-    LOOPS,
-    TIMED,
-    TRAIN,
-    Slow,
-    Truth,
-    Watch,
-    sgd,
-    slow_loader,
-    train_on,
-)
+from tests.integration.loops.truth import LOOPS, TIMED, TRAIN, Slow, Truth, Watch, sgd, slow_loader
 from tests.integration.test_loops import expected, found, row
 from tests.support.loop_table import check_row
 from tests.support.times_of_loops import times_of
@@ -65,7 +55,7 @@ def test_trainings_one_after_the_other_keep_their_own_times(tmp_path: Path) -> N
         model, train = Slow(truth), slow_loader(truth, "train", batches)
         optimizer = sgd(model)
         watch(model, {"train": train})
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.sleep(pause_s, "outside")
         watch.close()
         seen.append((truth, watch, watch.sessions[0].summary()))

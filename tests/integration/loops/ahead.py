@@ -11,21 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 import otel_train
-from tests.integration.loops.truth import (
-    EVAL,
-    TRAIN,
-    Slow,
-    Watch,
-    evaluate_on,
-    loader,
-    loss_of,
-    one_step,
-    sgd,
-    slow_loader,
-    slow_training,
-    timed,
-    train_on,
-)
+from tests.integration.loops.truth import EVAL, TRAIN, Slow, Watch, loader, loss_of, sgd, slow_loader, timed
 
 
 class OneAhead:
@@ -49,18 +35,18 @@ class OneAhead:
 @timed
 def one_batch_ahead_in_both_phases(watch: Watch) -> None:
     """Training and evaluation look one batch ahead: the last batch of either is used after its pass has ended."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 5, "val": (3, 0.02)}, owners=False)
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, OneAhead(train))
+        truth.train_on(model, optimizer, OneAhead(train))
         model.eval()
-        evaluate_on(truth, model, OneAhead(val))
+        truth.evaluate_on(model, OneAhead(val))
 
 
 @timed
 def accumulation_that_ends_with_the_loader(watch: Watch) -> None:
     """accelerate: the last group of an epoch is smaller, because the loader says one batch ahead that it ends."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": (3, 0.02)}, owners=False)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 5, "val": (3, 0.02)}, owners=False)
     ahead = OneAhead(train)
     for _ in range(2):
         model.train()
@@ -71,7 +57,7 @@ def accumulation_that_ends_with_the_loader(watch: Watch) -> None:
             if i % 2 == 1 or ahead.at_end:
                 truth.update_that_ends_a_step(optimizer)
         model.eval()
-        evaluate_on(truth, model, val)
+        truth.evaluate_on(model, val)
 
 
 @timed
@@ -89,8 +75,8 @@ def a_batch_in_hand_while_estimating(watch: Watch) -> None:
     for iteration in range(8):
         if iteration % 4 == 0:
             model.eval()
-            evaluate_on(truth, model, some_of_train, "some_of_train")
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, some_of_train, "some_of_train")
+            truth.evaluate_on(model, val)
             model.train()
             truth.at(TRAIN, "train")
         loss = truth.loss(model, batch)
@@ -103,14 +89,14 @@ def a_batch_in_hand_while_estimating(watch: Watch) -> None:
 @timed
 def the_next_batch_is_fetched_after_the_update(watch: Watch) -> None:
     """A prefetcher: the batch in hand is trained on, then the next one is fetched, to the end."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5})
     for _ in range(2):
         truth.at(TRAIN, "train")
         batches = iter(train)
         batch = next(batches, None)
         while batch is not None:
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             batch = next(batches, None)
         truth.sleep(0.08, "outside")
 
@@ -144,18 +130,18 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> None:
     for batch in otel_train.watch(iter(get, None), name="queue"):
         truth.batch("train")
         truth.batch("queue")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     thread.join()
 
 
 @timed
 def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> None:
     """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
-    truth, (model, optimizer, left, right) = slow_training(
-        watch, {"left": 4, "right": (3, 0.02)}, owners=False
+    truth, (model, optimizer, left, right) = watch.slow_training(
+        {"left": 4, "right": (3, 0.02)}, owners=False
     )
     for _ in range(2):
-        train_on(truth, model, optimizer, left, name="left")
+        truth.train_on(model, optimizer, left, name="left")
         truth.at(EVAL, "right")
         with torch.no_grad():
             batches = iter(right)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, train_on, training
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
 
 
 def train_compiled(
@@ -24,7 +24,7 @@ def train_compiled(
 
 def epoch(truth: Truth, called: Any, optimizer: torch.optim.Optimizer, train: Any) -> Truth:
     """One pass."""
-    train_on(truth, called, optimizer, train)
+    truth.train_on(called, optimizer, train)
     return truth
 
 
@@ -64,14 +64,14 @@ def compiled_in_place_before(watch: Watch) -> Truth:
 @loop
 def compiled_without_any_break(watch: Watch) -> Truth:
     """The whole graph or nothing: the compiler refuses to go on where a hook would break the graph."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     return epoch(truth, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, train)
 
 
 @loop
 def compiled_in_place_without_any_break(watch: Watch) -> Truth:
     """``model.compile()`` of the whole graph or nothing, after the session began."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     model.compile(backend="aot_eager", fullgraph=True)
     return epoch(truth, model, optimizer, train)
 
@@ -79,14 +79,14 @@ def compiled_in_place_without_any_break(watch: Watch) -> Truth:
 @loop
 def compiled_around_a_wrapper(watch: Watch) -> Truth:
     """The model is given, then wrapped, then the wrapper is compiled: the model itself is never called again."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     return epoch(truth, torch.compile(Wrapper(model), backend="eager"), optimizer, train)
 
 
 @loop
 def a_wrapper_that_compiles_itself(watch: Watch) -> Truth:
     """``ddp.compile()`` where the inner model was given."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     outer = Wrapper(model)
     outer.compile(backend="eager")
     return epoch(truth, outer, optimizer, train)
@@ -106,7 +106,7 @@ def a_wrapper_compiled_before_its_model_is_given(watch: Watch) -> Truth:
 @loop
 def compiled_region_by_region(watch: Watch) -> Truth:
     """Layers are compiled, the model around them is not."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     model.first.compile(backend="eager")
     model.last = torch.compile(model.last, backend="eager")
     return epoch(truth, model, optimizer, train)
@@ -115,7 +115,7 @@ def compiled_region_by_region(watch: Watch) -> Truth:
 @loop
 def compiled_loss(watch: Watch) -> None:
     """A compiled function calls the model: its forward is a part of that function's graph and cannot be seen."""
-    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
+    truth, (model, optimizer, train) = watch.training({"train": 12}, unseen=("forward",))
     loss_in_one_graph = torch.compile(lambda batch: loss_of(model, batch), backend="eager", fullgraph=True)
     for batch in train:
         truth.batch("train")
@@ -127,7 +127,7 @@ def compiled_loss(watch: Watch) -> None:
 @loop
 def compiled_backward(watch: Watch) -> None:
     """``.backward()`` is called in a compiled function."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     half = torch.compile(lambda out, y: nn.functional.cross_entropy(out, y).backward(), backend="eager")
     for x, y in train:
         truth.batch("train")
@@ -158,7 +158,7 @@ def compiled_optimizer_step(watch: Watch) -> Truth:
 @loop
 def a_compiled_step(watch: Watch) -> None:
     """Forward, backward and update in one compiled function: it breaks by itself, and the latter two are seen."""
-    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("forward",))
+    truth, (model, optimizer, train) = watch.training({"train": 12}, unseen=("forward",))
 
     @torch.compile(backend="aot_eager")
     def step(x: torch.Tensor, y: torch.Tensor) -> None:

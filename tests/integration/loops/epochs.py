@@ -9,32 +9,17 @@ import threading
 import torch
 
 import otel_train
-from tests.integration.loops.truth import (
-    Net,
-    Truth,
-    Watch,
-    evaluate_on,
-    learn,
-    loader,
-    loop,
-    loss_of,
-    one_step,
-    sgd,
-    slow_training,
-    timed,
-    train_on,
-    training,
-)
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, timed
 
 
 @loop
 def early_break_after_the_update(watch: Watch) -> None:
     """An epoch is cut short; the iterator is dropped without having run out."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for _ in range(3):
         for i, batch in enumerate(train):
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             if i == 2:
                 break
 
@@ -42,19 +27,19 @@ def early_break_after_the_update(watch: Watch) -> None:
 @loop
 def early_break_with_a_batch_in_hand(watch: Watch) -> None:
     """The batch that is fetched and dropped is a batch, and no step."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=None)
+    truth, (model, optimizer, train) = watch.training({"train": 6}, partial=None)
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
             if i == 3:
                 break
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
 
 
 @loop
 def batches_that_are_skipped(watch: Watch) -> None:
     """``continue`` before the forward, and after it: such a batch is part of the next step."""
-    truth, (model, optimizer, train) = training(watch, {"train": 9})
+    truth, (model, optimizer, train) = watch.training({"train": 9})
     for i, batch in enumerate(train):
         truth.batch("train")
         if i % 3 == 0:
@@ -69,31 +54,31 @@ def batches_that_are_skipped(watch: Watch) -> None:
 @loop
 def an_inner_loop_with_updates(watch: Watch) -> None:
     """A loader inside the batch loop, an update per inner batch."""
-    truth, (model, optimizer, tasks, support) = training(watch, {"tasks": 4, "support": 3})
+    truth, (model, optimizer, tasks, support) = watch.training({"tasks": 4, "support": 3})
     for _ in tasks:
         truth.batch("tasks")
-        train_on(truth, model, optimizer, support, name="support")
+        truth.train_on(model, optimizer, support, name="support")
 
 
 @timed
 def a_slow_inner_loop_without_updates(watch: Watch) -> None:
     """Gradients gather over the inner loader, and one update per outer batch: both loaders are waited for in one step."""
-    truth, (model, optimizer, tasks, support) = slow_training(
-        watch, {"tasks": (3, 0.03), "support": 3}, owners=False
+    truth, (model, optimizer, tasks, support) = watch.slow_training(
+        {"tasks": (3, 0.03), "support": 3}, owners=False
     )
     for task in tasks:
         truth.batch("tasks")
         for batch in support:
             truth.batch("support")
             truth.backward(truth.loss(model, batch))
-        one_step(truth, model, optimizer, task)
+        truth.one_step(model, optimizer, task)
 
 
 @loop
 def one_step_in_all(watch: Watch) -> None:
     """The shortest training there is."""
-    truth, (model, optimizer, train) = training(watch, {"train": 1})
-    train_on(truth, model, optimizer, train)
+    truth, (model, optimizer, train) = watch.training({"train": 1})
+    truth.train_on(model, optimizer, train)
 
 
 @loop
@@ -106,12 +91,12 @@ def nothing_at_all(watch: Watch) -> Truth:
 @loop
 def an_empty_loader_beside_a_full_one(watch: Watch) -> None:
     """The end of a loader is an ask, and nothing more."""
-    truth, (model, optimizer, train, empty) = training(watch, {"train": 5, "empty": 0})
+    truth, (model, optimizer, train, empty) = watch.training({"train": 5, "empty": 0})
     for batch in train:
         truth.batch("train")
         for extra in empty:
-            learn(truth, model, optimizer, extra)
-        one_step(truth, model, optimizer, batch)
+            truth.learn(model, optimizer, extra)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
@@ -121,7 +106,7 @@ def trainings_one_after_the_other(watch: Watch) -> Truth:
         model, train, truth = Net(), loader(3 + fold), Truth()
         optimizer = sgd(model)
         session = watch(model, {"train": train})
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         session.close()
     return truth
 
@@ -134,8 +119,8 @@ def folds_under_the_same_names(watch: Watch) -> Truth:
         model, train, val = Net(), loader(4), loader(2)
         optimizer = sgd(model)
         watch({"model": model}, {"train": train, "val": val})
-        train_on(truth, model, optimizer, train)
-        evaluate_on(truth, model, val)
+        truth.train_on(model, optimizer, train)
+        truth.evaluate_on(model, val)
     return truth
 
 
@@ -147,8 +132,8 @@ def instrumented_twice(watch: Watch) -> Truth:
     first = watch(model, {"train": train})
     second = watch(model, {"train": train, "val": val})
     assert second is first
-    train_on(truth, model, optimizer, train)
-    evaluate_on(truth, model, val)
+    truth.train_on(model, optimizer, train)
+    truth.evaluate_on(model, val)
     return truth
 
 
@@ -184,7 +169,7 @@ def two_threads_train_two_models(watch: Watch) -> Truth:
 @loop
 def ctrl_c_in_mid_step(watch: Watch) -> None:
     """The user stops between backward and update: that step is left unfinished."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6}, partial=1)
+    truth, (model, optimizer, train) = watch.training({"train": 6}, partial=1)
     try:
         for i, batch in enumerate(train):
             truth.batch("train")
@@ -199,7 +184,7 @@ def ctrl_c_in_mid_step(watch: Watch) -> None:
 @loop
 def checkpoints_in_mid_group(watch: Watch) -> None:
     """A checkpoint suspends a step that has no update yet, and adds nothing to it."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8})
+    truth, (model, optimizer, train) = watch.training({"train": 8})
     for i, batch in enumerate(train):
         truth.batch("train")
         truth.backward(truth.loss(model, batch))
@@ -214,7 +199,7 @@ def checkpoints_in_mid_group(watch: Watch) -> None:
 @loop
 def copies_are_not_the_model(watch: Watch) -> None:
     """An averaged copy and a model read back from disk run beside the model; only the model is counted."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     average = copy.deepcopy(model)
     file = io.BytesIO()
     torch.save(model, file)
@@ -222,7 +207,7 @@ def copies_are_not_the_model(watch: Watch) -> None:
     restored = torch.load(file, weights_only=False)
     for batch in train:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         for other in (average, restored):
             with torch.no_grad():
                 loss_of(other, batch)

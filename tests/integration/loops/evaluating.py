@@ -18,16 +18,12 @@ from tests.integration.loops.truth import (
     Slow,
     Truth,
     Watch,
-    evaluate_on,
     loader,
     loop,
     loss_of,
-    one_step,
     sgd,
     slow_loader,
-    slow_training,
     timed,
-    train_on,
 )
 
 
@@ -46,23 +42,23 @@ def glance(truth: Truth, model: nn.Module, rows: torch.Tensor, forwards: int) ->
 @timed
 def evaluation_left_in_training_mode(watch: Watch) -> None:
     """Gradients are off and the mode is training; no name says anything."""
-    truth, (model, optimizer, left, right) = slow_training(
-        watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
+    truth, (model, optimizer, left, right) = watch.slow_training(
+        {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
     )
     for _ in range(2):
-        train_on(truth, model, optimizer, left, name="left")
-        evaluate_on(truth, model, right, "right")
+        truth.train_on(model, optimizer, left, name="left")
+        truth.evaluate_on(model, right, "right")
 
 
 @timed
 def evaluation_with_gradients_in_eval_mode(watch: Watch) -> None:
     """Gradients are on, the mode is evaluation, and no backward ever comes."""
-    truth, (model, optimizer, left, right) = slow_training(
-        watch, {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
+    truth, (model, optimizer, left, right) = watch.slow_training(
+        {"left": 4, "right": (3, 0.02)}, rated={"left": TRAIN, "right": EVAL}
     )
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, left, name="left")
+        truth.train_on(model, optimizer, left, name="left")
         model.eval()
         truth.at(EVAL, "right")
         for batch in right:
@@ -75,11 +71,11 @@ def evaluation_with_gradients_in_eval_mode(watch: Watch) -> None:
 @timed
 def evaluation_with_gradients_and_no_loader(watch: Watch) -> None:
     """After the epoch some rows in memory are evaluated with gradients on; no ask tells it from training."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, takes_s=0.02, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 4}, takes_s=0.02, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
         truth.at(EVAL)
         for _ in range(3):
@@ -98,7 +94,7 @@ def evaluation_of_gradients_of_the_input(watch: Watch) -> None:
     watch(model, {"train": train, "images": images})
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
         truth.at(EVAL, "images")
         for x, y in images:
@@ -131,9 +127,9 @@ def a_part_of_the_model_evaluated(watch: Watch) -> None:
     watch(model, {"train": train, "gallery": gallery})
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
-        evaluate_on(truth, model.encoder, gallery, "gallery")
+        truth.evaluate_on(model.encoder, gallery, "gallery")
 
 
 @timed
@@ -175,9 +171,9 @@ def the_model_inside_its_wrapper_evaluated(watch: Watch) -> None:
     watch(model, {"train": train, "val": val})
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.module.eval()
-        evaluate_on(truth, model.module, val)
+        truth.evaluate_on(model.module, val)
 
 
 @timed
@@ -230,20 +226,20 @@ def estimates_before_accumulated_steps(watch: Watch) -> None:
 @timed
 def a_look_at_the_model_before_it_trains(watch: Watch) -> None:
     """Some rows in memory are evaluated, in training mode, before the first batch is asked for."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.sleep(0.08, "init")
     glance(truth, model, torch.randn(4, 4), 4)
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @timed
 def sampling_after_an_update(watch: Watch) -> None:
     """Every few steps text is generated, without gradients, in training mode, between update and ask."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
         if i in {2, 5}:
             glance(truth, model, torch.randn(1, 4), 4)
 
@@ -251,24 +247,24 @@ def sampling_after_an_update(watch: Watch) -> None:
 @timed
 def training_accuracy_on_the_training_loader(watch: Watch) -> None:
     """The loader of training is evaluated after every epoch: one loader, two phases."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 4})
+    truth, (model, optimizer, train) = watch.slow_training({"train": 4})
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.sleep(0.08, "outside")
         model.eval()
-        evaluate_on(truth, model, train, "train")
+        truth.evaluate_on(model, train, "train")
 
 
 @timed
 def evaluation_by_generation(watch: Watch) -> None:
     """Every batch of evaluation takes several forwards, one per token: it is one step all the same."""
-    truth, (model, optimizer, train, prompts) = slow_training(
-        watch, {"train": 4, "prompts": 2}, rated={"train": TRAIN, "prompts": EVAL}
+    truth, (model, optimizer, train, prompts) = watch.slow_training(
+        {"train": 4, "prompts": 2}, rated={"train": TRAIN, "prompts": EVAL}
     )
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
         truth.at(EVAL, "prompts")
         with torch.no_grad():
@@ -283,7 +279,7 @@ def evaluation_by_generation(watch: Watch) -> None:
 @timed
 def answers_are_generated_before_they_are_learnt(watch: Watch) -> None:
     """Fine-tuning on own answers: forwards without gradients and the update are of one batch, and all training."""
-    truth, (model, optimizer, prompts) = slow_training(watch, {"prompts": 5}, rated={"prompts": TRAIN})
+    truth, (model, optimizer, prompts) = watch.slow_training({"prompts": 5}, rated={"prompts": TRAIN})
     truth.at(TRAIN, "prompts")
     for batch in prompts:
         truth.batch("prompts")
@@ -292,22 +288,22 @@ def answers_are_generated_before_they_are_learnt(watch: Watch) -> None:
                 truth.forward()
                 model(batch[0])
         truth.work(0.02)  # the reward
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @timed
 def validation_between_slow_steps(watch: Watch) -> None:
     """A second loader is evaluated inside the first one's pass, after updates: no step contains it."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
     )
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
         if i in {3, 5}:
             model.eval()
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             model.train()
             truth.at(TRAIN, "train")
 
@@ -315,8 +311,8 @@ def validation_between_slow_steps(watch: Watch) -> None:
 @timed
 def validation_that_suspends_a_slow_step(watch: Watch) -> None:
     """A second loader is evaluated before the update of a group: the step goes on after it, and is no longer."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
     )
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
@@ -326,7 +322,7 @@ def validation_that_suspends_a_slow_step(watch: Watch) -> None:
             truth.update_that_ends_a_step(optimizer)
         if i in {1, 5}:
             model.eval()
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             model.train()
             truth.at(TRAIN, "train")
 
@@ -334,7 +330,7 @@ def validation_that_suspends_a_slow_step(watch: Watch) -> None:
 @timed
 def a_probe_in_mid_group(watch: Watch) -> None:
     """In a group of accumulated batches some rows in memory are evaluated, after a backward."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, takes_s=0.015, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
@@ -348,14 +344,14 @@ def a_probe_in_mid_group(watch: Watch) -> None:
 @timed
 def hard_examples_are_chosen_first(watch: Watch) -> None:
     """A forward without gradients picks the rows that are trained on: both forwards are training."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, takes_s=0.02, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 6}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for x, y in train:
         truth.batch("train")
         with torch.no_grad():
             truth.forward()
             hard = F.cross_entropy(model(x), y, reduction="none").topk(2).indices
-        one_step(truth, model, optimizer, (x[hard], y[hard]))
+        truth.one_step(model, optimizer, (x[hard], y[hard]))
 
 
 @timed
@@ -413,8 +409,8 @@ def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> None:
 @timed
 def two_views_of_a_batch_and_a_probe(watch: Watch) -> None:
     """Contrastive learning: two forwards and one backward per step; a classifier on top is evaluated by epoch."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 4, "val": (2, 0.02)}, rated=TRAIN_AND_VAL
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 4, "val": (2, 0.02)}, rated=TRAIN_AND_VAL
     )
     for _ in range(2):
         truth.at(TRAIN, "train")
@@ -424,13 +420,13 @@ def two_views_of_a_batch_and_a_probe(watch: Watch) -> None:
             truth.forward()
             truth.backward((model(x) - model(x + 0.1)).square().mean())
             truth.update_that_ends_a_step(optimizer)
-        evaluate_on(truth, model, val)
+        truth.evaluate_on(model, val)
 
 
 @timed
 def zipped_loaders_that_later_run_alone(watch: Watch) -> None:
     """First both give a batch per step; then one trains alone, and the other is evaluated alone."""
-    truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 3, "prose": 3}, owners=False)
+    truth, (model, optimizer, code, prose) = watch.slow_training({"code": 3, "prose": 3}, owners=False)
     truth.at(TRAIN, "code")
     for first, second in zip(code, prose, strict=False):
         truth.batch("code")
@@ -439,15 +435,15 @@ def zipped_loaders_that_later_run_alone(watch: Watch) -> None:
         truth.backward(truth.loss(model, first) + loss_of(model, second))
         truth.update_that_ends_a_step(optimizer)
     truth.sleep(0.08, "outside")
-    train_on(truth, model, optimizer, prose, name="prose")
+    truth.train_on(model, optimizer, prose, name="prose")
     truth.sleep(0.08, "outside")
-    evaluate_on(truth, model, code, "code")
+    truth.evaluate_on(model, code, "code")
 
 
 @timed
 def alternating_loaders_after_a_zip(watch: Watch) -> None:
     """Loaders that were asked together are asked in turn: each ask is a batch of its own."""
-    truth, (model, optimizer, code, prose) = slow_training(watch, {"code": 4, "prose": 4}, owners=False)
+    truth, (model, optimizer, code, prose) = watch.slow_training({"code": 4, "prose": 4}, owners=False)
     truth.at(TRAIN, "code")
     for first, second in itertools.islice(zip(code, prose, strict=False), 2):
         truth.batch("code")
@@ -461,7 +457,7 @@ def alternating_loaders_after_a_zip(watch: Watch) -> None:
             truth.at(TRAIN, name)
             batch = next(batches)
             truth.batch(name)
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
 
 
 @loop
@@ -472,7 +468,7 @@ def evaluation_of_a_copy_that_was_given(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch({"model": model, "average": average}, {"train": train})
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         with torch.no_grad():
             for _ in range(3):
                 truth.forward(EVAL, model="average")

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, one_step, sgd, training
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, sgd
 
 
 class Fault(Exception):  # noqa: N818 - not an error of the program
@@ -31,7 +31,7 @@ class Moody(Net):
 @loop
 def forward_raises(watch: Watch) -> None:
     """The failed forward is timed and marked; its batch belongs to the next step."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
+    truth, (model, optimizer, train) = watch.training({"train": 8}, model=Moody())
     for batch in train:
         truth.batch("train")
         try:
@@ -49,7 +49,7 @@ def refuse(_gradient: torch.Tensor) -> None:
 @loop
 def backward_raises(watch: Watch) -> None:
     """A gradient hook raises; the loop goes on with the next batch."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8})
+    truth, (model, optimizer, train) = watch.training({"train": 8})
     for i, batch in enumerate(train):
         truth.batch("train")
         loss = truth.loss(model, batch)
@@ -91,7 +91,7 @@ def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception
             faults += 1
             continue
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     assert faults == 3
     return truth
 
@@ -130,7 +130,7 @@ def optimizer_raises(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         try:
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
         except Fault:
             truth.optimizer += 1
             truth.failed["optimizer"] += 1
@@ -140,7 +140,7 @@ def optimizer_raises(watch: Watch) -> Truth:
 @loop
 def closure_raises(watch: Watch) -> None:
     """The forward in a closure raises through the optimizer."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8}, model=Moody())
+    truth, (model, optimizer, train) = watch.training({"train": 8}, model=Moody())
     for batch in train:
         truth.batch("train")
 
@@ -162,7 +162,7 @@ def closure_raises(watch: Watch) -> None:
 @loop
 def a_user_stage_raises(watch: Watch) -> None:
     """What an exception leaves open is closed, and the next step is whole again."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for i, batch in enumerate(train):
         truth.batch("train")
         try:
@@ -173,13 +173,13 @@ def a_user_stage_raises(watch: Watch) -> None:
         except Fault:
             truth.failed["augment"] += 1
             continue
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
 def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> None:
     """The usual answer to an error of memory: forward failed, then two smaller ones and one update."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6}, model=Moody())
+    truth, (model, optimizer, train) = watch.training({"train": 6}, model=Moody())
     for x, y in train:
         truth.batch("train")
         try:

@@ -18,15 +18,11 @@ from tests.integration.loops.truth import (
     TRAIN_AND_VAL,
     Slow,
     Watch,
-    evaluate_on,
     loader,
     loss_of,
-    one_step,
     sgd,
     slow_loader,
-    slow_training,
     timed,
-    train_on,
 )
 
 SAVING_S = 0.12
@@ -36,37 +32,37 @@ SAVING_S = 0.12
 @timed
 def saving_between_epochs(watch: Watch) -> None:
     """The loop saves after every epoch, without saying so: that time is of no step and of no phase."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, rated=TRAIN_ALONE)
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.sleep(SAVING_S, "outside")
 
 
 @timed
 def setting_up_before_the_loop(watch: Watch) -> None:
     """Time before the first batch is initialisation."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, rated=TRAIN_ALONE)
     truth.sleep(SAVING_S, "init")
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @timed
 def exporting_after_the_loop(watch: Watch) -> None:
     """The program goes on after its last epoch, with the session open."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, rated=TRAIN_ALONE)
-    train_on(truth, model, optimizer, train)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, rated=TRAIN_ALONE)
+    truth.train_on(model, optimizer, train)
     truth.sleep(2 * SAVING_S, "outside")
 
 
 @timed
 def saving_after_a_break(watch: Watch) -> None:
     """A pass that is broken off is over when its iterator is disposed of, not when the next one begins."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
@@ -75,16 +71,16 @@ def saving_after_a_break(watch: Watch) -> None:
 @timed
 def saving_after_an_islice(watch: Watch) -> None:
     """``islice`` stops without asking for the end: the pass is over all the same."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, rated=TRAIN_ALONE)
     for _ in range(2):
-        train_on(truth, model, optimizer, itertools.islice(train, 4))
+        truth.train_on(model, optimizer, itertools.islice(train, 4))
         truth.sleep(SAVING_S, "outside")
 
 
 @timed
 def saving_after_a_break_out_of_a_generator(watch: Watch) -> None:
     """A generator stands between loop and loader, as progress bars and prefetchers do: a break ends both."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, rated=TRAIN_ALONE)
 
     def shown(batches: Iterable[Any]) -> Iterator[Any]:
         yield from batches
@@ -93,7 +89,7 @@ def saving_after_a_break_out_of_a_generator(watch: Watch) -> None:
         truth.at(TRAIN, "train")
         for i, batch in enumerate(shown(train)):
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             if i == 3:
                 break
         truth.sleep(SAVING_S, "outside")
@@ -116,35 +112,35 @@ def waiting_after_the_loader_failed(watch: Watch) -> None:
     optimizer = sgd(model)
     watch(model, {"train": train})
     with contextlib.suppress(OSError):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
     truth.sleep(SAVING_S, "outside")
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @timed
 def a_pause_after_the_first_validation(watch: Watch) -> None:
     """Two batches are evaluated to see that it works; the pause before training is of no phase."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 4, "val": (4, 0.02)}, rated=TRAIN_AND_VAL
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 4, "val": (4, 0.02)}, rated=TRAIN_AND_VAL
     )
     truth.sleep(0.08, "init")
     model.eval()
-    evaluate_on(truth, model, itertools.islice(val, 2))
+    truth.evaluate_on(model, itertools.islice(val, 2))
     model.train()
     truth.sleep(SAVING_S, "outside")
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @timed
 def waiting_after_an_exception(watch: Watch) -> None:
     """A step fails in the middle of a pass; the program catches it outside, waits, and begins a new pass."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.slow_training({"train": 6})
 
     def one_pass(*, last: int) -> None:
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             if i == last:
                 raise RuntimeError("the link is down")
 
@@ -152,29 +148,29 @@ def waiting_after_an_exception(watch: Watch) -> None:
         with contextlib.suppress(RuntimeError):
             one_pass(last=last)
         truth.sleep(SAVING_S, "outside")
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @timed
 def waiting_between_training_and_evaluation(watch: Watch) -> None:
     """Neither phase is charged for what lies between them."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.sleep(SAVING_S, "outside")
         model.eval()
-        evaluate_on(truth, model, val)
+        truth.evaluate_on(model, val)
         truth.sleep(SAVING_S, "outside")
 
 
 @timed
 def evaluation_that_does_more_than_forwards(watch: Watch) -> None:
     """In a batch of evaluation all time is evaluation, before its forward and after; after the pass none is."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
         truth.at(EVAL, "val")
         with torch.no_grad():
@@ -191,11 +187,11 @@ def evaluation_that_does_more_than_forwards(watch: Watch) -> None:
 @timed
 def evaluation_without_a_loader_between_epochs(watch: Watch) -> None:
     """It lasts from its first forward to the end of its last; what lies before and after is of no phase."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 4}, rated=TRAIN_ALONE)
     rows = torch.randn(4, 4)
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.sleep(SAVING_S, "outside")
         model.eval()
         truth.at(EVAL)
@@ -212,11 +208,11 @@ def evaluation_without_a_loader_between_epochs(watch: Watch) -> None:
 @timed
 def logging_after_the_update(watch: Watch) -> None:
     """What the loop does between its update and its next ask is part of the step."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 8}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 8}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
         if i % 3 == 1:
             truth.work(0.05)
 
@@ -224,7 +220,7 @@ def logging_after_the_update(watch: Watch) -> None:
 @timed
 def augmenting_before_the_forward(watch: Watch) -> None:
     """What the loop does between its ask and its forward is part of the step, as is a stage of its own there."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 6}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 6}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for batch in train:
         truth.batch("train")
@@ -232,18 +228,18 @@ def augmenting_before_the_forward(watch: Watch) -> None:
         truth.stages["augment"] += 1
         with otel_train.stage("augment"):
             truth.work(0.02, "augment")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @timed
 def checkpoints_that_take_their_time(watch: Watch) -> None:
     """A checkpoint is an activity of its own, between epochs and inside one; what surrounds it is not."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 4}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 4}, rated=TRAIN_ALONE)
     for _ in range(2):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
             if i == 1:
                 truth.checkpoints += 1
                 with otel_train.checkpoint():
@@ -262,17 +258,17 @@ def a_loader_that_yields_nothing(watch: Watch) -> None:
     model, train, empty = Slow(truth), slow_loader(truth, "train", 4), loader(0)
     optimizer = sgd(model)
     watch(model, {"empty": empty, "train": train})
-    train_on(truth, model, optimizer, empty, name="empty")
+    truth.train_on(model, optimizer, empty, name="empty")
     truth.sleep(SAVING_S, "outside")
-    train_on(truth, model, optimizer, train)
-    train_on(truth, model, optimizer, empty, name="empty")
+    truth.train_on(model, optimizer, train)
+    truth.train_on(model, optimizer, empty, name="empty")
     truth.sleep(SAVING_S, "outside")
 
 
 @timed
 def a_remainder_and_then_a_pause(watch: Watch) -> None:
     """The last batches of an epoch come to no update; the pause after the epoch is not theirs."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, partial=None, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, partial=None, rated=TRAIN_ALONE)
     for _ in range(2):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
@@ -286,14 +282,14 @@ def a_remainder_and_then_a_pause(watch: Watch) -> None:
 @timed
 def stopping_early_in_mid_epoch(watch: Watch) -> None:
     """Validation inside the epoch says that it is enough: both passes end, and the best weights are restored."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 9, "val": 2}, rated={"val": EVAL})
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 9, "val": 2}, rated={"val": EVAL})
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
         if i % 3 == 2:
             model.eval()
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             model.train()
             truth.at(TRAIN, "train")
         if i == 5:
@@ -304,7 +300,7 @@ def stopping_early_in_mid_epoch(watch: Watch) -> None:
 @timed
 def the_same_loader_asked_by_next(watch: Watch) -> None:
     """An endless loop makes a new iterator when the old one has run out; the data are waited for, nothing else."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 3})
+    truth, (model, optimizer, train) = watch.slow_training({"train": 3})
     truth.at(TRAIN, "train")
     batches = iter(train)
     for _ in range(8):
@@ -313,7 +309,7 @@ def the_same_loader_asked_by_next(watch: Watch) -> None:
             batches = iter(train)
             batch = next(batches)
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @timed
@@ -325,7 +321,7 @@ def a_curriculum_of_loaders(watch: Watch) -> None:
     watch(model)
     for size in (2, 4, 8):
         stage = slow_loader(truth, "?", 3, size=size)
-        train_on(truth, model, optimizer, stage, name="?")
+        truth.train_on(model, optimizer, stage, name="?")
         truth.sleep(SAVING_S, "outside")
 
 
@@ -340,9 +336,9 @@ def folds_with_unnamed_loaders(watch: Watch) -> None:
         fold_train = slow_loader(truth, "?", 3)
         fold_val = slow_loader(truth, "?", 2)
         model.train()
-        train_on(truth, model, optimizer, fold_train, name="?")
+        truth.train_on(model, optimizer, fold_train, name="?")
         model.eval()
-        evaluate_on(truth, model, fold_val, "?")
+        truth.evaluate_on(model, fold_val, "?")
         truth.sleep(0.08, "outside")
 
 
@@ -366,17 +362,17 @@ def evaluation_alone_with_pauses(watch: Watch) -> None:
     watch(model, {"val_easy": easy, "val_hard": hard})
     truth.sleep(0.08, "init")
     model.eval()
-    evaluate_on(truth, model, easy, "val_easy")
+    truth.evaluate_on(model, easy, "val_easy")
     truth.sleep(SAVING_S, "outside")
-    evaluate_on(truth, model, hard, "val_hard")
+    truth.evaluate_on(model, hard, "val_hard")
     truth.sleep(SAVING_S, "outside")
 
 
 @timed
 def passes_without_forwards(watch: Watch) -> None:
     """Batches are looked at and no model runs: they are for what their loader is for, by use or by name."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": (3, 0.03)}, partial=None)
-    train_on(truth, model, optimizer, train)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": (3, 0.03)}, partial=None)
+    truth.train_on(model, optimizer, train)
     truth.sleep(SAVING_S, "outside")
     truth.at(EVAL, "val")
     for _ in val:

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call, grad
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd, train_on, training
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
 
 
 @loop
@@ -35,7 +35,7 @@ def optimizers_inside_backward(watch: Watch) -> Truth:
 @loop
 def autograd_grad_and_an_optimizer(watch: Watch) -> None:
     """``backward`` is never called, so ``autograd.grad`` is the backward of this run."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for batch in train:
         truth.batch("train")
         loss = truth.loss(model, batch)
@@ -52,7 +52,7 @@ def gradient_penalty(watch: Watch) -> None:
 
     The pause lets the agent poll in between, when it has seen the former and not yet the latter.
     """
-    truth, (model, optimizer, train) = training(watch, {"train": 4}, model=Net(4, 1))
+    truth, (model, optimizer, train) = watch.training({"train": 4}, model=Net(4, 1))
     for x, _ in train:
         truth.batch("train")
         x.requires_grad_()
@@ -192,8 +192,8 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
 @loop
 def sampling_after_the_last_update(watch: Watch) -> None:
     """Text is made from the trained model at the end: no update follows, so it is evaluation."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
-    train_on(truth, model, optimizer, train)
+    truth, (model, optimizer, train) = watch.training({"train": 5})
+    truth.train_on(model, optimizer, train)
     with torch.no_grad():
         for _ in range(3):
             truth.forward("eval")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from tests.integration.loops.truth import Net, NoSession, Truth, Watch, learn, loader, sgd
+from tests.integration.loops.truth import Net, NoSession, Truth, Watch, loader, sgd
 from tests.support.loop_table import counted
 
 UPDATES = 6
@@ -30,7 +30,7 @@ def train(number: int, model: Net, folder: str, watch: Watch | NoSession) -> Non
     watch(model, {"train": batches})
     for batch in batches:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         truth.step()
     said: dict[str, Any] = {"program": truth.counted()}
     if isinstance(watch, Watch):

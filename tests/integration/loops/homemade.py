@@ -10,18 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import (
-    Net,
-    Truth,
-    Watch,
-    learn,
-    loader,
-    loop,
-    loss_of,
-    sgd,
-    train_on,
-    training,
-)
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
 
 
 class Lion:
@@ -63,7 +52,7 @@ def an_optimizer_outside_torch(watch: Watch) -> Truth:
     optimizer: Any = Lion(model.parameters())
     watch(model, {"train": train})
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
     return truth
 
 
@@ -73,7 +62,7 @@ def an_optimizer_around_another(watch: Watch) -> Truth:
     model, train, truth = Net(), loader(5), Truth()
     optimizer: Any = Lookahead(sgd(model))
     watch(model, {"train": train})
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     return truth
 
 
@@ -147,7 +136,7 @@ def sharpness_aware_with_a_closure(watch: Watch) -> Truth:
 @loop
 def bfloat16_autocast(watch: Watch) -> None:
     """Mixed precision without a scaler."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for batch in train:
         truth.batch("train")
         truth.forward()
@@ -182,10 +171,10 @@ def grad_scaler_that_never_skips(watch: Watch) -> Truth:
 @loop
 def a_forward_put_in_its_place(watch: Watch) -> None:
     """``model.forward`` is overridden on the instance, as quantisers and offloaders do, after the session began."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     plain = model.forward
     model.forward = types.MethodType(lambda self, x: plain(x) * 2, model)
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
@@ -197,16 +186,16 @@ def a_traced_model(watch: Watch) -> Truth:
     train, truth = loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     return truth
 
 
 @loop
 def training_in_evaluation_mode(watch: Watch) -> None:
     """Frozen statistics: ``eval()`` and gradients on. An update in the batch means training."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     model.eval()
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
@@ -218,7 +207,7 @@ def averaged_weights(watch: Watch) -> Truth:
     watch({"model": model, "average": averaged}, {"train": train, "val": val})
     for batch in train:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         averaged.update_parameters(model)
         truth.step()
     with torch.no_grad():
@@ -233,7 +222,7 @@ def averaged_weights(watch: Watch) -> Truth:
 @loop
 def meta_learning(watch: Watch) -> None:
     """An inner step by ``autograd.grad`` with ``functional_call``; the outer one is the update."""
-    truth, (model, optimizer, tasks) = training(watch, {"tasks": 5})
+    truth, (model, optimizer, tasks) = watch.training({"tasks": 5})
     for x, y in tasks:
         truth.batch("tasks")
         parameters = dict(model.named_parameters())
@@ -251,7 +240,7 @@ def meta_learning(watch: Watch) -> None:
 @loop
 def evolution(watch: Watch) -> None:
     """Gradients are estimated from scores, without autograd: updates, and no backward."""
-    truth, (model, optimizer, train) = training(watch, {"train": 12}, unseen=("backward",), phases=False)
+    truth, (model, optimizer, train) = watch.training({"train": 12}, unseen=("backward",), phases=False)
     for batch in train:
         truth.batch("train")
         with torch.no_grad():

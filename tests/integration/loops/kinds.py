@@ -9,18 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import otel_train
-from tests.integration.loops.truth import (
-    Net,
-    Truth,
-    Watch,
-    dataset,
-    loader,
-    loop,
-    one_step,
-    sgd,
-    train_on,
-    training,
-)
+from tests.integration.loops.truth import Net, Truth, Watch, dataset, loader, loop, sgd
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -57,7 +46,7 @@ def train_by(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int
     for _ in range(epochs):
         for batch in train:
             truth.batch("train", len(batch[0]) if size else None)
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
     if size is None:
         truth.samples = None
     return truth
@@ -106,7 +95,7 @@ def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
     for name, train in (("kept", kept), ("dropped", dropped)):
         for batch in train:
             truth.batch(name, len(batch[0]))
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
     return truth
 
 
@@ -127,7 +116,7 @@ def lists_of_dicts(watch: Watch) -> Truth:
     for rows in train:
         truth.batch("train", len(rows))
         batch = torch.stack([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows])
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     return truth
 
 
@@ -140,7 +129,7 @@ def dicts_of_tensors(watch: Watch) -> Truth:
     watch(model, {"train": train})
     for columns in train:
         truth.batch("train", len(columns["x"]))
-        one_step(truth, model, optimizer, (columns["x"], columns["y"]))
+        truth.one_step(model, optimizer, (columns["x"], columns["y"]))
     return truth
 
 
@@ -155,7 +144,7 @@ def a_plain_list(watch: Watch) -> Truth:
     for _ in range(2):
         for batch in session.loaders["train"]:
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
     return truth
 
 
@@ -172,7 +161,7 @@ def an_instrumented_generator(watch: Watch) -> Truth:
 
     for batch in otel_train.watch(synthetic(), name="synthetic"):
         truth.batch("synthetic", 3)
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     for x, _ in otel_train.watch(synthetic(), name="probe", phase="predict"):
         truth.batch("probe", 3)
         truth.forward("predict")
@@ -184,11 +173,11 @@ def an_instrumented_generator(watch: Watch) -> Truth:
 @loop
 def an_unnamed_loader(watch: Watch) -> None:
     """A DataLoader made in mid-run is found when it is iterated."""
-    truth, (model, optimizer, train) = training(watch, {"train": 4})
-    train_on(truth, model, optimizer, train)
+    truth, (model, optimizer, train) = watch.training({"train": 4})
+    truth.train_on(model, optimizer, train)
     for batch in loader(3, size=2):
         truth.batch("?", 2)
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 class Prepared:

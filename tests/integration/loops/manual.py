@@ -16,16 +16,11 @@ from tests.integration.loops.truth import (
     Slow,
     Truth,
     Watch,
-    evaluate_on,
-    learn,
     loader,
     loop,
-    one_step,
     sgd,
     slow_loader,
     timed,
-    train_on,
-    training,
 )
 
 
@@ -54,7 +49,7 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
         with otel_train.stage("prepare"):
             truth.stages["augment"] += 1
             batch = augment(x), y
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         truth.stages["metrics"] += 1
         metrics.add(torch.tensor(1.0))
         truth.step()
@@ -66,12 +61,12 @@ def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
 @loop
 def a_stage_around_forward(watch: Watch) -> None:
     """What runs inside a user stage keeps its own time and its own count."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for batch in train:
         truth.batch("train")
         truth.stages["compute"] += 1
         with otel_train.stage("compute"):
-            learn(truth, model, optimizer, batch)
+            truth.learn(model, optimizer, batch)
         truth.step()
 
 
@@ -123,7 +118,7 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
             truth.stages["fetch"] += 2
             first, second = await asyncio.gather(fetch(), fetch())
             for batch in (first, second):
-                one_step(truth, model, optimizer, batch)
+                truth.one_step(model, optimizer, batch)
         truth.stages["score"] += 1
         assert [i async for i in scores(3)] == [0, 1, 2]
 
@@ -135,10 +130,10 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
 @loop
 def manual_steps(watch: Watch) -> Truth:
     """The loop says where its steps end; nothing else does."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8}, source="manual")
+    truth, (model, optimizer, train) = watch.training({"train": 8}, source="manual")
     for i, batch in enumerate(train):
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         if i % 2 == 1:
             otel_train.step()
             truth.step()
@@ -149,11 +144,11 @@ def manual_steps(watch: Watch) -> Truth:
 @loop
 def manual_steps_after_a_resume(watch: Watch) -> Truth:
     """``step(start=...)`` gives the next step its number, and is no step itself."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6}, source="manual")
+    truth, (model, optimizer, train) = watch.training({"train": 6}, source="manual")
     otel_train.step(start=1000)
     for batch in train:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         otel_train.step()
         truth.step()
     truth.partial = None
@@ -163,7 +158,7 @@ def manual_steps_after_a_resume(watch: Watch) -> Truth:
 @loop
 def values_and_events(watch: Watch) -> None:
     """``log`` and ``event`` are no stages, and change no count."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for i, batch in enumerate(train):
         truth.batch("train")
         loss = truth.loss(model, batch)
@@ -184,7 +179,7 @@ def a_method_of_a_trainer(watch: Watch) -> Truth:
             self.optimizer = sgd(self.model)
 
         def training_step(self, batch: Any) -> None:
-            learn(self.truth, self.model, self.optimizer, batch)
+            self.truth.learn(self.model, self.optimizer, batch)
 
         def fit(self) -> None:
             with watch(self.model, {"train": self.train}):
@@ -206,12 +201,12 @@ def a_stage_around_an_evaluation(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         truth.stages["evaluate"] += 1
         with otel_train.stage("evaluate"):
             truth.sleep(0.02, "outside")
             model.eval()
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             model.train()
             truth.sleep(0.02, "outside")
     return truth
@@ -229,7 +224,7 @@ def a_stage_around_an_epoch(watch: Watch) -> Truth:
         for _ in range(2):
             truth.stages["epoch"] += 1
             with otel_train.stage("epoch"):
-                train_on(truth, model, optimizer, train)
-                evaluate_on(truth, model, val)
+                truth.train_on(model, optimizer, train)
+                truth.evaluate_on(model, val)
             truth.sleep(0.02, "outside")
     return truth

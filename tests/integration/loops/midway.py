@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from tests.integration.loops.truth import (
-    EVAL,
-    TRAIN,
-    TRAIN_AND_VAL,
-    Watch,
-    evaluate_on,
-    loss_of,
-    one_step,
-    slow_training,
-    timed,
-    train_on,
-)
+from tests.integration.loops.truth import EVAL, TRAIN, TRAIN_AND_VAL, Watch, loss_of, timed
 
 
 @timed
 def the_rest_of_an_epoch_after_an_evaluation(watch: Watch) -> None:
     """An iterator is left in mid pass for an evaluation and gone on with afterwards; what lies between is of no phase."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 8, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
     )
     batches = iter(train)
     for pauses in range(2):
@@ -30,25 +19,25 @@ def the_rest_of_an_epoch_after_an_evaluation(watch: Watch) -> None:
         for _ in range(4):
             batch = next(batches)
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
         truth.sleep(0.05 * (1 + pauses), "outside")
         truth.at(EVAL, "val")
-        evaluate_on(truth, model, val)
+        truth.evaluate_on(model, val)
         truth.sleep(0.05, "outside")
 
 
 @timed
 def validation_between_forward_and_backward(watch: Watch) -> None:
     """A second loader is evaluated when the loss is there and its backward is not: the step goes on after it."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 6, "val": (2, 0.02)}, rated={"val": EVAL}
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 6, "val": (2, 0.02)}, rated={"val": EVAL}
     )
     truth.at(TRAIN, "train")
     for i, batch in enumerate(train):
         truth.batch("train")
         loss = truth.loss(model, batch)
         if i % 3 == 1:
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             truth.at(TRAIN, "train")
         truth.backward(loss)
         truth.update_that_ends_a_step(optimizer)
@@ -57,22 +46,22 @@ def validation_between_forward_and_backward(watch: Watch) -> None:
 @timed
 def features_of_the_training_loader_before_every_epoch(watch: Watch) -> None:
     """Deep clustering: the training loader is read without gradients, clusters are found, then it is trained on."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, owners=False)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, owners=False)
     for _ in range(2):
-        evaluate_on(truth, model, train, "train")
+        truth.evaluate_on(model, train, "train")
         truth.sleep(0.06, "outside")
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
 
 
 @timed
 def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
     """The validation loader is asked for one batch at a time, by an iterator that is made anew when it has run out."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 9, "val": (2, 0.02)}, owners=False)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 9, "val": (2, 0.02)}, owners=False)
     batches = iter(val)
     truth.at(TRAIN)
     for i, batch in enumerate(train):
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
         if i % 3 == 2:
             truth.at(EVAL)
             following = next(batches, None)
@@ -90,8 +79,8 @@ def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
 @timed
 def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
     """Groups of four batches, the last one smaller; after the second batch of a group a second loader is evaluated."""
-    truth, (model, optimizer, train, val) = slow_training(
-        watch, {"train": 10, "val": (3, 0.02)}, rated={"val": EVAL}
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 10, "val": (3, 0.02)}, rated={"val": EVAL}
     )
     for _ in range(2):
         truth.at(TRAIN, "train")
@@ -101,6 +90,6 @@ def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
             if i % 4 == 0 or i == len(train):
                 truth.update_that_ends_a_step(optimizer)
             if i == 6:
-                evaluate_on(truth, model, val)
+                truth.evaluate_on(model, val)
                 truth.at(TRAIN, "train")
         truth.sleep(0.05, "outside")

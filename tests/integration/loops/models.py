@@ -20,10 +20,7 @@ from tests.integration.loops.truth import (
     loop,
     loss_of,
     sgd,
-    slow_training,
     timed,
-    train_on,
-    training,
 )
 
 
@@ -45,7 +42,7 @@ def train_model(watch: Watch, model: nn.Module, batches: int = 5) -> Truth:
     train, truth = loader(batches), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     return truth
 
 
@@ -64,7 +61,7 @@ def reentrant_activation_checkpointing(watch: Watch) -> Truth:
 @loop
 def the_whole_model_recomputed_reentrantly(watch: Watch) -> None:
     """The instrumented model is called again in backward: forward and backward there stay in the outer one."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for x, y in train:
         truth.batch("train")
         x.requires_grad_()
@@ -76,7 +73,7 @@ def the_whole_model_recomputed_reentrantly(watch: Watch) -> None:
 @timed
 def a_slow_model_recomputed(watch: Watch) -> None:
     """The time of the second forward is backward's."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, takes_s=0.02, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for x, y in train:
         truth.batch("train")
@@ -92,7 +89,7 @@ def a_slow_model_recomputed(watch: Watch) -> None:
 @loop
 def siamese(watch: Watch) -> None:
     """One model, two calls, one backward."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for x, _ in train:
         truth.batch("train")
         truth.forward()
@@ -165,7 +162,7 @@ def a_wrapped_model(watch: Watch) -> Truth:
     outer = nn.DataParallel(inner) if torch.cuda.device_count() == 0 else nn.Sequential(inner)
     optimizer = sgd(outer)
     watch(inner, {"train": train})
-    train_on(truth, outer, optimizer, train)
+    truth.train_on(outer, optimizer, train)
     return truth
 
 
@@ -187,17 +184,17 @@ def several_models_in_sequence(watch: Watch) -> Truth:
 @loop
 def compiled_in_place(watch: Watch) -> None:
     """``Module.compile`` takes the slot that we use, after us."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     model.compile(backend="eager")
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
 def compiled_as_another_object(watch: Watch) -> None:
     """``torch.compile`` of an instrumented model gives a new callable, which the loop uses from then on."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     compiled = torch.compile(model, backend="eager")
-    train_on(truth, compiled, optimizer, train)
+    truth.train_on(compiled, optimizer, train)
 
 
 class Features(nn.Module):
@@ -222,7 +219,7 @@ class Features(nn.Module):
 @loop
 def evaluated_part_by_part(watch: Watch) -> None:
     """Trained by its call; evaluated by ``forward_features`` and ``forward_head``, as image models are: two forwards."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3}, model=Features())
+    truth, (model, optimizer, train, val) = watch.training({"train": 5, "val": 3}, model=Features())
     for _ in range(2):
         model.train()
         for x, y in train:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from otel_train.artifacts.validate import laws_of
-from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, loader, sgd, train_on
+from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, loader, sgd
 from tests.support.loop_table import counted, shape_of
 
 PROGRAMS: dict[str, Callable[[Watch], Truth]] = {}
@@ -39,7 +39,7 @@ def shared_loader(batches: int = 5) -> DataLoader[Any]:
 
 def one_pass(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Truth:
     """One pass."""
-    train_on(truth, model, optimizer, batches)
+    truth.train_on(model, optimizer, batches)
     return truth
 
 

@@ -7,46 +7,34 @@ import itertools
 import torch
 
 import otel_train
-from tests.integration.loops.truth import (
-    EVAL,
-    Net,
-    Truth,
-    Watch,
-    evaluate_on,
-    loader,
-    loop,
-    loss_of,
-    sgd,
-    train_on,
-    training,
-)
+from tests.integration.loops.truth import EVAL, Net, Truth, Watch, loader, loop, loss_of, sgd
 
 
 @loop
 def validation_after_every_epoch(watch: Watch) -> None:
     """As in every tutorial: ``eval()``, ``no_grad()``, a loader of its own."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
+    truth, (model, optimizer, train, val) = watch.training({"train": 5, "val": 3})
     for _ in range(3):
         model.train()
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         model.eval()
-        evaluate_on(truth, model, val)
+        truth.evaluate_on(model, val)
 
 
 @loop
 def validation_before_training(watch: Watch) -> None:
     """A sanity check of two batches first, broken off."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
+    truth, (model, optimizer, train, val) = watch.training({"train": 5, "val": 3})
     model.eval()
-    evaluate_on(truth, model, itertools.islice(val, 2))
+    truth.evaluate_on(model, itertools.islice(val, 2))
     model.train()
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
 
 
 @loop
 def validation_in_mid_group(watch: Watch) -> None:
     """Evaluation suspends a step that has no update yet: four batches make a step, before or after it."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 12, "val": 3})
+    truth, (model, optimizer, train, val) = watch.training({"train": 12, "val": 3})
     for i, batch in enumerate(train):
         truth.batch("train")
         truth.backward(truth.loss(model, batch))
@@ -54,16 +42,16 @@ def validation_in_mid_group(watch: Watch) -> None:
             truth.update_that_ends_a_step(optimizer)
         if i % 6 == 5:
             model.eval()
-            evaluate_on(truth, model, val)
+            truth.evaluate_on(model, val)
             model.train()
 
 
 @loop
 def validation_with_gradients_on(watch: Watch) -> None:
     """The program forgot ``no_grad()`` and ``eval()``: the loader's name says it."""
-    truth, (model, optimizer, train, val) = training(watch, {"train": 5, "val": 3})
+    truth, (model, optimizer, train, val) = watch.training({"train": 5, "val": 3})
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
         for batch in val:
             truth.batch("val")
             truth.forward(EVAL)
@@ -74,8 +62,8 @@ def validation_with_gradients_on(watch: Watch) -> None:
 @loop
 def training_on_a_loader_named_val(watch: Watch) -> None:
     """An update in the batch says more than the loader's name."""
-    truth, (model, optimizer, val) = training(watch, {"val": 5})
-    train_on(truth, model, optimizer, val, name="val")
+    truth, (model, optimizer, val) = watch.training({"val": 5})
+    truth.train_on(model, optimizer, val, name="val")
 
 
 @loop
@@ -85,11 +73,11 @@ def testing_and_prediction(watch: Watch) -> Truth:
     loaders = {"train": loader(4), "valid_b": loader(2), "test": loader(3), "predict": loader(1)}
     optimizer = sgd(model)
     watch(model, loaders)
-    train_on(truth, model, optimizer, loaders["train"])
+    truth.train_on(model, optimizer, loaders["train"])
     model.eval()
-    evaluate_on(truth, model, loaders["valid_b"], "valid_b")
-    evaluate_on(truth, model, loaders["test"], "test", phase="test")
-    evaluate_on(truth, model, loaders["predict"], "predict", phase="predict")
+    truth.evaluate_on(model, loaders["valid_b"], "valid_b")
+    truth.evaluate_on(model, loaders["test"], "test", phase="test")
+    truth.evaluate_on(model, loaders["predict"], "predict", phase="predict")
     return truth
 
 
@@ -102,7 +90,7 @@ def attack_under_a_declared_phase(watch: Watch) -> Truth:
         model,
         [otel_train.Loader(train, name="train"), otel_train.Loader(attack, name="attack", phase="test")],
     )
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     for x, y in attack:
         truth.batch("attack")
         x.requires_grad_()
@@ -120,8 +108,8 @@ def two_loaders_in_one_evaluation(watch: Watch) -> Truth:
     model, easy, hard, truth = Net(), loader(3), loader(2), Truth(source=None)
     watch(model, {"val_easy": easy, "val_hard": hard})
     model.eval()
-    evaluate_on(truth, model, easy, "val_easy")
-    evaluate_on(truth, model, hard, "val_hard")
+    truth.evaluate_on(model, easy, "val_easy")
+    truth.evaluate_on(model, hard, "val_hard")
     return truth
 
 
@@ -131,10 +119,10 @@ def look_ahead_in_an_evaluation(watch: Watch) -> None:
 
     The first ask is followed by another and shows nothing: it is for what the batches after it are for.
     """
-    truth, (model, optimizer, left, right) = training(watch, {"left": 5, "right": 3})
+    truth, (model, optimizer, left, right) = watch.training({"left": 5, "right": 3})
     for epoch in range(2):
         model.train()
-        train_on(truth, model, optimizer, left, name="left")
+        truth.train_on(model, optimizer, left, name="left")
         if epoch == 1:
             break
         model.eval()

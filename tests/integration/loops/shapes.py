@@ -20,26 +20,23 @@ from tests.integration.loops.truth import (
     loader,
     loop,
     loss_of,
-    one_step,
     sgd,
     timed,
-    train_on,
-    training,
 )
 
 
 @loop
 def plain(watch: Watch) -> None:
     """The loop of every tutorial."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for _ in range(3):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
 
 
 @loop
 def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
     """Ten batches in groups of four: the two left over count towards the first update of the next epoch."""
-    truth, (model, optimizer, train) = training(watch, {"train": 10})
+    truth, (model, optimizer, train) = watch.training({"train": 10})
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
@@ -53,7 +50,7 @@ def accumulation_with_a_remainder_that_is_carried_over(watch: Watch) -> Truth:
 @loop
 def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> None:
     """The last group of an epoch is smaller; it is a step like the others."""
-    truth, (model, optimizer, train) = training(watch, {"train": 10})
+    truth, (model, optimizer, train) = watch.training({"train": 10})
     for _ in range(2):
         for i, batch in enumerate(train):
             truth.batch("train")
@@ -65,7 +62,7 @@ def accumulation_with_a_remainder_that_is_flushed(watch: Watch) -> None:
 @loop
 def accumulation_by_drawing_several_batches(watch: Watch) -> None:
     """A group is drawn first and trained on afterwards, as newer trainers do."""
-    truth, (model, optimizer, train) = training(watch, {"train": 8})
+    truth, (model, optimizer, train) = watch.training({"train": 8})
     batches = iter(train)
     while group := list(itertools.islice(batches, 4)):
         for _ in group:
@@ -94,7 +91,7 @@ def zip_of_two_loaders(watch: Watch) -> Truth:
 @loop
 def zip_of_a_loader_with_itself(watch: Watch) -> None:
     """Two live iterators of one loader, a batch of each per update."""
-    truth, (model, optimizer, train) = training(watch, {"train": 4})
+    truth, (model, optimizer, train) = watch.training({"train": 4})
     for left, right in zip(train, train, strict=False):
         truth.batch("train")
         truth.batch("train")
@@ -106,12 +103,12 @@ def zip_of_a_loader_with_itself(watch: Watch) -> None:
 @loop
 def two_live_iterators_of_one_loader(watch: Watch) -> None:
     """They take turns, an update each."""
-    truth, (model, optimizer, train) = training(watch, {"train": 4})
+    truth, (model, optimizer, train) = watch.training({"train": 4})
     turns = [iter(train), iter(train)]
     for i in range(8):
         batch = next(turns[i % 2])
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
@@ -130,24 +127,24 @@ def weighted_sampling_of_two_loaders(watch: Watch) -> Truth:
             del live[name]
             continue
         truth.batch(name, 4 if name == "code" else 2)
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     return truth
 
 
 @loop
 def itertools_cycle(watch: Watch) -> None:
     """``cycle`` replays the first pass from memory: further steps have no ask at all."""
-    truth, (model, optimizer, train) = training(watch, {"train": 4})
+    truth, (model, optimizer, train) = watch.training({"train": 4})
     for i, batch in enumerate(itertools.islice(itertools.cycle(train), 11)):
         if i < len(train):
             truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
 def endless_generator(watch: Watch) -> None:
     """The usual way round ``cycle``: ask the loader again and again."""
-    truth, (model, optimizer, train) = training(watch, {"train": 4})
+    truth, (model, optimizer, train) = watch.training({"train": 4})
 
     def forever() -> Iterator[Any]:
         while True:
@@ -157,13 +154,13 @@ def endless_generator(watch: Watch) -> None:
     for _ in range(10):
         batch = next(batches)
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
 def manual_next(watch: Watch) -> None:
     """The iterator is made anew when it has run out."""
-    truth, (model, optimizer, train) = training(watch, {"train": 3})
+    truth, (model, optimizer, train) = watch.training({"train": 3})
     batches = iter(train)
     for _ in range(8):
         try:
@@ -172,49 +169,49 @@ def manual_next(watch: Watch) -> None:
             batches = iter(train)
             batch = next(batches)
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
 def a_pass_given_up_for_a_new_one(watch: Watch) -> None:
     """The old iterator is still held when a new one is made: the loop goes on with the new one."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     held = []
     for batches in (2, 3, 6):
         held.append(iter(train))
         for _ in range(batches):
             batch = next(held[-1])
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
 
 
 @loop
 def one_batch_overfitted(watch: Watch) -> None:
     """A single ask, then many updates: each step closes where its update ended."""
-    truth, (model, optimizer, train) = training(watch, {"train": 3})
+    truth, (model, optimizer, train) = watch.training({"train": 3})
     batch = next(iter(train))
     truth.batch("train")
     for _ in range(7):
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
 
 
 @loop
 def look_ahead(watch: Watch) -> None:
     """The next batch is fetched before the present one is trained on."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     for _ in range(2):
         batches = iter(train)
         ahead = next(batches, None)
         while ahead is not None:
             batch, ahead = ahead, next(batches, None)
             truth.batch("train")
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
 
 
 @loop
 def look_ahead_between_forward_and_backward(watch: Watch) -> None:
     """The next batch is fetched in the middle of the step, while a device would be busy."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     batches = iter(train)
     batch = next(batches)
     while batch is not None:
@@ -228,7 +225,7 @@ def look_ahead_between_forward_and_backward(watch: Watch) -> None:
 @loop
 def look_ahead_in_another_thread(watch: Watch) -> Truth:
     """A thread fetches into a queue: its asks end no step of the thread that trains; its waits are its own."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6}, threads=2)
+    truth, (model, optimizer, train) = watch.training({"train": 6}, threads=2)
     ready: queue.Queue[Any] = queue.Queue(maxsize=2)
 
     def fetch() -> None:
@@ -240,7 +237,7 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
     thread.start()
     while (batch := ready.get()) is not None:
         truth.batch("train")
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     thread.join()
     truth.partial = None
     return truth
@@ -269,5 +266,5 @@ def a_loader_inside_the_dataset_of_another(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"train": train, "inner": inner})
     for _ in range(2):
-        train_on(truth, model, optimizer, train)
+        truth.train_on(model, optimizer, train)
     return truth

@@ -22,9 +22,7 @@ from tests.integration.loops.truth import (
     loop,
     loss_of,
     sgd,
-    slow_training,
     timed,
-    train_on,
 )
 
 
@@ -38,8 +36,8 @@ def in_a_thread(work: Callable[..., object], *arguments: Any) -> None:
 @timed
 def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> None:
     """The main thread tries the model on some rows, then waits for a thread that trains it: that one's time is the run's."""
-    truth, (model, optimizer, train) = slow_training(
-        watch, {"train": 8}, takes_s=0.0, threads=2, rated=TRAIN_ALONE
+    truth, (model, optimizer, train) = watch.slow_training(
+        {"train": 8}, takes_s=0.0, threads=2, rated=TRAIN_ALONE
     )
     truth.at(EVAL)
     with torch.no_grad():
@@ -48,7 +46,7 @@ def a_thread_trains_after_the_main_thread_looked(watch: Watch) -> None:
     truth.step(EVAL)
     truth.sleep(0.08, "init")
     model.takes_s = 0.01
-    in_a_thread(train_on, truth, model, optimizer, train)
+    in_a_thread(truth.train_on, model, optimizer, train)
 
 
 @loop
@@ -59,7 +57,7 @@ def a_new_thread_every_epoch(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"train": train})
     for _ in range(3):
-        in_a_thread(train_on, truth, model, optimizer, train)
+        in_a_thread(truth.train_on, model, optimizer, train)
     return truth
 
 

@@ -181,6 +181,43 @@ class Truth:
         """A step as docs/reference/step-boundaries.md defines it."""
         self.steps[phase] += 1
 
+    def learn(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        """The inside of an ordinary step, for programs whose point lies elsewhere."""
+        optimizer.zero_grad()
+        self.backward(self.loss(model, batch))
+        self.update(optimizer)
+
+    def one_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        """An ordinary step."""
+        self.learn(model, optimizer, batch)
+        self.step()
+
+    def train_on(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Iterable[Any],
+        *,
+        name: str = "train",
+    ) -> None:
+        """A pass of ordinary steps."""
+        self.at(TRAIN, name)
+        for batch in batches:
+            self.batch(name, len(batch[0]))
+            self.one_step(model, optimizer, batch)
+
+    def evaluate_on(
+        self, model: nn.Module, batches: Iterable[Any], name: str = "val", *, phase: str = EVAL
+    ) -> None:
+        """A pass without gradients."""
+        self.at(phase, name)
+        with torch.no_grad():
+            for batch in batches:
+                self.batch(name, len(batch[0]))
+                self.forward(phase)
+                loss_of(model, batch)
+                self.step(phase)
+
     def counted(self) -> dict[str, int]:
         """The six values of the table of loops."""
         return {
@@ -257,47 +294,45 @@ def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> torch.
     return F.cross_entropy(model(x), y)
 
 
-def learn(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
-    """The inside of an ordinary step, for programs whose point lies elsewhere."""
-    truth.backward(truth.loss(model, batch))
-    truth.update(optimizer)
+class Beginnings:
+    """How programs begin. What it is called with gets a session."""
+
+    said: Truth
+
+    def __call__(self, model: Any = None, loaders: Any = None, **settings: Any) -> Any:
+        """``otel_train.instrument``, or nothing at all."""
+        raise NotImplementedError
+
+    def truth(self, **says: Any) -> Truth:
+        """The truth of a program that can be timed."""
+        raise NotImplementedError
+
+    def training(
+        self, batches: Mapping[str, int], *, model: nn.Module | None = None, **says: Any
+    ) -> tuple[Truth, Any]:
+        """Truth; model, optimizer and loaders of so many batches, with a session that has model and loaders."""
+        model, loaders = model or Net(), {name: loader(number) for name, number in batches.items()}
+        optimizer = sgd(model)
+        self(model, loaders)
+        self.said = Truth(**says)
+        return self.said, (model, optimizer, *loaders.values())
+
+    def slow_training(
+        self, batches: Mapping[str, int | tuple[int, float]], *, takes_s: float = 0.01, **says: Any
+    ) -> tuple[Truth, Any]:
+        """The same of a program that can be timed; a loader has batches, and may have seconds per batch."""
+        truth = self.truth(**says)
+        model = Slow(truth, takes_s)
+        loaders = {
+            name: slow_loader(truth, name, *(many if isinstance(many, tuple) else (many,)))
+            for name, many in batches.items()
+        }
+        optimizer = sgd(model)
+        self(model, loaders)
+        return truth, (model, optimizer, *loaders.values())
 
 
-def one_step(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
-    """An ordinary step."""
-    learn(truth, model, optimizer, batch)
-    truth.step()
-
-
-def train_on(
-    truth: Truth,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterable[Any],
-    *,
-    name: str = "train",
-) -> None:
-    """A pass of ordinary steps."""
-    truth.at(TRAIN, name)
-    for batch in batches:
-        truth.batch(name, len(batch[0]))
-        one_step(truth, model, optimizer, batch)
-
-
-def evaluate_on(
-    truth: Truth, model: nn.Module, batches: Iterable[Any], name: str = "val", *, phase: str = EVAL
-) -> None:
-    """A pass without gradients."""
-    truth.at(phase, name)
-    with torch.no_grad():
-        for batch in batches:
-            truth.batch(name, len(batch[0]))
-            truth.forward(phase)
-            loss_of(model, batch)
-            truth.step(phase)
-
-
-class Watch:
+class Watch(Beginnings):
     """Starts sessions for a program, and keeps them to be closed.
 
     Args:
@@ -354,37 +389,10 @@ class Watch:
         self.closing = began, time.perf_counter()
 
 
-def training(
-    watch: Watch, batches: Mapping[str, int], *, model: nn.Module | None = None, **says: Any
-) -> tuple[Truth, Any]:
-    """Truth; model, optimizer and loaders of so many batches, with a session that has model and loaders."""
-    model, loaders = model or Net(), {name: loader(number) for name, number in batches.items()}
-    optimizer = sgd(model)
-    watch(model, loaders)
-    watch.said = Truth(**says)
-    return watch.said, (model, optimizer, *loaders.values())
-
-
-def slow_training(
-    watch: Watch, batches: Mapping[str, int | tuple[int, float]], *, takes_s: float = 0.01, **says: Any
-) -> tuple[Truth, Any]:
-    """The same of a program that can be timed; a loader has its number of batches, and may have seconds per batch."""
-    truth = watch.truth(**says)
-    model = Slow(truth, takes_s)
-    loaders = {
-        name: slow_loader(truth, name, *(many if isinstance(many, tuple) else (many,)))
-        for name, many in batches.items()
-    }
-    optimizer = sgd(model)
-    watch(model, loaders)
-    return truth, (model, optimizer, *loaders.values())
-
-
-class NoSession:
+class NoSession(Beginnings):
     """What a program gets in place of a ``Watch`` when it has to be found: nothing happens."""
 
     loaders: dict[str, Any]
-    said: Truth
 
     def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> NoSession:
         """No session."""

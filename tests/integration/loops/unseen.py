@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, one_step, sgd, training
+from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
 
 
 def forward_of_both_layers(truth: Truth) -> None:
@@ -27,7 +27,7 @@ class Bypassing(Net):
 @loop
 def a_call_that_is_bypassed(watch: Watch) -> None:
     """Own ``__call__``: its two layers are seen."""
-    truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Bypassing())
+    truth, (model, optimizer, train) = watch.training({"train": 10}, model=Bypassing())
     for _ in range(2):
         for batch in train:
             truth.batch("train")
@@ -39,7 +39,7 @@ def a_call_that_is_bypassed(watch: Watch) -> None:
 @loop
 def a_forward_that_is_called_directly(watch: Watch) -> None:
     """``model.forward(x)``: the two layers that it calls are seen."""
-    truth, (model, optimizer, train) = training(watch, {"train": 10})
+    truth, (model, optimizer, train) = watch.training({"train": 10})
     for _ in range(2):
         for batch in train:
             truth.batch("train")
@@ -59,7 +59,7 @@ class Generative(Net):
 @loop
 def a_method_other_than_call(watch: Watch) -> None:
     """``model.loss(x, y)``: the two layers that it calls are seen, in the order in which it calls them."""
-    truth, (model, optimizer, train) = training(watch, {"train": 10}, model=Generative())
+    truth, (model, optimizer, train) = watch.training({"train": 10}, model=Generative())
     for _ in range(2):
         for x, y in train:
             truth.batch("train")
@@ -72,7 +72,7 @@ def a_method_other_than_call(watch: Watch) -> None:
 @loop
 def a_method_other_than_call_with_a_user_stage(watch: Watch) -> None:
     """A user-defined stage around the method: its forward is inside that stage."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5}, model=Generative())
+    truth, (model, optimizer, train) = watch.training({"train": 5}, model=Generative())
     for x, y in train:
         truth.batch("train")
         forward_of_both_layers(truth)
@@ -90,5 +90,5 @@ def a_loader_that_is_not_the_one_iterated(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"train": loader(3)})
     for batch in [(torch.ones(4, 4), torch.tensor([0, 1, 0, 1]))] * 12:
-        one_step(truth, model, optimizer, batch)
+        truth.one_step(model, optimizer, batch)
     return truth

@@ -15,17 +15,12 @@ from tests.integration.loops.truth import (
     Slow,
     Truth,
     Watch,
-    learn,
     loader,
     loop,
     loss_of,
-    one_step,
     sgd,
     slow_loader,
-    slow_training,
     timed,
-    train_on,
-    training,
 )
 
 
@@ -46,12 +41,12 @@ def two_optimizers_per_step(watch: Watch) -> Truth:
 @timed
 def several_updates_per_batch(watch: Watch) -> None:
     """Every batch is trained on three times: each update is a step, and the first has waited for the batch."""
-    truth, (model, optimizer, train) = slow_training(watch, {"train": (4, 0.03)}, rated=TRAIN_ALONE)
+    truth, (model, optimizer, train) = watch.slow_training({"train": (4, 0.03)}, rated=TRAIN_ALONE)
     truth.at(TRAIN, "train")
     for batch in train:
         truth.batch("train")
         for _ in range(3):
-            one_step(truth, model, optimizer, batch)
+            truth.one_step(model, optimizer, batch)
 
 
 @timed
@@ -193,7 +188,7 @@ def a_slow_closure(watch: Watch) -> None:
 @loop
 def sgd_with_a_closure(watch: Watch) -> None:
     """Forward and backward inside the update, once."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for batch in train:
         truth.batch("train")
         optimizer.step(closure_of(truth, model, optimizer, batch))
@@ -228,7 +223,7 @@ def optimizer_subclass(watch: Watch) -> Truth:
     sgd(warm).step()
     optimizer = Decaying(model.parameters(), lr=0.01)
     watch(model, {"train": train})
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     return truth
 
 
@@ -238,18 +233,18 @@ def optimizer_of_optimizers(watch: Watch) -> Truth:
     model, train, truth = Net(), loader(5), Truth()
     optimizer = Both(sgd(model.first), sgd(model.last))
     watch(model, {"train": train})
-    train_on(truth, model, optimizer, train)
+    truth.train_on(model, optimizer, train)
     return truth
 
 
 @loop
 def learning_rate_scheduler(watch: Watch) -> None:
     """A scheduler patches ``step`` on the instance."""
-    truth, (model, optimizer, train) = training(watch, {"train": 6})
+    truth, (model, optimizer, train) = watch.training({"train": 6})
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
     for batch in train:
         truth.batch("train")
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
         scheduler.step()
         truth.step()
 
@@ -311,7 +306,7 @@ def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
 @loop
 def several_backwards_per_step(watch: Watch) -> None:
     """Two losses on two forwards, two backwards, one update."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for batch in train:
         truth.batch("train")
         for scale in (1.0, 0.5):
@@ -322,7 +317,7 @@ def several_backwards_per_step(watch: Watch) -> None:
 @loop
 def retained_graph(watch: Watch) -> None:
     """Two backwards over one graph."""
-    truth, (model, optimizer, train) = training(watch, {"train": 5})
+    truth, (model, optimizer, train) = watch.training({"train": 5})
     for x, y in train:
         truth.batch("train")
         truth.forward()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import otel_train
 from tests.integration.loops.decoding import Decoded
-from tests.integration.loops.truth import Net, Truth, learn, sgd
+from tests.integration.loops.truth import Net, Truth, sgd
 
 EPOCHS = 3
 
@@ -35,7 +35,7 @@ def with_workers(context: str, settings: dict[str, Any]) -> dict[str, Any]:
         for x, y, pids in train:
             workers.update(pids.tolist())
             truth.batch("train", len(x))
-            learn(truth, model, optimizer, (x, y))
+            truth.learn(model, optimizer, (x, y))
             truth.step()
     time.sleep(0.5)  # several exports, not the last one alone
     session.close()
@@ -54,14 +54,14 @@ def with_a_child(settings: dict[str, Any]) -> dict[str, Any]:
     if not child:
         try:
             for batch in batches * 5:
-                learn(Truth(), model, optimizer, batch)
+                Truth().learn(model, optimizer, batch)
             session.close()
             os._exit(0)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     for batch in batches:
-        learn(truth, model, optimizer, batch)
+        truth.learn(model, optimizer, batch)
     session.close()
     return {"status": status, "inner": inner, **known(truth, session)}
 
