@@ -466,7 +466,10 @@ def test_without_a_session_the_hand_tools_do_nothing() -> None:
 
     with otel_train.stage("outer"), otel_train.checkpoint():
         assert augment(1) == 2
-    assert list(otel_train.watch([1, 2], name="numbers")) == [1, 2]
+    rows = [1, 2]
+    assert otel_train.watch(rows, name="numbers") is rows
+    assert otel_train.summary() == {}
+    otel_train.reset_window()
     otel_train.step()
     otel_train.step(start=5)
     otel_train.log(loss=torch.tensor(1.0))

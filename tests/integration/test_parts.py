@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from otel_train.instrumentation import registry
-from tests.integration.loops.truth import Truth, Watch, loader, sgd
+from tests.integration.loops.truth import Truth, Watch, Wrapper, loader, sgd
 
 SLOT = "_compiled_call_impl"
 ROWS = torch.ones(2, 4)
@@ -199,17 +199,6 @@ def test_a_head_that_has_a_name_keeps_it_when_it_compiles_itself(watch: Watch) -
     assert forwards(session) == {"net": 1, "head": 1}
     assert wrapped(model) == ["encoder", "head"]
     assert model.head.__dict__[SLOT] is not compiled
-
-
-class Wrapper(nn.Module):
-    """Calls what it wraps, as ``DistributedDataParallel`` does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
 
 
 def test_the_model_inside_a_wrapper_is_seen_and_so_are_its_parts(watch: Watch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import otel_train
 from otel_train.accounting.types import EVAL, TRAIN, StepSource
 from otel_train.agent.coverage import (
     STEPLESS_S,
@@ -25,23 +24,6 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
 from otel_train.safety import ExitHook
 from otel_train.testing import FakeClock
-
-
-def test_without_a_session_nothing_happens() -> None:
-    """A library may call these in programs that never heard of us."""
-    assert otel_train.current() is None
-    rows = [1, 2]
-
-    assert otel_train.watch(rows, name="rows") is rows
-    assert otel_train.summary() == {}
-    otel_train.log(loss=object())
-    otel_train.event("something", why="none")
-    otel_train.step()
-    otel_train.step(start=3)
-    otel_train.reset_window()
-    with otel_train.stage("work"), otel_train.checkpoint():
-        pass
-
 
 # --- switched off ---------------------------------------------------------------------------------
 

@@ -108,15 +108,3 @@ def test_more_threads_than_rings_in_the_file_are_recorded_as_well(recorder: Reco
     assert all(
         len(thread.ring.read(10).times) == 1 for thread in recorder.threads if thread is not recorder.main
     )
-
-
-def test_after_silence_nothing_is_written(recorder: Recorder) -> None:
-    """Hooks that are still referenced after ``close`` write nothing."""
-    source = recorder.source(SourceKind.STAGE, "work")
-    edge = recorder.edge
-    recorder.silence()
-    edge(code(Op.BEGIN, source))
-    in_thread(lambda: edge(code(Op.BEGIN, source)))
-
-    assert recorder.main.ring.pending == 0
-    assert recorder.threads == [recorder.main]

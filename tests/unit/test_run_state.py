@@ -95,24 +95,6 @@ def test_two_training_threads_do_not_share_span_ids() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_threads_that_train_one_after_the_other_are_one_run() -> None:
-    """A fold per thread: the second must not be missing from the ledger, nor begin again at step 0."""
-    run, now_ns = Run(), 0
-    for fold in range(3):
-        tape = steps(Tape(started_ns=now_ns).spend(1000), 12).stop()
-        run.feed(tape, main=False, name="fold")
-        run.account.end_thread(id(tape))
-        run.feed(tape)
-        now_ns = tape.now_ns
-        assert run.account.step_number == 12 * (fold + 1)
-    run.close(now_ns + 500)
-
-    ledger = {a.name.lower(): int(run.account.totals.activity_ns[a]) for a in Activity}
-    assert sum(ledger.values()) == run.account.final_ns == now_ns + 500
-    assert ledger["productive"] >= 3 * 12 * 57
-    assert sorted(numbers(run)) == list(range(36))
-
-
 def test_time_after_the_last_training_thread_is_accounted_for() -> None:
     """The ledger goes on to the end, or the run would seem to be over before it is."""
     tape = steps(Tape(), 12).stop()
@@ -339,23 +321,6 @@ def test_open_stages_are_listed_outermost_first() -> None:
     assert [stage.stage for stage in run.account.open_stages()] == ["forward", "attention"]
 
 
-def test_a_thread_that_only_loads_is_a_helper() -> None:
-    """Its wait is not the training thread's, its batches are batches."""
-    training = Tape()
-    for _ in range(12):
-        training.forward().backward().update()
-    loading = Tape()
-    for _ in range(12):
-        loading.ask("code", 1000)
-    run = Run().feed(training).feed(loading, main=False, name="prefetch")
-    run.close(max(training.now_ns, loading.now_ns))
-
-    assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
-    [waits] = [row for row in run.account.totals.rows() if row.key.stage == "data"]
-    assert (waits.key.loader, waits.key.phase, waits.count) == ("code", "", 12)
-    assert run.account.totals.activity_ns[c.ACTIVITIES.index("data_wait")] == 0
-
-
 def test_backwards_of_forwards_that_cannot_be_seen_are_steps_beside_a_thread_that_only_loads() -> None:
     """A thread that makes gradients alone is a part of another thread's steps only if that one runs a model."""
     training, loading = Tape(), Tape()
@@ -392,11 +357,3 @@ def test_steps_that_a_thread_marks_while_another_trains_are_not_counted_twice() 
     run = Run().feed(tape).feed(marked(), main=False, name="logger").close(tape.now_ns)
 
     assert run.account.totals.steps_by_phase() == {"train": 12}
-
-
-def test_without_any_edge_the_whole_time_was_preparation() -> None:
-    """Law 2 holds for a run that never began: its wall time is not zero."""
-    run = Run().close(5 * NS_PER_S)
-
-    assert run.account.totals.activity_ns.sum() == 5 * NS_PER_S
-    assert run.account.final_ns == 5 * NS_PER_S

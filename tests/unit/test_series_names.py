@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.accounting.types import EVAL, NO_PHASE, TRAIN
+from otel_train.accounting.types import EVAL, TRAIN
 from otel_train.aggregation.series_names import Key, SeriesNames
 from otel_train.catalog import OTHER_VALUE
 from otel_train.recording.events import Instrumented, SourceKind
@@ -29,35 +29,6 @@ def keys(names: SeriesNames, owner: list[int], loader: list[int], phase: list[in
 CODE = Instrumented(SourceKind.DATA, "code")
 PROSE = Instrumented(SourceKind.DATA, "prose")
 NET = Instrumented(SourceKind.FORWARD, "Net")
-SGD = Instrumented(SourceKind.OPTIMIZER, "SGD")
-
-
-def test_a_series_is_a_stage_of_a_loader_in_a_phase() -> None:
-    """One histogram each: the slow validation loader must not read as slow training."""
-    names = names_of(CODE, PROSE, NET, SGD)
-
-    assert keys(names, [2, 2, 3], [0, 1, 0], [TRAIN, EVAL, TRAIN]) == [
-        Key("forward", "code", "train", "Net"),
-        Key("forward", "prose", "eval", "Net"),
-        Key("optimizer", "code", "train", ""),
-    ]
-
-
-def test_waiting_belongs_to_the_loader_that_was_asked() -> None:
-    """In a zip the second loader is asked while the first one's batch is being worked on."""
-    names = names_of(CODE, PROSE)
-
-    assert keys(names, [1], [0], [TRAIN]) == [Key("data", "prose", "train", "")]
-
-
-def test_time_in_no_stage_is_other() -> None:
-    """It has a place in the table, so that the table adds up."""
-    names = names_of(CODE)
-
-    assert keys(names, [-1, -1], [0, -1], [TRAIN, NO_PHASE]) == [
-        Key("other", "code", "train", ""),
-        Key("other", "", "", ""),
-    ]
 
 
 def test_sources_that_come_later_leave_the_old_ones_where_they_are() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, Wrapper, loader, loop, loss_of, sgd
 
 
 def train_compiled(
@@ -26,17 +26,6 @@ def epoch(truth: Truth, called: Any, optimizer: torch.optim.Optimizer, train: An
     """One pass."""
     truth.train_on(called, optimizer, train)
     return truth
-
-
-class Wrapper(nn.Module):
-    """Calls what it wraps, as ``DistributedDataParallel`` does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
 
 
 @loop

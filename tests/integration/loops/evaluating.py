@@ -18,6 +18,7 @@ from tests.integration.loops.truth import (
     Slow,
     Truth,
     Watch,
+    Wrapper,
     loader,
     loop,
     loss_of,
@@ -149,23 +150,12 @@ def parts_of_the_model_trained(watch: Watch) -> None:
         truth.update_that_ends_a_step(optimizer)
 
 
-class Wrapping(nn.Module):
-    """Holds a model as DDP does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
-
-
 @timed
 def the_model_inside_its_wrapper_evaluated(watch: Watch) -> None:
     """The wrapper trains; the model inside it, unwrapped, is evaluated."""
     truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
     model, train, val = (
-        Wrapping(Slow(truth)), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.02)
+        Wrapper(Slow(truth)), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.02)
     )  # fmt: skip
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})

@@ -242,6 +242,17 @@ class Net(nn.Module):
         return self.last(torch.relu(self.first(x)))
 
 
+class Wrapper(nn.Module):
+    """Calls what it wraps, as ``DistributedDataParallel`` does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
 def sgd(*models: nn.Module) -> torch.optim.Optimizer:
     """Plain gradient descent over all parameters of ``models``."""
     return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.01)
