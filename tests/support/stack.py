@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from otel_train.errors import StackError
 from otel_train.stack import local
 from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
+from tests.support.http_server import http_server
 
 ROOT = Path(__file__).parents[2]
 SCALE = 30
@@ -107,26 +108,13 @@ def webhook() -> Iterator[Alerts]:
     """Listen for alerts."""
     alerts = Alerts()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            alerts.received += json.loads(body)["alerts"]
-            self.send_response(200)
-            self.end_headers()
+    def take(_: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        alerts.received += json.loads(body)["alerts"]
+        return 200, b""
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    alerts.url = f"http://127.0.0.1:{server.server_port}/alerts"
-    try:
+    with http_server(take) as url:
+        alerts.url = f"{url}/alerts"
         yield alerts
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager

@@ -10,10 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 from otel_train.catalog import ALL, Emit, Kind, Label, Metric
+from tests.support.http_server import http_server
 
 RUN: Final = "synthetic"
 RANKS: Final = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}
@@ -238,24 +239,15 @@ class Exposition:
 
     def __init__(self) -> None:
         began = time.time()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                now = time.time()
-                body = page(now - began, now).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Discards the access log."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.target = f"127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._open = ExitStack()
+        shown = http_server(lambda *_: (200, _page_since(began)), "text/plain; version=0.0.4")
+        self.target = self._open.enter_context(shown).removeprefix("http://")
 
     def close(self) -> None:
         """Free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._open.close()
+
+
+def _page_since(began: float) -> bytes:
+    now = time.time()
+    return page(now - began, now).encode()

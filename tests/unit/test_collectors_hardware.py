@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader, dcgm_answers
 from otel_train.datamodel import Point
+from tests.support.http_server import http_server
 
 
 class NvmlError(Exception):
@@ -213,24 +213,8 @@ def test_without_a_device_in_use_nvml_is_not_loaded() -> None:
 @contextmanager
 def page(text: bytes) -> Iterator[str]:
     """An exporter with that page."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name that the server calls
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(lambda *_: (200, text)) as url:
+        yield url.removeprefix("http://")
 
 
 def test_an_exporter_is_known_by_its_page() -> None:

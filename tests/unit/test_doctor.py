@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
+from tests.support.http_server import http_server
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
 ROOT = Path(__file__).parents[2]
@@ -373,36 +374,22 @@ class Backend:
 def backend() -> Iterator[Backend]:
     made = Backend()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            made.asked.append(self.path)
-            made.authorization = self.headers.get("Authorization") or made.authorization
-            found: list[Any] = []
-            if "time()" in self.path:
-                found = [time.time(), str(time.time())]
-            elif made.has and "train_probe_time_seconds" in self.path:
-                found = [{}]
-            body = json.dumps({"status": "success", "data": {"result": found}})
-            if made.has and self.path.startswith("/api/traces/"):
-                # A trace has the id of its run in it; any would do for a server that only knows one.
-                body = " ".join(made.asked) + run_ids(made)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body.encode())
+    def answer(request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, bytes]:
+        made.asked.append(request.path)
+        made.authorization = request.headers.get("Authorization") or made.authorization
+        found: list[Any] = []
+        if "time()" in request.path:
+            found = [time.time(), str(time.time())]
+        elif made.has and "train_probe_time_seconds" in request.path:
+            found = [{}]
+        body = json.dumps({"status": "success", "data": {"result": found}})
+        if made.has and request.path.startswith("/api/traces/"):
+            # A trace has the id of its run in it; any would do for a server that only knows one.
+            body = " ".join(made.asked) + run_ids(made)
+        return 200, body.encode()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with http_server(answer) as made.url:
         yield made
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def run_ids(made: Backend) -> str:

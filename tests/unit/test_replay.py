@@ -6,8 +6,7 @@ import argparse
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
+from tests.support.http_server import http_server
 from tests.support.receiver import http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
 
@@ -283,28 +283,11 @@ def test_old_metrics_are_said_to_be_old(run_path: Path, capsys: pytest.CaptureFi
     assert "2 of metrics are older than 24 h" in capsys.readouterr().err
 
 
-@contextmanager
-def store(*times_s: float, status: int = 200) -> Iterator[str]:
+def store(*times_s: float, status: int = 200) -> AbstractContextManager[str]:
     """A Prometheus that has samples of these times, of every rank."""
     values = [[time_s, "1"] for time_s in times_s]
     document = {"status": "success", "data": {"result": [{"values": values}]}}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(document if status == 200 else {}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return http_server(lambda *_: (status, json.dumps(document if status == 200 else {}).encode()))
 
 
 def test_what_is_in_the_store_is_no_more_than_what_the_store_says(
