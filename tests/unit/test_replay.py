@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 

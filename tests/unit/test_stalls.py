@@ -2,94 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from otel_train.aggregation.counters import Reclaimed
 from otel_train.aggregation.run_events import MEDIAN_STEPS, OUTSIDE_NS, StallContext, Stalls
 
 NS_PER_S = 10**9
+OUTSIDE, START, EVALUATION, CHECKPOINT = (
+    StallContext.OUTSIDE, StallContext.START, StallContext.EVALUATION, StallContext.CHECKPOINT,
+)  # fmt: skip
 
 
-def seconds(number: float) -> int:
-    return int(number * NS_PER_S)
+def silent(at_s: float, *, stalled: bool, median_s: float = 0, **doing: Any) -> Callable[[Stalls], None]:
+    """The agent looks; whether that is a stall which was not one before."""
+
+    def do(stalls: Stalls) -> None:
+        assert stalls.look(int(at_s * NS_PER_S), int(median_s * NS_PER_S), **doing) is stalled, at_s
+
+    return do
 
 
-def test_one_stall_is_reported_once() -> None:
-    """Ten hours of hanging are one event, not seventy thousand."""
+def progress(at_s: float) -> Callable[[Stalls], None]:
+    return lambda stalls: stalls.progress(int(at_s * NS_PER_S))
+
+
+def others(seconds: float) -> Callable[[Stalls], None]:
+    """What the most patient of the other ranks waits for."""
+    return lambda stalls: setattr(stalls, "others_ns", int(seconds * NS_PER_S))
+
+
+def threshold(seconds: float) -> Callable[[Stalls], None]:
+    def check(stalls: Stalls) -> None:
+        assert stalls.threshold_ns == seconds * NS_PER_S
+
+    return check
+
+
+@pytest.mark.parametrize("history", [
+    # Ten hours of hanging are one event, not seventy thousand.
+    pytest.param([silent(301, stalled=True), silent(400, stalled=False), progress(500), silent(600, stalled=False),
+                  silent(1500, stalled=True)], id="one stall is reported once"),
+    # A run whose steps take a minute is not hanging after five.
+    pytest.param([silent(301, stalled=False, median_s=60), threshold(60 * MEDIAN_STEPS)],
+                 id="slow steps raise the threshold"),
+    # A notebook whose training is over is not stalled.
+    pytest.param([silent(9999, stalled=False, doing=OUTSIDE)], id="silence after the last loop means nothing"),
+    # The first one may take half an hour; after one of seven minutes the next may take twenty-one.
+    *(pytest.param([silent(1799, stalled=False, doing=doing), progress(60), silent(61 + 420, stalled=False, doing=doing),
+                    threshold(600), progress(60 + 420), silent(500, stalled=False, doing=doing), threshold(3 * 420)],
+                   id=f"{doing.name.lower()} has a threshold of its own which is learned")
+      for doing in (EVALUATION, CHECKPOINT)),
+    # Compilers run for minutes, once.
+    pytest.param([silent(1799, stalled=False, doing=START), silent(1800, stalled=True, doing=START)],
+                 id="the first step may take its time"),
+    # What is done between steps and cannot be seen is done again; half an hour is the most that is learned.
+    pytest.param([silent(301, stalled=True), progress(360), silent(360 + 719, stalled=False),
+                  silent(360 + 720, stalled=True), progress(9999), silent(10000, stalled=False), threshold(1800)],
+                 id="a pause that ended by itself is no stall the next time"),
+    # While one rank evaluates the others sit in a collective: that is no hang, and no measure for one.
+    pytest.param([others(1800), silent(400, stalled=False), progress(400), others(300), silent(700, stalled=True)],
+                 id="a rank that waits for another is as patient and learns nothing from it"),
+])  # fmt: skip
+def test_a_silence_is_a_stall_where_nothing_explains_it(history: list[Callable[[Stalls], None]]) -> None:
+    """A slow batch is no reason to page; after 300 s of silence there is one."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    stalls.look(seconds(301), 0)
-
-    assert not stalls.look(seconds(400), 0)
-    stalls.progress(seconds(500))
-    assert not stalls.look(seconds(600), 0)
-    assert stalls.look(seconds(500 + 1000), 0)
-
-
-def test_slow_steps_raise_the_threshold() -> None:
-    """A run whose steps take a minute is not hanging after five."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-
-    assert not stalls.look(seconds(301), seconds(60))
-    assert stalls.threshold_ns == seconds(60 * MEDIAN_STEPS)
-
-
-def test_silence_after_the_last_loop_means_nothing() -> None:
-    """A notebook whose training is over is not stalled."""
-    assert not Stalls(0, after_s=300, reclaimed=Reclaimed()).look(
-        seconds(9999), 0, doing=StallContext.OUTSIDE
-    )
+    for event in history:
+        event(stalls)
 
 
 def test_the_threshold_after_the_loops_is_one_that_rules_know() -> None:
     """The age of the heartbeat goes on growing, and must not page."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    stalls.look(seconds(9999), 0, doing=StallContext.OUTSIDE)
+    stalls.look(9999 * NS_PER_S, 0, doing=OUTSIDE)
 
     assert (stalls.threshold_ns, stalls.quiet_ns) == (OUTSIDE_NS, 0)
-    assert stalls.patience_ns == seconds(1800)  # whoever waits for it does not wait for ever
-
-
-@pytest.mark.parametrize("doing", [StallContext.EVALUATION, StallContext.CHECKPOINT])
-def test_an_evaluation_or_checkpoint_has_a_threshold_of_its_own_which_is_learned(doing: StallContext) -> None:
-    """The first one may take half an hour; after one of seven minutes the next may take twenty-one."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-
-    assert not stalls.look(seconds(1799), 0, doing=doing)
-    stalls.progress(seconds(60))
-    assert not stalls.look(seconds(61 + 420), 0, doing=doing)
-    assert stalls.threshold_ns == seconds(600)
-    stalls.progress(seconds(60 + 420))
-    stalls.look(seconds(500), 0, doing=doing)
-    assert stalls.threshold_ns == seconds(3 * 420)
-
-
-def test_the_first_step_may_take_its_time() -> None:
-    """Compilers run for minutes, once."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-
-    assert not stalls.look(seconds(1799), 0, doing=StallContext.START)
-    assert stalls.look(seconds(1800), 0, doing=StallContext.START)
-
-
-def test_a_pause_that_ended_by_itself_is_no_stall_the_next_time() -> None:
-    """What is done between steps and cannot be seen is done again; half an hour is the most that is learned."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    assert stalls.look(seconds(301), 0)
-    stalls.progress(seconds(360))
-
-    assert not stalls.look(seconds(360 + 719), 0)
-    assert stalls.look(seconds(360 + 720), 0)
-    stalls.progress(seconds(9999))
-    stalls.look(seconds(10000), 0)
-    assert stalls.threshold_ns == seconds(1800)
-
-
-def test_a_rank_that_waits_for_another_is_as_patient_and_learns_nothing_from_it() -> None:
-    """While one rank evaluates the others sit in a collective: that is no hang, and no measure for one."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    stalls.others_ns = seconds(1800)
-    assert not stalls.look(seconds(400), 0)
-    stalls.progress(seconds(400))
-    stalls.others_ns = seconds(300)
-
-    assert stalls.look(seconds(700), 0)
+    assert stalls.patience_ns == 1800 * NS_PER_S  # whoever waits for it does not wait for ever
