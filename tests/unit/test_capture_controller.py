@@ -572,3 +572,13 @@ def test_where_nothing_can_be_captured_the_reason_is_said() -> None:
     none.finish(1)
 
     assert none.begin(1, {}) == "otel_train is disabled"
+
+
+def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
+    """Nothing raises, the record says what happened."""
+    run.profiler.broken = {"save"}
+    run.controller.ask(PLAN)
+    capture = run.finish()
+
+    assert capture.error == "disk"
+    assert "save is broken" in run.records()[0]["problem"]

@@ -158,3 +158,14 @@ def test_a_job_is_there_once_the_user_has_made_it_and_it_has_several_ranks() -> 
     assert find_job(modules(None, initialized=False)) is None
     assert find_job(modules(None, ranks=(0, 1))) is None
     assert find_job(modules(None, ranks=(1, 4))) == (1, 4)
+
+
+def test_a_removed_record_is_gone(of_job: Any) -> None:
+    """No key of otel_train stays in the job's store."""
+    before = of_job.num_keys()
+    ours = JobStore(of_job)
+    ours.put("ours/0", "x")
+    ours.remove("ours/0")
+
+    assert ours.read(["ours/0"]) == {}
+    assert of_job.num_keys() == before

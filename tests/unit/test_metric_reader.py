@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
+import pytest
+
 from otel_train import catalog as c
 from otel_train.agent.metric_reader import LoggedValueReader
 from otel_train.aggregation.metrics import MetricBuilder, Signals
@@ -179,3 +182,51 @@ def test_attributes_of_any_kind_become_text() -> None:
     [(_, attributes)] = reading.read()
 
     assert (attributes["shape"], attributes["ok"], attributes["none"]) == ("(2, 3)", True, "None")
+
+
+def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
+    signals = Signals()
+    for name, value in values.items():
+        signals.take(name.replace("__", "/"), value)
+    return published(signals)
+
+
+def test_a_value_that_is_no_number_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Its metric would be missing without a reason."""
+    reading = Reading()
+    for _ in range(3):
+        reading.queue.log({"output": Large(1.0), "lr": "a tenth", "loss": Hostile()})
+    reading.read()
+
+    assert reading.reader.refused == 9
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "log(output=...)",
+        "log(lr=...)",
+        "log(loss=...)",
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["high", None, [1.0, 2.0], np.zeros(3), Hostile()])
+def test_a_value_that_is_no_number_costs_only_itself(wrong: Any) -> None:
+    """A slip in one call must not switch off everything that is logged."""
+    reading = Reading()
+    for _ in range(5):
+        reading.queue.log({"accuracy": wrong, "loss": 1.0})
+        reading.read()
+    reading.queue.event("odd", {"value": wrong})
+    reading.read()
+
+    assert published(reading.signals)["train.loss"] == {("loss", "train"): 1.0}
+    assert "train.metric.value" not in published(reading.signals)
+
+
+def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
+    """Kept as it is it would keep the whole graph, and show later in-place changes."""
+    queue = ValueQueue(FakeClock())
+    original = Tensor(1.5)
+    queue.log({"loss": original})
+    [entry] = queue.drain()
+
+    assert isinstance(entry, Value)
+    assert entry.value is not original
+    assert entry.value.history == ("detach", "clone")

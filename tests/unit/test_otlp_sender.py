@@ -317,3 +317,22 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
     os.write(into, b"x")
     assert os.waitpid(pid, 0)[1] == 0
     assert collector.got == [metrics()]
+
+
+def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> None:
+    """Else both send the head, and it arrives twice."""
+    first = Collector(held=True)
+    sender = make(first)
+    sender.put("metrics", metrics())
+    assert first.entered.wait(5)
+
+    with SpoolQueue(tmp_path, "metrics").sending() as granted:
+        assert not granted
+    second = Collector()
+    make(second)
+    time.sleep(0.1)
+    assert second.asked == []
+    first.released.set()
+    until(lambda: first.got == [metrics()])
+    time.sleep(0.1)
+    assert second.asked == []

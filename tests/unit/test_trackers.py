@@ -306,3 +306,14 @@ def test_every_tracker_with_a_setting_declares_itself() -> None:
 
     assert names == set(manager.TRACKERS) == set(TRACKERS)
     assert all(setting == kind.setting for setting, kind in manager.TRACKERS.items())
+
+
+def test_a_given_writer_gets_scalars() -> None:
+    """A ``SummaryWriter`` of the program's own."""
+    calls: list[tuple[str, float, int]] = []
+    writer = SimpleNamespace(add_scalar=lambda *scalar: calls.append(scalar))
+
+    TensorBoardTracker(None, writer).write(EPOCH, writer)
+
+    assert ("samples_per_second", 80.0, 100) in calls
+    assert len(calls) == len(EPOCH.values)
