@@ -17,7 +17,6 @@ from tests.integration.loops.truth import (
     Net,
     Truth,
     Watch,
-    evaluate_on,
     loader,
     loop,
     loss_of,
@@ -155,11 +154,11 @@ def steps_marked_in_another_thread(watch: Watch) -> Truth:
 @timed
 def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
     """Each goes on with the time of the one before, also where the agent reads both at once."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 4, "val": 2}, threads=2)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 2}, threads=2)
 
     def epoch() -> None:
-        train_on(truth, model, optimizer, train)
-        evaluate_on(truth, model, val)
+        truth.train_on(model, optimizer, train)
+        truth.evaluate_on(model, val)
 
     for _ in range(2):
         in_a_thread(epoch)
@@ -169,7 +168,7 @@ def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
 @timed
 def the_main_thread_evaluates_before_a_thread_trains(watch: Watch) -> Truth:
     """Until the thread begins, the time of the run is that of the main thread."""
-    truth, (model, optimizer, train, val) = slow_training(watch, {"train": 5, "val": 3}, threads=2)
-    evaluate_on(truth, model, val)
-    in_a_thread(train_on, truth, model, optimizer, train)
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 5, "val": 3}, threads=2)
+    truth.evaluate_on(model, val)
+    in_a_thread(truth.train_on, model, optimizer, train)
     return truth
