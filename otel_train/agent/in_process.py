@@ -471,8 +471,8 @@ class AgentClient:
                     self._captures()
             with Guard("flops"):
                 self._make_flops()
-        self._is_open.set()
         self._report(fresh=True)
+        self._is_open.set()
 
     # -- what the agent asks -----------------------------------------------------------------------
 
