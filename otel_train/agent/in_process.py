@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import FOLDER, Hello, LoopProgress, Opened, Request, Response
+from otel_train.agent.messages import FOLDER, Hello, LoopProgress, OomKills, Opened, Request, Response
 from otel_train.agent.process import (
     AgentThread,
     ProcessActivity,
@@ -26,7 +25,7 @@ from otel_train.agent.process import (
 )
 from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked, log_now, may_log
 from otel_train.config.settings import CODE, TRACKERS
-from otel_train.console import terminal_of
+from otel_train.console import print_while_taken, terminal_of
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     from otel_train.trackers.manager import Trackers
 
 BUSY_S = 10.0
-"""Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
-anything else, such as a disk, gets ``exit_timeout_s``."""
+"""Longest that the end of a session waits for an agent that works. One that is stopped, gets no processor, or waits for anything
+else, such as a disk, gets ``WRITING_S``, or ``exit_timeout_s`` where it ends with this process."""
 
 WRITING_S = 0.1
 """Longest that the end waits for an agent which does not answer, where that can go on without this process."""
@@ -62,9 +61,6 @@ OPEN_S = 10.0
 
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
-
-PRINT_S = 0.5
-"""Longest that standard error may take nothing before the rest of the run summary is left out: the end waits for it."""
 
 STOP_S = 1.0
 """A session that another thread closes waits so long for the training thread to end the count of a step."""
@@ -97,6 +93,7 @@ class AgentClient:
     """
 
     when_needed_at_end: Callable[[bool], None] = staticmethod(lambda _: None)
+    _send_s = 0.0
 
     def __init__(
         self, config: Config, environ: Mapping[str, str], *, origins: Mapping[str, str], anchor: Anchor
@@ -215,7 +212,7 @@ class AgentClient:
 
     def _connect(self) -> Link:
         self._is_up.clear()
-        link, self._found = connect_agent(self.info, self._environ)
+        link, self._found, self._agent = connect_agent(self.info, self._environ)
         return link
 
     def _agent_here(self) -> Link:
@@ -329,8 +326,7 @@ class AgentClient:
             self._stop_capturing,
             self._listen_no_more,
             self.recording.end,
-            lambda: self._is_up.wait(BUSY_S),
-            lambda: self._patiently(self._is_open.wait, WRITING_S if self.here is None else timeout_s),
+            lambda: self._await_agent(timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
             lambda: self._end(state, timeout_s, began_s),
@@ -428,11 +424,12 @@ class AgentClient:
         return Hello(
             config=self._config, info=self.info, environ=self._environ, origins=self._origins,
             anchor=self._anchor, resource=torch_versions(), page=page, again=self._opened is not None,
+            oom_kills=OomKills(self.info.pid),
         )  # fmt: skip
 
     def _report(self, *, fresh: bool = False) -> None:
         """Report what is new. Waits for another report, but not for long."""
-        if not self._reporting.acquire(timeout=self._config.exit_timeout_s):
+        if not self._reporting.acquire(timeout=self._send_s or self._config.exit_timeout_s):
             return
         hurried = threading.current_thread() is not self._thread or self._ending
         try:
@@ -477,14 +474,9 @@ class AgentClient:
     # -- what the agent asks -----------------------------------------------------------------------
 
     def _do_say(self, text: str) -> None:
-        """Prints on standard error, as far as that takes it: what reads a pipe or shows a terminal may have stopped."""
-        if sys.stderr is None:
-            return
-        for part in _printed_parts(text):
-            if not _takes_text(sys.stderr):
-                break
-            sys.stderr.write(part)
-            sys.stderr.flush()
+        """Prints on standard error."""
+        if sys.stderr is not None:
+            print_while_taken(text, sys.stderr)
 
     def _do_refused(self, why: str) -> None:
         """The agent cannot honour a setting that could not be checked here."""
@@ -658,15 +650,33 @@ class AgentClient:
                 or (capturing is not None and capturing.controller.recording)
             )
 
+    @property
+    def _apart(self) -> bool:
+        """Whether the agent goes on without this process."""
+        return self.here is None and not self._in_container
+
+    def _await_agent(self, timeout_s: float) -> None:
+        """Wait until the agent has begun and takes messages, unless it does nothing and can go on without this process."""
+        if self._apart:
+            self._patiently(self._is_up.wait, WRITING_S if self._agent else timeout_s)
+            self._patiently(self._is_open.wait, WRITING_S)
+            if not self._patiently(self._link.takes, END_S / 2):
+                self._send_s = LEAST_WRITING_S / 2
+                self._link.limit_sends(self._send_s)
+        else:
+            self._is_up.wait(BUSY_S)
+            self._patiently(self._is_open.wait, timeout_s)
+
     def _end(self, state: str, timeout_s: float, began_s: float) -> None:
         self._ending = True
-        apart = self.here is None and not self._in_container  # the agent goes on without this process
-        patience_s = WRITING_S if apart else timeout_s
-        until_s = timeout_s if self._is_open.is_set() else patience_s
-        self._last = self._ask("end", state, timeout_s=until_s, busy=True) or ({}, [])
-        if apart:
-            patience_s = max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
-        self._ask("written", timeout_s=patience_s, busy=True)
+
+        def patience_s() -> float:
+            return max(LEAST_WRITING_S, began_s + END_S - time.monotonic()) if self._apart else timeout_s
+
+        said = self._ask("end", state, timeout_s=patience_s(), busy=True)
+        self._last = said or ({}, [])
+        if said is not None or not self._apart:
+            self._ask("written", timeout_s=patience_s(), busy=True)
 
     def _stop_capturing(self) -> None:
         if self._reports.flops is not None:
@@ -751,11 +761,12 @@ class AgentClient:
         self._report(fresh=True)
         return self._ask(what, *args)
 
-    def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> None:
-        """Wait for the agent, and go on as long as it works."""
+    def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> bool:
+        """Wait for the agent, and go on as long as it works. Whether it was waited for to the end."""
         work, deadline_s = ProcessActivity(self._agent), time.monotonic() + BUSY_S
-        while not wait(timeout_s) and time.monotonic() < deadline_s and work.is_working():
+        while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
             pass
+        return bool(done)
 
     def _awaited(self, number: int, timeout_s: float, *, busy: bool) -> Any:
         deadline_s = time.monotonic() + timeout_s
@@ -863,28 +874,6 @@ class _RemoteTraining:
 
     def active(self, *, active: bool) -> None:
         self._tell("active", active)
-
-
-def _printed_parts(text: str) -> Iterator[str]:
-    """The text in parts of whole lines, which a pipe takes without a pause."""
-    part = ""
-    for line in text.splitlines(keepends=True):
-        if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:
-            yield part
-            part = ""
-        part += line
-    if part:
-        yield part
-
-
-def _takes_text(stream: Any) -> bool:
-    """Whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-        return bool(poll.poll(PRINT_S * 1e3))
-    except (AttributeError, OSError, ValueError):
-        return True
 
 
 def _in_fork() -> None:

@@ -11,6 +11,7 @@ import threading
 from _thread import get_ident
 from contextlib import contextmanager, suppress
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
@@ -36,6 +37,50 @@ FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 """Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
 
 
+class OomKills:
+    """Processes that the kernel has killed for want of memory in the control group of a process, since this was made.
+
+    Args:
+        pid: of the process.
+        groups: where control groups are mounted.
+    """
+
+    def __init__(self, pid: int, groups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._files = [path for path in _counters(pid, groups) if path.exists()]
+        self._before = self._count()
+
+    @property
+    def count(self) -> int:
+        """How many; 0 where that is not known."""
+        return self._count() - self._before
+
+    def _count(self) -> int:
+        found = 0
+        for path in self._files:
+            with suppress(OSError, ValueError):
+                rows = dict(row.split(" ", 1) for row in path.read_text(encoding="ascii").splitlines())
+                found += int(rows.get("oom_kill", 0))
+        return found
+
+
+def _counters(pid: int, groups: Path) -> list[Path]:
+    """Files with a row ``oom_kill``, of version 2 and version 1 of control groups (cgroup-v2.rst; memory.rst)."""
+    try:
+        rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for row in rows:
+        _, kinds, path = row.split(":", 2)
+        inside = path.lstrip("/")
+        if not kinds:
+            found += [place / inside / "memory.events" for place in (groups, groups / "unified")]
+        elif "memory" in kinds.split(","):
+            # In a container without a namespace of its own the path is that of the host, and the group is mounted as the root.
+            found += [groups / "memory" / there / "memory.oom_control" for there in {inside, ""}]
+    return found
+
+
 @fast_dataclass(frozen=True, kw_only=True)
 class Hello:
     """The first message of a rank. The descriptors of its memory and of its process come with it.
@@ -46,6 +91,7 @@ class Hello:
         resource: attributes of the OpenTelemetry resource that only the rank knows.
         page: what its terminal shows.
         again: an agent has opened its run directory before, and is gone.
+        oom_kills: counts those of its control group from now on: it may be gone before the agent looks.
     """
 
     config: Config
@@ -56,6 +102,7 @@ class Hello:
     resource: Mapping[str, AttributeValue]
     page: tuple[int, bool, bool] | tuple[()]
     again: bool = False
+    oom_kills: OomKills | None = None
 
 
 class LoopProgress(FastNamedTuple):
@@ -296,6 +343,12 @@ class Link:
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN | select.POLLHUP | select.POLLERR)
         return [descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1e3)]
+
+    def takes(self, timeout_s: float) -> bool:
+        """Whether the other end takes messages, or will in time: the most of what was sent to it has been received."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLOUT)
+        return bool(poll.poll(timeout_s * 1e3))
 
     def close(self) -> None:
         """End the connection: the other end reads EOF, whatever processes have inherited this one."""

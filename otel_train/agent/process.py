@@ -34,8 +34,9 @@ _PROGRAM = (
     "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
     "from otel_train.agent.node import main; main({connection}, {listener})"
 )
-_SHELL = ("/bin/sh", "-c", 'exec "$@" &', "sh")
-"""It ends at once: the agent is no child of the program. One that waits for any of its children must not meet it."""
+_SHELL = ("/bin/sh", "-c", 'exec "$@" >/dev/null & echo $!', "sh")
+"""It says the agent's process, and ends at once: the agent is no child of the program. One that waits for any of its children must
+not meet it."""
 
 _WAITING_RANKS = 1024
 """Ranks that may wait to be accepted while the agent starts."""
@@ -53,10 +54,16 @@ _OF_THE_AGENT: Final = (
 
 
 class AgentConnection(FastNamedTuple):
-    """A connection to an agent. ``found``: another rank has started it; it may be leaving just now."""
+    """A connection to an agent.
+
+    Attributes:
+        found: another rank has started it; it may be leaving just now.
+        pid: of its process; 0 where that is not known.
+    """
 
     link: Link
     found: bool
+    pid: int
 
 
 def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
@@ -71,7 +78,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     if not sys.executable:
         raise OSError("this interpreter does not know its own program (sys.executable is empty)")
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
-        return AgentConnection(_start_alone(), found=False)
+        return _start_alone()
     address = _address(info, environ)
     for _ in range(_TRIES):  # the agent that has the name may not listen yet, or may be leaving
         try:
@@ -80,7 +87,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
             time.sleep(_RETRY_S)
         except PermissionError:  # no such sockets here, or another user's
             break
-    return AgentConnection(_start_alone(), found=False)
+    return _start_alone()
 
 
 def _first(address: bytes) -> AgentConnection | None:
@@ -96,11 +103,11 @@ def _first(address: bytes) -> AgentConnection | None:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(address)
-            _start(-1, listener.fileno())
+            pid = _start(-1, listener.fileno())
         except BaseException:
             connection.close()
             raise
-    return AgentConnection(Link(connection), found=False)
+    return AgentConnection(Link(connection), found=False, pid=pid)
 
 
 def _found(address: bytes) -> AgentConnection:
@@ -116,7 +123,7 @@ def _found(address: bytes) -> AgentConnection:
         connection.connect(address)
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
-            return AgentConnection(Link(connection), found=True)
+            return AgentConnection(Link(connection), found=True, pid=0)
     except ConnectionRefusedError:
         connection.close()
         raise
@@ -154,29 +161,30 @@ def _folder() -> str:
         return "/"
 
 
-def _start_alone() -> Link:
-    """An agent for this rank alone."""
+def _start_alone() -> AgentConnection:
+    """To an agent for this rank alone."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            _start(theirs.fileno(), -1)
+            pid = _start(theirs.fileno(), -1)
         except BaseException:
             ours.close()
             raise
-    return Link(ours)
+    return AgentConnection(Link(ours), found=False, pid=pid)
 
 
-def _start(connection: int, listener: int) -> None:
+def _start(connection: int, listener: int) -> int:
     program = _PROGRAM.format(root=str(_ROOT), connection=connection, listener=listener)
-    _run_aside(
+    said = _run_aside(
         [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         cwd=_folder(), env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
     )  # fmt: skip
+    return int(said or 0)
 
 
-def _run_aside(command: Sequence[str], **how: Any) -> None:
-    """Run a command that ends at once, without a call of the program's SIGCHLD handler: that is for its own children."""
+def _run_aside(command: Sequence[str], **how: Any) -> bytes:
+    """Run a command that ends at once; what it prints. Without a call of the program's SIGCHLD handler: that is for its own children."""
     before = signal.getsignal(signal.SIGCHLD)
     ours = callable(before) and threading.current_thread() is threading.main_thread()
     heard: list[int] = []
@@ -184,9 +192,10 @@ def _run_aside(command: Sequence[str], **how: Any) -> None:
         signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
     try:
         with subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
-            status = starting.wait()
-        if status:
-            raise OSError(f"{command[0]} ended with status {status}")
+            said, _ = starting.communicate()
+        if starting.returncode:
+            raise OSError(f"{command[0]} ended with status {starting.returncode}")
+        return bytes(said)
     finally:
         if ours:
             signal.signal(signal.SIGCHLD, before)
@@ -260,25 +269,26 @@ class ProcessActivity:
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
-        self._before = time.monotonic_ns(), self._spent_ns()
+        self._before = time.monotonic_ns(), *self._spent_ns()
 
     def is_working(self) -> bool:
-        """Whether it has worked since the last look. False where the system does not tell."""
-        (then_ns, before_ns), self._before = self._before, (time.monotonic_ns(), self._spent_ns())
-        now_ns, spent_ns = self._before
-        return spent_ns - before_ns > LEAST_SHARE * (now_ns - then_ns)
+        """Whether it has worked since the last look. Not where it has only waited, and where the system does not tell."""
+        before, self._before = self._before, (time.monotonic_ns(), *self._spent_ns())
+        passed_ns, ran_ns, waited_ns = (now - then for now, then in zip(self._before, before, strict=True))
+        return ran_ns > 0 and ran_ns + waited_ns > LEAST_SHARE * passed_ns
 
-    def _spent_ns(self) -> int:
-        spent_ns = 0
+    def _spent_ns(self) -> tuple[int, int]:
+        """On processors, and waiting for one."""
+        ran_ns = waited_ns = 0
         mine = str(threading.get_native_id())
         try:
             for task in self._tasks.iterdir():
                 if task.name != mine:
                     running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
-                    spent_ns += int(running) + int(waiting)
+                    ran_ns, waited_ns = ran_ns + int(running), waited_ns + int(waiting)
         except (OSError, ValueError):  # the process, or one of its threads, is gone
-            return spent_ns
-        return spent_ns
+            return ran_ns, waited_ns
+        return ran_ns, waited_ns
 
 
 def start_of_job(environ: Mapping[str, str]) -> str:

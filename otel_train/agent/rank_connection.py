@@ -14,8 +14,17 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LOGGED_VALUES, Hello, LoopProgress, Opened, Report, Request, Response
-from otel_train.agent.rank_end import LauncherFolder, OomKills, RankEnd, how_it_ended
+from otel_train.agent.messages import (
+    LOGGED_VALUES,
+    Hello,
+    LoopProgress,
+    OomKills,
+    Opened,
+    Report,
+    Request,
+    Response,
+)
+from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -105,7 +114,7 @@ class RankConnection:
         hello = self._hello
         config, info = hello.config, hello.info
         self.info = self.exporters.info
-        self._oom_kills = OomKills(self.info.pid)
+        self._oom_kills = hello.oom_kills or OomKills(self.info.pid)
         self.rings = SharedRings(memory, self.exporters.flight_path, self.exporters.disk)
         self._launcher = LauncherFolder(hello.environ, info.pid)
         beside = info.pid != os.getpid()

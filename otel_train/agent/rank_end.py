@@ -79,50 +79,6 @@ def _status_of_reaped(process: int) -> int | None:
     return int(status) if known & _PIDFD_INFO_EXIT else None
 
 
-class OomKills:
-    """Processes that the kernel has killed for want of memory in the control group of a process, since this was made.
-
-    Args:
-        pid: of the process.
-        groups: where control groups are mounted.
-    """
-
-    def __init__(self, pid: int, groups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._files = [path for path in _counters(pid, groups) if path.exists()]
-        self._before = self._count()
-
-    @property
-    def count(self) -> int:
-        """How many; 0 where that is not known."""
-        return self._count() - self._before
-
-    def _count(self) -> int:
-        found = 0
-        for path in self._files:
-            with suppress(OSError, ValueError):
-                rows = dict(row.split(" ", 1) for row in path.read_text(encoding="ascii").splitlines())
-                found += int(rows.get("oom_kill", 0))
-        return found
-
-
-def _counters(pid: int, groups: Path) -> list[Path]:
-    """Files with a row ``oom_kill``, of version 2 and version 1 of control groups (cgroup-v2.rst; memory.rst)."""
-    try:
-        rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for row in rows:
-        _, kinds, path = row.split(":", 2)
-        inside = path.lstrip("/")
-        if not kinds:
-            found += [place / inside / "memory.events" for place in (groups, groups / "unified")]
-        elif "memory" in kinds.split(","):
-            # In a container without a namespace of its own the path is that of the host, and the group is mounted as the root.
-            found += [groups / "memory" / there / "memory.oom_control" for there in {inside, ""}]
-    return found
-
-
 def _said(status: int) -> tuple[str, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 COLUMNS_UNKNOWN = 100
+
+PRINT_S: Final = 0.5
+"""Longest that a stream may take nothing before the rest of a text is left out: the end of a program waits for it."""
 
 
 def terminal_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> tuple[int, bool, bool]:
@@ -35,3 +39,34 @@ def _writes_unicode(stream: TextIO) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def print_while_taken(text: str, stream: TextIO) -> None:
+    """Prints as far as a stream takes it: what reads a pipe or shows a terminal may have stopped."""
+    for part in _parts(text):
+        if not _takes_text(stream):
+            break
+        stream.write(part)
+        stream.flush()
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text in parts of whole lines, which a pipe takes without a pause."""
+    part = ""
+    for line in text.splitlines(keepends=True):
+        if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:
+            yield part
+            part = ""
+        part += line
+    if part:
+        yield part
+
+
+def _takes_text(stream: TextIO) -> bool:
+    """Whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(PRINT_S * 1e3))
+    except (AttributeError, OSError, ValueError):
+        return True

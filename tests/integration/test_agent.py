@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from otel_train.agent.process import ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
@@ -567,10 +568,58 @@ def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+@pytest.mark.skipif(
+    ends_its_container(), reason="here the program waits for its agent, which may end with it"
+)
+@pytest.mark.parametrize("when", ["opened", "filled", "starts"])
+def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, when: str) -> None:
+    """It goes on without the program: what there is to say is in its socket, or in the memory."""
+    process = begin(
+        """
+        from otel_train.agent import in_process
+        when = os.environ["WHEN"]
+        connect = in_process.connect_agent
+
+        def stopped(*given):
+            connection = connect(*given)
+            os.kill(connection.pid, signal.SIGSTOP)
+            return connection
+
+        if when == "starts":
+            in_process.connect_agent = stopped
+        session = start(exit_timeout_s=20)
+        train()
+        if when != "starts":
+            session.summary()
+            os.kill(session._service._agent, signal.SIGSTOP)
+        if when == "filled":
+            names = [f"name {number:04} {'x' * 150}" for number in range(4000)]
+            session.log(dict.fromkeys(names, 1.0))
+            thread = threading.Thread(target=session.summary, daemon=True)  # reports, as far as that is taken
+            thread.start()
+            time.sleep(2)
+        train()
+        began = time.monotonic()
+        session.close()
+        say(time.monotonic() - began, session._service._agent)
+        """,
+        WHEN=when,
+    )
+    took_s, agent = line(process).split()
+    try:
+        assert float(took_s) < 0.25  # 0.1 s, and a margin for a busy machine
+        assert process.wait(20) == 0
+    finally:
+        psutil.Process(int(agent)).resume()
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}
+
+
 def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Path) -> None:
     """It prints nothing, as without us, and the run was interrupted all the same."""
     process = begin(
         """
+        from otel_train.agent import in_process
+        in_process.ends_its_container = lambda: True  # else nothing waits for an agent that is stopped
         import atexit, torch._dynamo.utils  # torch may import tabulate at its exit, and then a bare program exits with 1
         atexit.unregister(torch._dynamo.utils.dump_compile_times)
         start(exit_timeout_s=30); train(); otel_train.summary(); say('trained'); time.sleep(60)
@@ -655,6 +704,38 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_by_an_oom_kill(
     line(process)
     (small_group / "cgroup.procs").write_text(str(process.pid))
     process.communicate("\n", timeout=60)
+
+    assert process.returncode == -signal.SIGKILL
+    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
+    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
+    events = [json.loads(row) for row in file.read_text().splitlines()]
+    ends = [row["attributes"] for row in events if row["name"] == "train.run.killed"]
+    assert [end["train.run.end.cause"] for end in ends] == ["OOM kill"]
+
+
+def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_the_same(
+    begin: Begin, tmp_path: Path, small_group: Path
+) -> None:
+    """The model that does not fit is made right after ``instrument()``, while the agent starts."""
+    process = begin(
+        """
+        from otel_train.agent import in_process
+        connect = in_process.connect_agent
+
+        def stopped(*given):
+            connection = connect(*given)
+            os.kill(connection.pid, signal.SIGSTOP)
+            say(connection.pid)
+            return connection
+
+        in_process.connect_agent = stopped
+        say('up'); sys.stdin.readline(); start(); train(); bytearray(1 << 30)
+        """
+    )
+    line(process)
+    (small_group / "cgroup.procs").write_text(str(process.pid))
+    said, _ = process.communicate("\n", timeout=60)
+    psutil.Process(int(said)).resume()
 
     assert process.returncode == -signal.SIGKILL
     assert summary(tmp_path, "killed")["steps"] == {"train": 100}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.agent.rank_end import OomKills
+from otel_train.agent.messages import OomKills
 from otel_train.agent.remote import RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
