@@ -346,6 +346,8 @@ class Link:
 
     def takes(self, timeout_s: float) -> bool:
         """Whether the other end takes messages, or will in time: the most of what was sent to it has been received."""
+        if self.fileno() < 0:  # it is closed: what is sent is refused at once
+            return True
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)
         return bool(poll.poll(timeout_s * 1e3))

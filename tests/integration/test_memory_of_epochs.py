@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("tensorboard", reason="pip install 'otel-train[tensorboard]'")  # a writer is logged to
 ROOT = Path(__file__).parents[2]
 PROGRAM = r"""
 import json, sys, threading, time

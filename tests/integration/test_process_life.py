@@ -183,6 +183,25 @@ def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path)
     assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
 
 
+def test_a_program_that_closes_all_its_descriptors_ends_without_a_traceback(tmp_path: Path) -> None:
+    """Daemons do: the connection to the agent and the memory that it shares are among them."""
+    done = run(
+        tmp_path,
+        """
+        session = start(model, agent="process")
+        session.run_directory
+        os.closerange(3, 200)
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        time.sleep(0.5)
+        session.close()
+        print("trained")
+        """,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["trained"]), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
 def test_what_was_instrumented_can_be_used_after_the_close(tmp_path: Path) -> None:
     """The session ends where its block ends; threads of the program may not have noticed."""
     done = run(

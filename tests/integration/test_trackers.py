@@ -202,6 +202,8 @@ class Raising:
 
 def test_training_goes_on_beside_trackers_that_hang_and_raise(tmp_path: Path) -> None:
     """Hours of training have been lost to a tracker's outage; ours are counted, and the end waits two seconds at most."""
+    for name in ("wandb", "tensorboard"):
+        pytest.importorskip(name, reason=f"pip install 'otel-train[{name}]'")
     model, hanging = torch.nn.Linear(4, 2), Hanging()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80, 4)), batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
