@@ -66,13 +66,6 @@ def trained(part: ClosedSteps) -> np.ndarray:
     return mine
 
 
-def _histories(flight: Flight) -> tuple[list[ThreadHistory], ThreadHistory | None]:
-    """What each thread did, and which of them is the one that trains."""
-    known = SourceTable().extend(flight.sources)
-    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
-    return histories, max(histories, key=lambda each: (each.steps, len(each.thread.times)), default=None)
-
-
 RECENT_STEPS = 20
 
 
@@ -82,65 +75,141 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the flight recorder file is missing or unreadable.
     """
-    return postmortem_of(read_flight(rank_dir / FLIGHT), _summary(rank_dir))
+    history = FlightHistory(read_flight(rank_dir / FLIGHT))
+    try:
+        return history.postmortem(read_json(rank_dir / SUMMARY))
+    except RunDirectoryError:
+        return history.postmortem({})
 
 
-def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of ``read_postmortem``, of a file that has been read and the last summary, which may be empty."""
-    histories, main = _histories(flight)
-    naming = _Naming(flight)
-    identity = flight.identity
-    warnings: list[str] = []
-    report = {
-        "run_id": identity.get("run_id") or summary.get("run_id"),
-        "rank": identity.get("rank", summary.get("rank")),
-        "attempt": identity.get("attempt", summary.get("attempt")),
-        "pid": flight.pid,
-        "alive": _alive(flight, identity),
-        "state": summary.get("state"),
-        "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
-        "last_edge_unix_s": naming.unix_s(max((int(s.thread.times[-1]) for s in histories), default=None)),
-        "step": None,
-        "last_step": None,
-        "open": [] if main is None else naming.open_stages(main),
-        "after": "" if main is None else naming.after(main),
-        "host": identity.get("host"),
-        "steps_in_file": 0 if main is None else main.steps,
-        "recent_steps": [],
-        "edges_in_file": sum(len(thread.times) for thread in flight.threads),
-        "threads": [naming.thread(history) for history in histories],
-        "warnings": warnings,
-    }
-    if main is None:
-        warnings.append("No thread has written an edge yet.")
-        return report
-    _add_steps_to(report, main, naming, _closed_before(main, summary, warnings))
-    return report
+def timeline_of(path: Path) -> Timeline | None:
+    """The timeline in a flight file; None if no thread has written anything.
+
+    Raises:
+        RunDirectoryError: the file cannot be read.
+    """
+    return FlightHistory(read_flight(path)).timeline()
 
 
-def _add_steps_to(report: dict[str, Any], main: ThreadHistory, naming: _Naming, first: int) -> None:
-    """Adds the last closed steps and the step at the end: the open one, else the last closed."""
-    # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
-    ending = report["after"] == "optimizer" and not main.open
-    report["step"] = first + main.steps - ending
-    recent = naming.recent_steps(main)
-    for place, step in enumerate(reversed(recent)):
-        step["index"] = first + main.steps - 1 - place
-    started = [step.pop("started_unix_s") for step in recent]
-    report["recent_steps"] = recent
-    if main.started_ns >= 0:
-        begun = naming.unix_s(main.started_ns)
-        until = report["last_edge_unix_s"]
-        report["last_step"] = {
-            "index": first + main.steps,
-            "started_unix_s": begun,
-            "duration_s": max(0.0, until - begun) if begun is not None else None,
+class FlightHistory:
+    """What the threads in a flight file did, with the names of sources and Unix time."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight, self._sources = flight, flight.sources
+        known = SourceTable().extend(flight.sources)
+        self._threads = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
+        self._main = max(self._threads, key=lambda each: (each.steps, len(each.thread.times)), default=None)
+
+    def timeline(self) -> Timeline | None:
+        """Of the thread that trains; None if no thread has written anything."""
+        offset_ns = self._flight.anchor_unix_ns - self._flight.anchor_clock_ns
+        return None if self._main is None else Timeline(self._main, self._sources, offset_ns)
+
+    def postmortem(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of ``read_postmortem``, with the last summary, which may be empty."""
+        flight, main, identity = self._flight, self._main, self._flight.identity
+        warnings: list[str] = []
+        report = {
+            "run_id": identity.get("run_id") or summary.get("run_id"),
+            "rank": identity.get("rank", summary.get("rank")),
+            "attempt": identity.get("attempt", summary.get("attempt")),
+            "pid": flight.pid,
+            "alive": _alive(flight, identity),
+            "state": summary.get("state"),
+            "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
+            "last_edge_unix_s": self._unix_s(
+                max((int(s.thread.times[-1]) for s in self._threads), default=None)
+            ),
+            "step": None,
+            "last_step": None,
+            "open": [] if main is None else self._open_stages(main),
+            "after": "" if main is None else self._after(main),
+            "host": identity.get("host"),
+            "steps_in_file": 0 if main is None else main.steps,
+            "recent_steps": [],
+            "edges_in_file": sum(len(thread.times) for thread in flight.threads),
+            "threads": [self._thread(history) for history in self._threads],
+            "warnings": warnings,
         }
-    elif recent:
-        last = recent[-1]
-        report["last_step"] = {
-            "index": last["index"], "started_unix_s": started[-1], "duration_s": last["duration_s"]
-        }  # fmt: skip
+        if main is None:
+            warnings.append("No thread has written an edge yet.")
+        else:
+            self._add_steps_to(report, main, _closed_before(main, summary, warnings))
+        return report
+
+    def _add_steps_to(self, report: dict[str, Any], main: ThreadHistory, first: int) -> None:
+        """Adds the last closed steps and the step at the end: the open one, else the last closed."""
+        # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
+        ending = report["after"] == "optimizer" and not main.open
+        report["step"] = first + main.steps - ending
+        recent = report["recent_steps"] = self._recent_steps(main, first)
+        if main.started_ns >= 0:
+            begun, until = self._unix_s(main.started_ns), report["last_edge_unix_s"]
+            lasted_s = max(0.0, until - begun) if begun is not None else None
+            index = first + main.steps
+        elif recent:
+            begun = self._unix_s(int(main.closed.steps.started_ns[trained(main.closed)][-1]))
+            index, lasted_s = recent[-1]["index"], recent[-1]["duration_s"]
+        else:
+            return
+        report["last_step"] = {"index": index, "started_unix_s": begun, "duration_s": lasted_s}
+
+    def _recent_steps(self, history: ThreadHistory, first: int) -> list[dict[str, Any]]:
+        """The last closed training steps, each with the self time of its stages; ``first``: number of the first on file."""
+        part = history.closed
+        selves: dict[int, dict[str, int]] = {}
+        times = part.times
+        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
+            name = self._sources[owner].stage if owner >= 0 else OTHER
+            stages = selves.setdefault(row, {})
+            stages[name] = stages.get(name, 0) + ns
+        return [
+            {
+                "index": index,
+                "duration_s": int(part.steps.duration_ns[row]) / NS_PER_S,
+                "stages": {name: ns / NS_PER_S for name, ns in selves.get(row, {}).items()},
+            }
+            for index, row in list(enumerate(np.flatnonzero(trained(part)).tolist(), first))[-RECENT_STEPS:]
+        ]
+
+    def _unix_s(self, clock_ns: int | None) -> float | None:
+        if clock_ns is None:
+            return None
+        return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / NS_PER_S
+
+    def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
+        """Stages that had not ended, outermost first."""
+        begun = [self._sources[entry.source] for entry in history.open]
+        turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
+        last_sign_ns = max(turn_ns, int(history.thread.times[-1]))
+        batches = history.closed.batches
+        loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the batch in work
+        return [
+            {
+                "stage": source.stage,
+                "loader": source.name if source.kind is SourceKind.DATA else loader,
+                "model": source.name if source.kind is SourceKind.FORWARD else None,
+                "thread": history.thread.entry.thread,
+                "for_seconds": max(0, last_sign_ns - entry.begun_ns) / NS_PER_S,
+            }
+            for entry, source in zip(history.open, begun, strict=True)
+        ]
+
+    def _after(self, history: ThreadHistory) -> str:
+        """Built-in stage that ended last; "" if the last event began one."""
+        last = int(history.thread.codes[-1])
+        number = (last >> SOURCE_SHIFT) & SOURCE_MASK
+        # A source that came after the table was full, or a code that is none.
+        stage = self._sources[number].stage if number < len(self._sources) else ""
+        return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
+
+    def _thread(self, history: ThreadHistory) -> dict[str, Any]:
+        return {
+            "name": history.thread.entry.thread,
+            "edges": len(history.thread.times),
+            "last_edge_unix_s": self._unix_s(int(history.thread.times[-1])),
+            "open": self._open_stages(history),
+        }
 
 
 def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: list[str]) -> int:
@@ -156,90 +225,6 @@ def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: li
         return counted - main.steps
     warnings.append("The file no longer holds the first steps: step 0 is the first that it holds.")
     return 0
-
-
-def _summary(rank_dir: Path) -> dict[str, Any]:
-    try:
-        return read_json(rank_dir / SUMMARY)
-    except RunDirectoryError:
-        return {}
-
-
-class _Naming:
-    """Resolves source numbers to names and clock readings to Unix time."""
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight, self._sources = flight, flight.sources
-
-    def unix_s(self, clock_ns: int | None) -> float | None:
-        if clock_ns is None:
-            return None
-        return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / NS_PER_S
-
-    def open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
-        """Stages that had not ended, outermost first."""
-        begun = [self._sources[entry.source] for entry in history.open]
-        last_sign_ns = self._last_sign_ns(history)
-        return [
-            {
-                "stage": source.stage,
-                "loader": source.name if source.kind is SourceKind.DATA else self._loader(history),
-                "model": source.name if source.kind is SourceKind.FORWARD else None,
-                "thread": history.thread.entry.thread,
-                "for_seconds": max(0, last_sign_ns - entry.begun_ns) / NS_PER_S,
-            }
-            for entry, source in zip(history.open, begun, strict=True)
-        ]
-
-    def after(self, history: ThreadHistory) -> str:
-        """Built-in stage that ended last; "" if the last event began one."""
-        last = int(history.thread.codes[-1])
-        number = (last >> SOURCE_SHIFT) & SOURCE_MASK
-        # A source that came after the table was full, or a code that is none.
-        stage = self._sources[number].stage if number < len(self._sources) else ""
-        return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
-
-    def thread(self, history: ThreadHistory) -> dict[str, Any]:
-        return {
-            "name": history.thread.entry.thread,
-            "edges": len(history.thread.times),
-            "last_edge_unix_s": self.unix_s(int(history.thread.times[-1])),
-            "open": self.open_stages(history),
-        }
-
-    def recent_steps(self, history: ThreadHistory) -> list[dict[str, Any]]:
-        """The last closed training steps, each with the self time of its stages."""
-        part = history.closed
-        rows = np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
-        by_row = self._stages_of_rows(part)
-        return [self._step(part, row, by_row.get(row, {})) for row in rows]
-
-    def _step(self, part: ClosedSteps, row: int, stages: dict[str, int]) -> dict[str, Any]:
-        return {
-            "index": None,
-            "duration_s": int(part.steps.duration_ns[row]) / NS_PER_S,
-            "stages": {name: ns / NS_PER_S for name, ns in stages.items()},
-            "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
-        }
-
-    def _stages_of_rows(self, part: ClosedSteps) -> dict[int, dict[str, int]]:
-        """Self nanoseconds by row and stage."""
-        selves: dict[int, dict[str, int]] = {}
-        times = part.times
-        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
-            name = self._sources[owner].stage if owner >= 0 else "other"
-            stages = selves.setdefault(row, {})
-            stages[name] = stages.get(name, 0) + ns
-        return selves
-
-    def _loader(self, history: ThreadHistory) -> str | None:
-        """Loader of the batch that the thread was processing."""
-        batches = history.closed.batches
-        return self._sources[int(batches[-1, 0])].name if len(batches) else None
-
-    def _last_sign_ns(self, history: ThreadHistory) -> int:
-        turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
-        return max(turn_ns, int(history.thread.times[-1]))
 
 
 def _seconds(unix_ns: object) -> float | None:
@@ -385,20 +370,3 @@ class Timeline:
         # A loader that is asked again at its end says so again: a pass without a step is none.
         _, epoch = np.unique(passes, return_inverse=True)
         return self._sources[training].name, epoch.astype(np.int64)
-
-
-def timeline_of(path: Path) -> Timeline | None:
-    """The timeline in a flight file; None if no thread has written anything.
-
-    Raises:
-        RunDirectoryError: the file cannot be read.
-    """
-    return timeline_in(read_flight(path))
-
-
-def timeline_in(flight: Flight) -> Timeline | None:
-    """The timeline in a flight file that has been read; None if no thread has written anything."""
-    _, main = _histories(flight)
-    if main is None:
-        return None
-    return Timeline(main, flight.sources, flight.anchor_unix_ns - flight.anchor_clock_ns)

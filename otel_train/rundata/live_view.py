@@ -25,7 +25,7 @@ from otel_train.rundata.files import (
     text,
     whole,
 )
-from otel_train.rundata.flight import postmortem_of, timeline_in
+from otel_train.rundata.flight import FlightHistory
 from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
@@ -120,8 +120,8 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
-        postmortem = postmortem_of(recent, summary)
-        timeline = timeline_in(recent)
+        history = FlightHistory(recent)
+        postmortem, timeline = history.postmortem(summary), history.timeline()
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     heartbeat = heartbeat_of(path)
@@ -213,6 +213,17 @@ class RankView:
         return counted if ended or self.progress.steps is None else self.progress.steps
 
 
+def _state_of(
+    folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
+) -> tuple[Liveness, float | None]:
+    """Whether the rank of a folder still goes on, and when its summary was written."""
+    mark = mark_of(folder / SUMMARY)
+    written_s = mark.changed_ns / _NS if mark else None
+    return liveness(
+        summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=now_s
+    ), written_s
+
+
 class RankReader:
     """Reads ranks, and keeps what it has read of files that have not changed.
 
@@ -235,11 +246,7 @@ class RankReader:
         warnings: list[str] = []
         about = self._documents.get_or_empty(run / ABOUT, warnings)
         summary = summary_of(self._documents, folder, warnings)
-        mark = mark_of(folder / SUMMARY)
-        written_s = mark.changed_ns / _NS if mark else None
-        state = liveness(
-            summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=self._now()
-        )
+        state, written_s = _state_of(folder, summary, about, self._now())
         progress = self._progress.get(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):
             warnings.append(progress.problem)
@@ -336,15 +343,11 @@ class RunList:
         about = self._documents.get_or_empty(run / ABOUT, [])
         ranks = rank_folders(run)
         first = ranks.get(0) or next(iter(ranks.values()), run / "rank0")
-        written = mark_of(first / SUMMARY)
         summary = summary_of(self._documents, first, [])
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}
-        state = liveness(
-            summary, about, heartbeat_of(first / FLIGHT),
-            written_s=written.changed_ns / _NS if written else None, now_s=time.time(),
-        )  # fmt: skip
+        state, _ = _state_of(first, summary, about, time.time())
         leading = next(iter(rows(summary.get("findings"))), {})
         return Row(
             name=name,
