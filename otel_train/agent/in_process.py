@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +35,14 @@ from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import DaemonThread, ExitHook, Guard, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from otel_train.agent.messages import Link
+    from otel_train.agent.captures import RankCaptures
+    from otel_train.agent.messages import Link, ResponseBox
     from otel_train.agent.rank_end import LauncherFolder
     from otel_train.config.settings import Config
-    from otel_train.datamodel import Anchor, Capture
-    from otel_train.profiler.controller import LoopState
-    from otel_train.profiler.setup import Capturing, EpochCaptures, NoEpochCaptures
+    from otel_train.datamodel import Anchor
+    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
     from otel_train.trackers.manager import Trackers
 
 BUSY_S = 10.0
@@ -62,13 +64,9 @@ OPEN_S = 10.0
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
 
-STOP_S = 1.0
-"""A session that another thread closes waits so long for the training thread to end the count of a step."""
-
 MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
 
-_OFF = "captures are off, or there is no run directory to write to"
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
@@ -108,21 +106,15 @@ class AgentClient:
         self.recording = InstrumentationManager(
             config, self.info, anchor=anchor, environ=environ, job=find_job
         )
-        self._reports = Reports(self.recording, self.caches, config, self.info.world_size)
-        self._reporting = free_in_forks(threading.RLock())
-        self._answers: dict[int, Response | None] = {}
-        self._answered = threading.Condition(free_in_forks(threading.RLock()))
-        self._opened: Opened | None = None
+        self._reports = Reports(self.recording, self.caches, self.info.world_size)
+        self.reporting = free_in_forks(threading.RLock())
+        self.opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
         self._ending = self._interrupted = self._found = self._asked_for_report = False
-        self._number = self._starts = self._signals = self._agent = 0
-        self._listener: Any = None
+        self.signals = self._starts = self._agent = 0
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
-        self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
-        self._requests = _RemoteRequests(self._ask, self._tell)
-        self._setting_up = threading.Lock()
-        self._flops_guard, self._end_guard = Guard("flops"), Guard("trackers")
+        self._setting_up, self._end_guard = threading.Lock(), Guard("trackers")
         self._providers: Any = None
         self._refusal, self._in_container = "", ends_its_container()
         self.here: AgentThread | None = None
@@ -154,7 +146,7 @@ class AgentClient:
             if self.here is not None:
                 self._await_opening()
         except BaseException as error:
-            self._tell("end", ExitHook.of(error))
+            self.tell("end", ExitHook.of(error))
             self._over = True
             self._listen_no_more()
             self.recording.end()
@@ -165,10 +157,6 @@ class AgentClient:
             self.recording.close()
             raise
 
-    @property
-    def _counts_flops(self) -> bool:
-        return self._config.flops == "auto" and not self._config.flops_per_sample
-
     def _import_ahead(self) -> None:
         """Import what the service thread is known to need: while the program trains, an import holds the interpreter."""
         wanted = []
@@ -177,9 +165,9 @@ class AgentClient:
         if log_now(self._config):
             wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
         if captures_unasked(self._config):
-            wanted.append("otel_train.profiler.setup")
-        if self._counts_flops:
-            wanted.append("otel_train.profiler.flops")
+            wanted += ["otel_train.agent.captures", "otel_train.profiler.setup"]
+        if _counts_flops(self._config):
+            wanted += ["otel_train.agent.captures", "otel_train.profiler.flops"]
         for name in wanted:
             import_module(name)
 
@@ -187,7 +175,7 @@ class AgentClient:
         self._is_open.wait(OPEN_S)
         if self._refusal:
             raise ConfigError(self._refusal)
-        if self._opened is None:
+        if self.opened is None:
             raise RuntimeError("the agent did not begin")
 
     def _first_agent(self) -> Link:
@@ -223,17 +211,16 @@ class AgentClient:
         """Handle SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
         if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            self._listener = self._heard
-            signal.signal(signal.SIGUSR2, self._listener)
+            signal.signal(signal.SIGUSR2, self._heard)
 
     def _heard(self, number: int, frame: object) -> None:
         del number, frame
-        self._signals += 1
+        self.signals += 1
         self.recording.recorder.changed()
 
     def _listen_no_more(self) -> None:
-        here = threading.current_thread() is threading.main_thread()
-        if here and self._listener is not None and signal.getsignal(signal.SIGUSR2) == self._listener:
+        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
+        if here and signal.getsignal(signal.SIGUSR2) == self._heard:
             signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
     # -- what the session asks -------------------------------------------------------------------
@@ -271,39 +258,26 @@ class AgentClient:
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
         self._providers = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._look_at_end()
-        self._ask("providers")
+        self.ask("providers")
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
         """See ``Session.show_blocks``."""
         trackers = self._trackers()
         if trackers is not None:
             trackers.show(blocks)
-        capturing = self._captures() if "profiler" in blocks else None
+        capturing = self.captures.set_up() if "profiler" in blocks else None
         if capturing is not None:
             capturing.show_block()
 
     def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """See ``Session.epoch_captures``."""
         self._open()
-        capturing = self._captures()
-        from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
-
-        if capturing is None:
-            return NoEpochCaptures(_OFF)
-        return EpochCaptures(capturing, self._accounted)
+        return self.captures.of_epochs()
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
         self._open()
-        capturing = self._captures()
-        if capturing is None:
-            return _OFF
-        if not self._reports.follows or self._training.state.rule is None:  # what is known may be old
-            with self._accounted():
-                pass
-        refusal = capturing.ask(request)
-        self.recording.recorder.changed()
-        return refusal
+        return self.captures.capture(request)
 
     def summary(self, state: str) -> dict[str, Any]:
         """The summary up to now, or since ``reset_window``; empty where there is no agent any more."""
@@ -327,7 +301,7 @@ class AgentClient:
             self._listen_no_more,
             self.recording.end,
             lambda: self._await_agent(timeout_s),
-            lambda: self._report(fresh=True),
+            lambda: self.report(fresh=True),
             lambda: self._end_captures(timeout_s),
             lambda: self._end(state, timeout_s, began_s),
             self._close_trackers,
@@ -345,8 +319,8 @@ class AgentClient:
         while not guard.closed:
             with guard:
                 self._serve_one()
-            self._fail_waiting()
-            if self._over or self._ending or (self.here is not None and self._opened is None):
+            self._link.fail_questions()
+            if self._over or self._ending or (self.here is not None and self.opened is None):
                 break
             with guard:
                 self._start_again()
@@ -386,7 +360,7 @@ class AgentClient:
                 turned_s = now_s
                 if self._is_open.is_set():  # before, the agent takes nothing
                     self._asked_for_report = False
-                    self._report()
+                    self.report()
                     self._take_turn()
                     continue
             if self._link.fileno() in self._link.wait(turned_s + pause_s - now_s):
@@ -406,7 +380,7 @@ class AgentClient:
         try:
             if self._found and not self._is_up.is_set():  # it was about to leave
                 link = self._connect()
-            elif self._opened is None:  # it cannot run here
+            elif self.opened is None:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")
                 link = self._agent_here()
             else:
@@ -423,29 +397,26 @@ class AgentClient:
         page = terminal_of(sys.stderr) if sys.stderr is not None else ()
         return Hello(
             config=self._config, info=self.info, environ=self._environ, origins=self._origins,
-            anchor=self._anchor, resource=torch_versions(), page=page, again=self._opened is not None,
+            anchor=self._anchor, resource=torch_versions(), page=page, again=self.opened is not None,
             oom_kills=OomKills(self.info.pid),
         )  # fmt: skip
 
-    def _report(self, *, fresh: bool = False) -> None:
+    def report(self, *, fresh: bool = False) -> None:
         """Report what is new. Waits for another report, but not for long."""
-        if not self._reporting.acquire(timeout=self._send_s or self._config.exit_timeout_s):
+        if not self.reporting.acquire(timeout=self._send_s or self._config.exit_timeout_s):
             return
         hurried = threading.current_thread() is not self._thread or self._ending
         try:
             with suppress(OSError):
                 self._reports.send(self._link.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S)
         finally:
-            self._reporting.release()
+            self.reporting.release()
 
     def _take(self, message: object) -> None:
         if isinstance(message, Opened):
             self._take_opened(message)
         elif isinstance(message, Response):
-            with self._answered:
-                if message.number in self._answers:
-                    self._answers[message.number] = message
-                    self._answered.notify_all()
+            self._link.take_response(message)
         elif isinstance(message, Request):
             done = None
             with Guard(message.what):
@@ -454,7 +425,7 @@ class AgentClient:
                 self._link.send(Response(message.number, done))
 
     def _take_opened(self, opened: Opened) -> None:
-        self._opened = opened
+        self.opened = opened
         self.info = opened.info
         self._reports.may_log = opened.info.rank == 0 and may_log(self._config)
         if (
@@ -465,16 +436,16 @@ class AgentClient:
                     self._make_trackers()
             with Guard("captures"):
                 if captures_unasked(self._config):
-                    self._captures()
+                    self.captures.set_up()
             with Guard("flops"):
-                self._make_flops()
-        self._report(fresh=True)
+                if _counts_flops(self._config):
+                    self.captures.count_flops()
+        self.report(fresh=True)
         self._is_open.set()
 
     # -- what the agent asks -----------------------------------------------------------------------
 
     def _do_say(self, text: str) -> None:
-        """Prints on standard error."""
         if sys.stderr is not None:
             print_while_taken(text, sys.stderr)
 
@@ -507,18 +478,18 @@ class AgentClient:
             self._providers.export(batch)
 
     def _do_loop(self, loop: LoopProgress) -> None:
-        self._training.state = loop
+        self.captures.account.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        capturing = self._captures_now()
+        capturing = self.captures.set_up_now()
         return (404, {"error": "captures are off"}) if capturing is None else capturing.post(body)
 
     def _do_alert(self, name: str) -> str:
-        capturing = self._captures_now()
+        capturing = self.captures.set_up_now()
         return "captures are off" if capturing is None else capturing.ask_by_alert(name)
 
     def _do_request(self, document: object) -> None:
-        self._requests.left = document
+        self.captures.account.request = document
 
     def _do_exchange(self, which: dict[str, Any]) -> None:
         from otel_train.distributed.store import Exchange, connect
@@ -546,8 +517,19 @@ class AgentClient:
 
                 check_installed(name)
 
+    @property
+    def captures(self) -> RankCaptures:
+        """What captures, imported when something first needs it."""
+        if self._reports.captures is None:
+            from otel_train.agent.captures import RankCaptures
+
+            with self._setting_up:
+                if self._reports.captures is None:
+                    self._reports.captures = RankCaptures(self, self._config, self._anchor)
+        return self._reports.captures
+
     def _make_trackers(self) -> None:
-        opened = self._opened
+        opened = self.opened
         if opened is None or opened.info.rank != 0:
             return
         from otel_train.trackers.manager import Trackers
@@ -560,94 +542,37 @@ class AgentClient:
                     self._config, folder, thread=self._main, before_finish=self._hand_over
                 )
 
-    @property
-    def _capturing(self) -> Capturing | None:
-        return self._reports.capturing
-
-    def _captures(self) -> Capturing | None:
-        """What captures, set up when something first needs it; None where there can be none."""
-        opened = self._opened
-        if self._capturing is not None or opened is None or not opened.run_directory:
-            return self._capturing
-        if self._config.profiler == "off":
-            return None
-        from otel_train.profiler.setup import Capturing
-
-        with self._setting_up:
-            if self._capturing is None:
-                capturing = Capturing(
-                    self._config, opened.info, training=self._training,
-                    rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
-                    ooms=self.recording.devices.ooms, requests=self._requests,
-                )  # fmt: skip
-                self._reports.capturing = capturing  # first: see _make_flops
-                if self._reports.flops is not None:
-                    capturing.give_way_to(self._reports.flops)
-        return self._capturing
-
-    def _captures_now(self) -> Capturing | None:
-        """The same, knowing how the loop goes now: the agent does not say that all the time."""
-        capturing = self._captures()
-        if capturing is not None and not self._reports.follows:
-            with self._accounted():
-                pass
-        return capturing
-
-    def _make_flops(self) -> None:
-        if self._counts_flops and self._reports.flops is None:
-            from otel_train.profiler.flops import FlopCount
-
-            self._reports.flops = FlopCount(
-                self._training,
-                event=self.recording.values.event,
-                max_s=self._config.tuned().profiler_max_s,
-                shared=self._config.tensor_parallel * self._config.pipeline_parallel > 1,
-            )
-            if self._capturing is not None:
-                self._capturing.give_way_to(self._reports.flops)
-
     def _capture_is_asked(self) -> bool:
         """Whether a signal, a file or a device that ran out of memory asks for what captures."""
         if self._config.profiler == "off":
             return False
-        asked = self._signals or self._requests.left is not None
-        return bool(asked or (self._capturing is None and self.recording.devices.ooms()))
+        captures = self._reports.captures
+        asked = self.signals or (captures is not None and captures.account.request is not None)
+        none_yet = captures is None or captures.capturing is None
+        return bool(asked or (none_yet and self.recording.devices.ooms()))
 
     def _take_turn(self) -> None:
         """Do what is due for trackers and captures."""
         if self._reports.trackers is None and log_now(self._config):
             with Guard("trackers"):
                 self._make_trackers()
-        flops = self._reports.flops
-        if flops is not None:
-            with self._flops_guard, self._reporting:
-                flops.turn(free=self._capturing is None or not self._capturing.controller.unfinished)
-        with Guard("captures"):
-            capturing = self._captures_now() if self._capture_is_asked() else self._capturing
-            if capturing is not None:
-                with self._reporting:
-                    if self._signals:
-                        self._signals = 0
-                        capturing.signalled()
-                    if (
-                        capturing.controller.wanted or self._requests.left is not None
-                    ):  # before a step is captured
-                        self.recording.recorder.changed()
-                    capturing.turn()
+        asked = self._capture_is_asked()
+        if asked or self._reports.captures is not None:
+            self.captures.turn(asked=asked)
         self._look_at_end()
 
     def _look_at_end(self) -> None:
         """Find out what SIGTERM must not end: agents in here or in a container that ends too, and what is open here."""
         if self._ending:
             return
-        trackers, capturing = self._reports.trackers, self._capturing
+        trackers, captures = self._reports.trackers, self._reports.captures
         with self._end_guard:
             self.when_needed_at_end(
                 self.here is not None
                 or self._in_container
                 or self._providers is not None
                 or (trackers is not None and trackers.listened())
-                or (capturing is not None and capturing.controller.recording)
+                or (captures is not None and captures.recording)
             )
 
     @property
@@ -673,24 +598,18 @@ class AgentClient:
         def patience_s() -> float:
             return max(LEAST_WRITING_S, began_s + END_S - time.monotonic()) if self._apart else timeout_s
 
-        said = self._ask("end", state, timeout_s=patience_s(), busy=True)
+        said = self.ask("end", state, timeout_s=patience_s(), busy=True)
         self._last = said or ({}, [])
         if said is not None or not self._apart:
-            self._ask("written", timeout_s=patience_s(), busy=True)
+            self.ask("written", timeout_s=patience_s(), busy=True)
 
     def _stop_capturing(self) -> None:
-        if self._reports.flops is not None:
-            self._reports.flops.stop(STOP_S)
-        if self._capturing is not None:
-            self._capturing.stop()
+        if self._reports.captures is not None:
+            self._reports.captures.stop()
 
     def _end_captures(self, timeout_s: float) -> None:
-        if self._capturing is None:
-            return
-        if self._capturing.controller.unfinished:
-            self._ask("close_run", timeout_s=timeout_s)
-        with self._reporting:
-            self._capturing.controller.end(timeout_s / 2)
+        if self._reports.captures is not None:
+            self._reports.captures.end(timeout_s)
 
     def _trackers(self) -> Trackers | None:
         self._open()
@@ -701,8 +620,8 @@ class AgentClient:
     def _hand_over(self) -> bool:
         """A thread of the program's is about to finish a run that is logged to: rows of everything up to now first."""
         patience_s = self._config.exit_timeout_s
-        self._report(fresh=True)
-        self._ask("hand_over", timeout_s=patience_s)
+        self.report(fresh=True)
+        self.ask("hand_over", timeout_s=patience_s)
         trackers = self._reports.trackers
         return trackers is None or trackers.emptied(patience_s / 2)
 
@@ -715,51 +634,28 @@ class AgentClient:
         if self._reports.exchange is not None:
             self._reports.exchange.close(timeout_s)
 
-    @contextmanager
-    def _accounted(self) -> Iterator[None]:
-        with self._reporting:
-            self._report(fresh=True)
-            state = self._ask("account")
-            if state is not None:
-                self._training.state = state
-            try:
-                yield
-            finally:  # a capture may have begun
-                self.recording.recorder.changed()
-
     # -- questions ---------------------------------------------------------------------------------
 
     def _open(self, timeout_s: float = OPEN_S) -> Opened | None:
         if threading.current_thread() is not self._thread:
             self._is_open.wait(timeout_s)
-        return self._opened
+        return self.opened
 
-    def _tell(self, what: str, *args: Any) -> None:
-        with suppress(OSError):
-            self._link.send(Request(0, what, args))
+    def tell(self, what: str, *args: Any) -> None:
+        """Have the agent do something."""
+        self._link.tell(what, *args)
 
-    def _ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
+    def ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
         """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
-        if os.getpid() != self.info.pid:
+        if os.getpid() != self.info.pid or self._over:
             return None
-        with self._answered:  # re-entrant: SIGTERM may end the session in the middle of a question
-            self._number += 1
-            number = self._number
-            self._answers[number] = None
-        try:
-            self._link.send(Request(number, what, args))
-            return self._awaited(number, timeout_s, busy=busy)
-        except OSError:
-            return None
-        finally:
-            with self._answered:
-                self._answers.pop(number, None)
+        return self._link.ask(partial(self._awaited, timeout_s=timeout_s, busy=busy), what, *args)
 
     def _ask_now(self, what: str, *args: Any) -> Any:
         """The same, of everything up to now."""
         self._open()
-        self._report(fresh=True)
-        return self._ask(what, *args)
+        self.report(fresh=True)
+        return self.ask(what, *args)
 
     def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> bool:
         """Wait for the agent, and go on as long as it works. Whether it was waited for to the end."""
@@ -768,33 +664,27 @@ class AgentClient:
             pass
         return bool(done)
 
-    def _awaited(self, number: int, timeout_s: float, *, busy: bool) -> Any:
+    def _awaited(self, box: ResponseBox, *, timeout_s: float, busy: bool) -> Response:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # no other thread receives the response
-            while self._answers.get(number) is None and time.monotonic() < deadline_s:
+            while box.empty() and time.monotonic() < deadline_s:
                 if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
                     self._take(self._link.receive())
-        with self._answered:
+            return box.get_nowait()
+        found: list[Response] = []
 
-            def wait(seconds: float) -> bool:
-                return self._answered.wait_for(
-                    lambda: self._answers.get(number) is not None or self._over, max(0.0, seconds)
-                )
+        def wait(seconds: float) -> bool:
+            with suppress(queue.Empty):
+                found.append(box.get(timeout=max(0.0, seconds)))
+            return bool(found)
 
-            if busy:
-                self._patiently(wait, timeout_s)
-            else:
-                wait(deadline_s - time.monotonic())
-            answer = self._answers.get(number)
-        if answer is not None and answer.error:
-            _log.warning("the agent: %s", answer.error)
-        return answer.value if answer is not None else None
-
-    def _fail_waiting(self) -> None:
-        with self._answered:
-            for number, answer in self._answers.items():
-                self._answers[number] = answer or Response(number, None)
-            self._answered.notify_all()
+        if busy:
+            self._patiently(wait, timeout_s)
+        else:
+            wait(timeout_s)
+        if not found:
+            raise queue.Empty
+        return found[0]
 
     def _let_go(self) -> None:
         self._over = True
@@ -808,72 +698,8 @@ class AgentClient:
         self._link.let_go()
 
 
-class _RemoteRequests:
-    """See ``profiler.endpoint.Requests``: files are the agent's."""
-
-    def __init__(self, ask: Callable[..., Any], tell: Callable[..., None]) -> None:
-        self.left: object = None
-        self._ask = ask
-        self._tell = tell
-
-    def waiting(self) -> object:
-        return self.left
-
-    def done(self) -> None:
-        self.left = None
-        self._tell("request_done")
-
-    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        refusal: str | None = self._ask("pass_on", rank, request)
-        return "the agent did not answer; ask again" if refusal is None else refusal
-
-
-class _RemoteTraining:
-    """See ``profiler.controller.TrainingState``: the account lies in the agent."""
-
-    def __init__(
-        self,
-        recording: InstrumentationManager,
-        ask: Callable[..., Any],
-        tell: Callable[..., None],
-        anchor: Anchor,
-    ) -> None:
-        self.state = LoopProgress()
-        self.clock = anchor
-        self._recording = recording
-        self._ask = ask
-        self._tell = tell
-
-    def loop(self) -> LoopState:
-        from otel_train.profiler.controller import LoopState
-        from otel_train.profiler.step_schedule import ProfiledThread
-
-        state = self.state
-        recorder = self._recording.recorder
-        rings = {ring.slot: ring for ring in list(recorder.threads)}
-        ring = rings.get(state.ring, recorder.main)
-        thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.divert)
-        return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.final_ns)
-
-    def number(self, at_ns: int) -> int:
-        answer = self._ask("number", at_ns)
-        return self.state.step if answer is None else int(answer)
-
-    def epoch(self, at_ns: int) -> int:
-        answer = self._ask("epoch", at_ns)
-        return self.state.epoch if answer is None else int(answer)
-
-    def unix_ns(self, clock_ns: int) -> int:
-        return self.clock.unix(clock_ns)
-
-    def slow_steps(self) -> int:
-        return self.state.slow
-
-    def over(self, capture: Capture) -> None:
-        self._ask("captured", capture)
-
-    def active(self, *, active: bool) -> None:
-        self._tell("active", active)
+def _counts_flops(config: Config) -> bool:
+    return config.flops == "auto" and not config.flops_per_sample
 
 
 def _in_fork() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import pickle
+import queue
 import select
 import socket
 import struct
@@ -12,13 +15,13 @@ from _thread import get_ident
 from contextlib import contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
@@ -253,6 +256,10 @@ class Response(FastNamedTuple):
     error: str = ""
 
 
+ResponseBox: TypeAlias = "queue.SimpleQueue[Response]"
+"""Where a response comes, for the thread that waits for it."""
+
+_log = logging.getLogger("otel_train")
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # unix(7), struct ucred: process, user, group
 _MOST_BYTES = 1 << 30
@@ -270,6 +277,8 @@ class Link:
         self._sending = free_in_forks(threading.Lock())
         self._sender = 0
         self._rest = memoryview(b"")
+        self._numbers = itertools.count(1)
+        self._boxes: dict[int, ResponseBox] = {}
         self.limit_sends(_SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
@@ -309,6 +318,45 @@ class Link:
                 if len(self._rest) == len(whole):
                     self._rest = memoryview(b"")
                     raise
+
+    def tell(self, what: str, *args: Any) -> None:
+        """Have the other end do something, if it is there."""
+        with suppress(OSError):
+            self.send(Request(0, what, args))
+
+    def ask(self, wait: Callable[[ResponseBox], Response], what: str, *args: Any) -> Any:
+        """What the other end answers; None where it cannot, or is gone.
+
+        Any thread may ask, also in a handler of a signal that came while it asked.
+
+        Args:
+            wait: takes the response out of its box; raises ``queue.Empty`` where none comes in time.
+            what: is asked.
+            args: as ``what`` needs them.
+        """
+        number, box = next(self._numbers), queue.SimpleQueue[Response]()
+        self._boxes[number] = box
+        try:
+            self.send(Request(number, what, args))
+            response = wait(box)
+        except (OSError, queue.Empty):
+            return None
+        finally:
+            self._boxes.pop(number, None)
+        if response.error:
+            _log.warning("the agent: %s", response.error)
+        return response.value
+
+    def take_response(self, response: Response) -> None:
+        """Hand a response to the thread that waits for it, if it still does."""
+        box = self._boxes.get(response.number)
+        if box is not None:
+            box.put(response)
+
+    def fail_questions(self) -> None:
+        """No response comes any more."""
+        for number in list(self._boxes):
+            self.take_response(Response(number, None))
 
     def receive(self) -> Any:
         """The next message; waits for it.

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import Link, user_of
+from otel_train.errors import ConfigError
 from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
@@ -162,16 +163,13 @@ def opened(
     shared: SharedExporters,
 ) -> RankConnection | None:
     """What serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
-    from otel_train.agent.messages import Request
+    link.tell("up", os.getpid())  # before the imports, which take a while
     from otel_train.agent.rank_connection import RankConnection
-    from otel_train.errors import ConfigError
 
-    with suppress(OSError):  # a rank that is gone is counted to its end all the same
-        link.send(Request(0, "up", (os.getpid(),)))
     try:
         return RankConnection(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
     except ConfigError as error:
-        link.send(Request(0, "refused", (str(error),)))
+        link.tell("refused", str(error))
         return None
 
 
@@ -187,12 +185,9 @@ class LogsToRanks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
-        from otel_train.agent.messages import Request
-
         text: Any = record.getMessage()
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         link = _served.get() or next(iter(self._agent.links), None)
         if link is not None:
-            with suppress(OSError):
-                link.send(Request(0, "log", (record.levelno, text)))
+            link.tell("log", record.levelno, text)

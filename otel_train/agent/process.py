@@ -311,7 +311,4 @@ def descriptor_of(pid: int) -> int:
 
 def ends_its_container() -> bool:
     """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
-    try:
-        return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
-    except OSError:
-        return True
+    return _namespace("pid") != f"pid:[{_MACHINE}]"

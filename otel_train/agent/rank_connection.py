@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import itertools
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ import secrets
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import (
@@ -93,8 +93,6 @@ class RankConnection:
         self._link = link
         self._hello = hello
         self._process = process
-        self._posts: dict[int, queue.SimpleQueue[Any]] = {}
-        self._numbers = itertools.count(1)
         self._window: WindowStart | None = None
         self._ended = threading.Event()
         self._over = False
@@ -120,8 +118,8 @@ class RankConnection:
         beside = info.pid != os.getpid()
         if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
-            self.exporters.terminal = (TextLayout(*hello.page), lambda text: self._tell("say", text))
-        self._remote = RemoteRecording(self.rings, self._tell)
+            self.exporters.terminal = (TextLayout(*hello.page), partial(self._link.tell, "say"))
+        self._remote = RemoteRecording(self.rings, self._link.tell)
         self._requests = RequestFolder(
             self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token
         )
@@ -201,9 +199,7 @@ class RankConnection:
                 self._reported_state = message.args[0]
             self._asked.put(message)
         elif isinstance(message, Response):
-            box = self._posts.pop(message.number, None)
-            if box is not None:
-                box.put(message.value)
+            self._link.take_response(message)
 
     # -- what the rank asks ----------------------------------------------------------------------
 
@@ -340,10 +336,6 @@ class RankConnection:
 
     # -- what the rank is asked --------------------------------------------------------------------
 
-    def _tell(self, what: str, *args: Any) -> None:
-        with suppress(OSError):
-            self._link.send(Request(0, what, args))
-
     def _post(self, body: bytes, token: str) -> tuple[int, object]:
         """A request over HTTP. The rank answers one that brings the token."""
         if self._hello.config.profiler == "off":
@@ -361,15 +353,7 @@ class RankConnection:
 
     def _ask(self, what: str, *args: Any) -> Any:
         """What the rank answers; None where it does not in time, or cannot."""
-        number, box = next(self._numbers), queue.SimpleQueue[Any]()
-        self._posts[number] = box
-        try:
-            self._link.send(Request(number, what, args))
-            return box.get(timeout=_POST_S)
-        except (OSError, queue.Empty):
-            return None
-        finally:
-            self._posts.pop(number, None)
+        return self._link.ask(lambda box: box.get(timeout=_POST_S), what, *args)
 
 
 def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:

@@ -18,13 +18,12 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.agent.captures import RankCaptures
     from otel_train.config import Config
     from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.profiler.flops import FlopCount
-    from otel_train.profiler.setup import Capturing
     from otel_train.trackers.manager import Trackers
 
 IDLE_INTERVALS = 60
@@ -55,25 +54,21 @@ class Reports:
     Attributes:
         trackers: what is logged to, once there is any.
         may_log: there may be a tracker to log to, now or later.
-        capturing: profiler captures, once they can be made.
+        captures: profiler captures and the FLOP count, once they can be made.
         exchange: of records between ranks, once there is a process group.
-        flops: counts one step, where that is asked for.
     """
 
     def __init__(
         self,
         recording: InstrumentationManager,
         caches: CacheSizes,
-        config: Config,
         ranks: int = 1,
     ) -> None:
         self._ranks = ranks
-        self._captures_unasked = captures_unasked(config)
         self.trackers: Trackers | None = None
         self.may_log = False
-        self.capturing: Capturing | None = None
+        self.captures: RankCaptures | None = None
         self.exchange: Exchange | None = None
-        self.flops: FlopCount | None = None
         self._recording = recording
         self._caches = caches
         self._guards = {
@@ -129,7 +124,7 @@ class Reports:
         # How far the rings are is read first: what these edges need is in what is read after.
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
-        hurry = self.capturing is not None and self.capturing.controller.needs_step_numbers
+        hurry = self.captures is not None and self.captures.needs_step_numbers
         job = self._do("ranks", find_job, None)
         instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
         fresh = fresh or instrumented != self._last_instrumented
@@ -167,12 +162,8 @@ class Reports:
 
     @property
     def follows(self) -> bool:
-        """Whether captures are made that depend on how the loop goes, or the FLOP of a step are still to be counted."""
-        flops = self.flops
-        counts = flops is not None and not (flops.flops or flops.refusal)
-        return counts or (
-            self.capturing is not None and (self._captures_unasked or self.capturing.controller.wanted)
-        )
+        """See ``RankCaptures``."""
+        return self.captures is not None and self.captures.follows
 
     def pause_s(self, interval_s: float) -> float:
         """Seconds from one report to the next, where the agent asks for none.
@@ -250,7 +241,8 @@ class Reports:
     def _state(self) -> State:
         recording = self._recording
         self._look_at_devices()
-        trackers, capturing = self.trackers, self.capturing
+        trackers, captures = self.trackers, self.captures
+        flops = captures.flops if captures is not None else None
         listened = trackers is not None and trackers.listened()
         names = frozenset(recording.probes.loaders)
         if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
@@ -272,14 +264,12 @@ class Reports:
             caches=self._caches.read() if listened else {},
             trackers=self.may_log or (trackers is not None and trackers.any),
             listened=listened,
-            captured_ns=max(
-                each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)
-            ),
-            needs_step_numbers=capturing is not None and capturing.controller.needs_step_numbers,
+            captured_ns=captures.within_ns if captures is not None else (0, 0),
+            needs_step_numbers=captures is not None and captures.needs_step_numbers,
             follows=self.follows,
             untimed=self._do("devices", recording.untimed, {}),
-            step_flops=self.flops.flops if self.flops is not None else 0,
-            uncounted=self.flops.refusal if self.flops is not None else "",
+            step_flops=flops.flops if flops is not None else 0,
+            uncounted=flops.refusal if flops is not None else "",
         )
 
     def _look_at_devices(self) -> None:

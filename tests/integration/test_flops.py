@@ -92,11 +92,11 @@ def test_the_flop_of_one_step_are_counted_and_the_weights_are_bit_identical(watc
     left = [40]
 
     def known() -> bool:
-        left[0] -= bool(reports.flops is not None and reports.flops.flops)
+        left[0] -= bool(reports.captures is not None and reports.captures.flops.flops)
         return left[0] <= 0
 
     steps = train(model, model.parameters(), batches(MOST_STEPS), until=known)
-    flops = reports.flops
+    flops = reports.captures.flops
     session.close()
 
     torch.manual_seed(0)
@@ -130,9 +130,9 @@ def test_what_is_compiled_is_not_counted_and_that_is_said(watch: Watch) -> None:
         compiled,
         model.parameters(),
         batches(MOST_STEPS),
-        until=lambda: reports.flops is not None and reports.flops.refusal,
+        until=lambda: reports.captures is not None and reports.captures.flops.refusal,
     )
-    flops = reports.flops
+    flops = reports.captures.flops
     session.close()
 
     assert (flops.flops, flops.refusal) == (0, COMPILED)

@@ -228,7 +228,7 @@ def test_workers_of_earlier_passes_are_forgotten_once_their_batches_are_counted(
         for _ in range(3):
             list(loader)
         for _ in range(3):
-            session._service._report(fresh=True)
+            session._service.report(fresh=True)
         pools = session._recording.probes.loaders["rows"].pools
 
         assert len(pools) <= 1
