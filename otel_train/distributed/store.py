@@ -1,27 +1,22 @@
-"""Exchange of rank reports over the job's TCPStore, on a thread of its own, and the lease on a rank's folder."""
+"""Exchange of rank reports over the job's TCPStore, on a thread of its own."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
-import re
 import socket
 import sys
 import threading
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.errors import imported
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.resource import find_job, process_mark
-from otel_train.safety import Guard, daemon_thread, free_in_forks
+from otel_train.resource import find_job
+from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 MOST_LOST = 3
 """Connections to the store that may be lost before the exchange stops."""
@@ -162,108 +157,6 @@ class Exchange:
         if not self.off:
             with self.guard:
                 self.clear()
-
-
-_MOST_BYTES = 200
-_CLOSED = "closed"
-_TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
-
-_lock = free_in_forks(threading.Lock())
-_held: dict[tuple[int, int], RankLease] = {}
-"""By device and inode. Closing any descriptor of the file drops a POSIX lock, so each file is opened once."""
-
-
-class RankLease:
-    """A POSIX lock on a file that also names the process that holds it.
-
-    A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
-    On a network file system it also excludes other hosts. One process may acquire it several times.
-
-    Attributes:
-        closed_here: the previous holder was the same process and released it.
-    """
-
-    def __init__(self, descriptor: int, key: tuple[int, int], owner: str, *, closed_here: bool) -> None:
-        self.closed_here = closed_here
-        self._owner = owner
-        self._descriptor = descriptor
-        self._key = key
-        self._pid = os.getpid()
-        self._times = 1
-
-    @classmethod
-    def acquire(cls, path: Path, owner: int = 0) -> RankLease | None:
-        """Returns the lease; None while another living process holds it.
-
-        Args:
-            path: file to lock; created if missing.
-            owner: process id of the training process that the lease is for; 0 for this process.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
-        with _lock:
-            held = _held_here(path)
-            if held is not None:
-                held.reacquire()
-                return held
-            from otel_train.files import open_to_write  # of the agent: a rank that trains has no need of it
-
-            descriptor = open_to_write(path, append=True)
-            status = os.fstat(descriptor)
-            content = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").strip()
-            if not _locked(descriptor, content):
-                os.close(descriptor)
-                return None
-            holder = process_mark(owner or os.getpid())
-            key = status.st_dev, status.st_ino
-            lease = cls(descriptor, key, holder, closed_here=content == f"{holder} {_CLOSED}")
-            lease._write(process_mark(os.getpid()))
-            _held[key] = lease
-            return lease
-
-    def reacquire(self) -> None:
-        """Counts one more session of this process."""
-        self._times += 1
-        self.closed_here = False
-
-    def release(self) -> None:
-        """Releases the lease after as many calls as it was acquired. Does nothing in a forked child."""
-        with _lock:
-            self._times -= 1
-            if self._times or self._pid != os.getpid():
-                return
-            _held.pop(self._key, None)
-            self._write(f"{self._owner} {_CLOSED}")
-            os.close(self._descriptor)
-
-    def _write(self, text: str) -> None:
-        with suppress(OSError):  # on a full disk the lock holds without the text
-            os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, f"{text}\n".encode())
-
-
-def _held_here(path: Path) -> RankLease | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    lease = _held.get((status.st_dev, status.st_ino))
-    return lease if lease is not None and lease._pid == os.getpid() else None  # noqa: SLF001  # of this module
-
-
-def _locked(descriptor: int, content: str) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            return False
-        # The file system has no locks: on this host the process named in the file holds the lease while it lives.
-        theirs, _, closed = content.partition(" ")
-        pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", theirs)
-        alive = pid is not None and theirs == process_mark(int(pid[1]))
-        return bool(closed) or not alive or theirs == process_mark(os.getpid())
-    return True
 
 
 _log = logging.getLogger("otel_train")

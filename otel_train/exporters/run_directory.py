@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
 import re
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import NS_PER_S
-from otel_train.distributed.store import RankLease
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.files import (
@@ -23,6 +25,7 @@ from otel_train.files import (
     make_folder,
     make_ignored,
     mark_of,
+    open_to_write,
     rank_folders,
     read_json,
     read_word,
@@ -30,6 +33,8 @@ from otel_train.files import (
     replace_text,
 )
 from otel_train.recording.flight_recorder import read_flight
+from otel_train.resource import process_mark
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -325,3 +330,105 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
         return None
     last_unix_ns = flight.anchor_unix_ns + max(edges) - flight.anchor_clock_ns
     return max(0, started_unix_ns - last_unix_ns) / NS_PER_S
+
+
+# --- the lease on the folder of a rank ---------------------------------------------------------------
+
+_LEASE_BYTES = 200
+_CLOSED = "closed"
+_TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+
+_lock = free_in_forks(threading.Lock())
+_held: dict[tuple[int, int], RankLease] = {}
+"""By device and inode. Closing any descriptor of the file drops a POSIX lock, so each file is opened once."""
+
+
+class RankLease:
+    """A POSIX lock on a file that also names the process that holds it.
+
+    A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
+    On a network file system it also excludes other hosts. One process may acquire it several times.
+
+    Attributes:
+        closed_here: the previous holder was the same process and released it.
+    """
+
+    def __init__(self, descriptor: int, key: tuple[int, int], owner: str, *, closed_here: bool) -> None:
+        self.closed_here = closed_here
+        self._owner = owner
+        self._descriptor = descriptor
+        self._key = key
+        self._pid = os.getpid()
+        self._times = 1
+
+    @classmethod
+    def acquire(cls, path: Path, owner: int = 0) -> RankLease | None:
+        """Returns the lease; None while another living process holds it.
+
+        Args:
+            path: file to lock; created if missing.
+            owner: process id of the training process that the lease is for; 0 for this process.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        with _lock:
+            held = _held_here(path)
+            if held is not None:
+                held.reacquire()
+                return held
+            descriptor = open_to_write(path, append=True)
+            status = os.fstat(descriptor)
+            content = os.pread(descriptor, _LEASE_BYTES, 0).decode("ascii", "replace").strip()
+            if not _locked(descriptor, content):
+                os.close(descriptor)
+                return None
+            holder = process_mark(owner or os.getpid())
+            key = status.st_dev, status.st_ino
+            lease = cls(descriptor, key, holder, closed_here=content == f"{holder} {_CLOSED}")
+            lease._write(process_mark(os.getpid()))
+            _held[key] = lease
+            return lease
+
+    def reacquire(self) -> None:
+        """Counts one more session of this process."""
+        self._times += 1
+        self.closed_here = False
+
+    def release(self) -> None:
+        """Releases the lease after as many calls as it was acquired. Does nothing in a forked child."""
+        with _lock:
+            self._times -= 1
+            if self._times or self._pid != os.getpid():
+                return
+            _held.pop(self._key, None)
+            self._write(f"{self._owner} {_CLOSED}")
+            os.close(self._descriptor)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # on a full disk the lock holds without the text
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{text}\n".encode())
+
+
+def _held_here(path: Path) -> RankLease | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    lease = _held.get((status.st_dev, status.st_ino))
+    return lease if lease is not None and lease._pid == os.getpid() else None  # noqa: SLF001  # of this module
+
+
+def _locked(descriptor: int, content: str) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        # The file system has no locks: on this host the process named in the file holds the lease while it lives.
+        theirs, _, closed = content.partition(" ")
+        pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", theirs)
+        alive = pid is not None and theirs == process_mark(int(pid[1]))
+        return bool(closed) or not alive or theirs == process_mark(os.getpid())
+    return True
