@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import os
 import queue
-import secrets
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -25,28 +23,20 @@ from otel_train.agent.messages import (
     Response,
 )
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
-from otel_train.agent.remote import RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
+from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
-from otel_train.config.validation import variable_of
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import system_clock
 from otel_train.exporters.manager import ExportManager, SharedExporters
-from otel_train.files import parse_json, read_bytes, replace_text
-from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
-    from pathlib import Path
 
-    from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import Link
     from otel_train.agent.summary import WindowStart
-    from otel_train.config import Config
-    from otel_train.resource import RunInfo
 
 STALE_S = 3.0
 """A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
@@ -58,8 +48,6 @@ SILENT_S = 30.0
 _END_WRITES_S = 0.03
 """Longest that all writes of the end take before the rank has its answer; it waits for the rest of them by "written"."""
 
-_POST_S = 2.0
-_NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
 _log = logging.getLogger("otel_train")
 
 
@@ -120,13 +108,7 @@ class RankConnection:
             self._launcher.opened(os.getpid())
             self.exporters.terminal = (TextLayout(*hello.page), partial(self._link.tell, "say"))
         self._remote = RemoteRecording(self.rings, self._link.tell)
-        self._requests = RequestFolder(
-            self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token
-        )
-        self._requests_guard = Guard("captures")
-        self._request: object = None
-        alerts = _alerts_of(config, self.info, self._arm)
-        self._captures = RemoteCaptures(self._remote, self._left_request, alerts)
+        self._captures = RemoteCaptures(self._remote, self._link, self.exporters, config)
         self.service = AgentService(
             hello, recording=self._remote, captures=self._captures, exporters=self.exporters
         )
@@ -141,10 +123,10 @@ class RankConnection:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
             with Guard("captures"):
-                self.exporters.on_post("/capture", self._post)
+                self.exporters.on_post("/capture", self._captures.post)
             self.service.start()
             self._worker.start()
-            self.exporters.disk.do(self._requests_guard, self._requests.publish)
+            self._captures.publish()
             undo.pop_all()
         directory = self.exporters.run_directory
         opened = Opened(
@@ -174,7 +156,7 @@ class RankConnection:
         if not self._ended.is_set():
             self._finish_without_it()
         self._asked.put(None)
-        self._worker.join(_POST_S)  # the last answer is on its way
+        self._worker.join(ANSWER_S)  # the last answer is on its way
         self._deliver()
 
     def _hangs(self) -> bool:
@@ -249,20 +231,11 @@ class RankConnection:
     def _do_hand_over(self) -> None:
         self.service.hand_over()
 
-    def _left_request(self) -> object:
-        """What was left in the folder of the rank."""
-        self.exporters.disk.refresh(self._requests_guard, self._look_for_request)
-        return self._request
-
-    def _look_for_request(self) -> None:
-        self._request = self._requests.waiting()
-
     def _do_request_done(self) -> None:
-        self._request = None
-        self.exporters.disk.do(self._requests_guard, self._requests.done)
+        self._captures.request_done()
 
     def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        return self._requests.pass_on(rank, request)
+        return self._captures.folder.pass_on(rank, request)
 
     def _do_providers(self) -> None:
         with self.loop.lock:
@@ -302,7 +275,7 @@ class RankConnection:
                 self.rings.close()
             run = self.exporters.run_directory
             disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
-            disk.do(Guard("captures"), self._requests.withdraw)
+            disk.do(Guard("captures"), self._captures.folder.withdraw)
             with Guard("run directory"):  # the next start of this rank must not wait for a Collector
                 self.exporters.close_files()
 
@@ -333,93 +306,3 @@ class RankConnection:
         self._launcher.closed()
         self.exporters.close(self._deliver_s)
         self._link.close()
-
-    # -- what the rank is asked --------------------------------------------------------------------
-
-    def _post(self, body: bytes, token: str) -> tuple[int, object]:
-        """A request over HTTP. The rank answers one that brings the token."""
-        if self._hello.config.profiler == "off":
-            return 404, {"error": "captures are off"}
-        refusal = self._requests.refusal(token)
-        if refusal:
-            return 401, {"error": refusal}
-        answer: tuple[int, object] | None = self._ask("post", body)
-        return answer or (503, {"error": _NO_ANSWER})
-
-    def _arm(self, alert: str) -> str:
-        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
-        refusal: str | None = self._ask("alert", alert)
-        return _NO_ANSWER if refusal is None else refusal
-
-    def _ask(self, what: str, *args: Any) -> Any:
-        """What the rank answers; None where it does not in time, or cannot."""
-        return self._link.ask(lambda box: box.get(timeout=_POST_S), what, *args)
-
-
-def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
-    """What asks an Alertmanager; None where no address of one is set."""
-    if not config.alertmanager_url or config.profiler == "off":
-        return None
-    from otel_train.agent.alertmanager import AlertPoller
-
-    return AlertPoller(
-        config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
-        headers=config.alertmanager_headers,
-    )  # fmt: skip
-
-
-_MOST_REQUEST_BYTES = 1 << 16
-
-
-class RequestFolder:
-    """The folder of a rank: requests that are left there, and the token that opens ``POST /capture``.
-
-    Without a folder (no run directory, or captures are off) there are none. The token is made when empty.
-    """
-
-    def __init__(self, folder: Path | None, token: str) -> None:
-        self._folder = folder
-        self._token = token or secrets.token_urlsafe(24)
-
-    def refusal(self, token: str) -> str:
-        """Why a client that brings this token may not ask; "" where it may."""
-        if hmac.compare_digest(token.encode(), self._token.encode()):
-            return ""
-        where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
-        return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
-
-    def publish(self) -> None:
-        """Write the token to a file of the owner's alone."""
-        if self._folder is not None:
-            replace_text(self._folder / KEY_FILE, self._token + "\n")
-
-    def withdraw(self) -> None:
-        """Remove that file."""
-        if self._folder is not None:
-            (self._folder / KEY_FILE).unlink(missing_ok=True)
-
-    def waiting(self) -> object:
-        """The request that waits, or text that says why it cannot be read; None for none."""
-        if self._folder is None:
-            return None
-        try:
-            return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_REQUEST_BYTES))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            return f"{self._folder / REQUEST_FILE}: {error}"
-
-    def done(self) -> None:
-        """It has been dealt with."""
-        if self._folder is not None:
-            (self._folder / REQUEST_FILE).unlink(missing_ok=True)
-
-    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Leave a request with another rank of this run; why that is not possible."""
-        if self._folder is None:
-            return "without a run directory only the rank that is asked can be captured"
-        folder = self._folder.parent / f"rank{rank}"
-        if not folder.is_dir():
-            return f"rank {rank} has no folder in {folder.parent}"
-        leave_request(folder, request)
-        return ""

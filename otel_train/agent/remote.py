@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import threading
 import time
 from collections import deque
@@ -12,18 +14,25 @@ import numpy as np
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.agent.messages import LoopProgress, State
+from otel_train.config.validation import variable_of
 from otel_train.datamodel import Outcomes, Pace
+from otel_train.files import parse_json, read_bytes, replace_text
+from otel_train.profiler.requests import KEY_FILE, REQUEST_FILE, leave_request
 from otel_train.recording.events import SourceKind, StepRule
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import Report
+    from otel_train.agent.messages import Link, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
+    from otel_train.config import Config
     from otel_train.datamodel import Compile, DeviceTimes, ExportBatch
     from otel_train.distributed.store import ExchangeRequest
+    from otel_train.exporters.manager import ExportManager
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.trackers.metrics import FlatRow
@@ -35,6 +44,11 @@ _WORK = {
     StepSource.MANUAL: SourceKind.MARK,
 }
 """What work of a step is in events, by what the account takes for a step."""
+
+ANSWER_S = 2.0
+"""Longest that a request for a capture waits for the training process."""
+
+_NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
 
 ALERTS_END_S = 0.2
 """Longest that the end waits for a question to an Alertmanager."""
@@ -229,20 +243,52 @@ class RemoteProviders:
 class RemoteCaptures:
     """In place of ``Capturing``: ``torch.profiler`` runs in the training process, and what decides about it.
 
+    Passes on what asks for captures: clients of HTTP, requests in the folder of the rank, an Alertmanager.
+
     Args:
         remote: the rank.
-        waiting: reads the request that was left in its folder.
-        alerts: asks an Alertmanager; None without one.
+        link: to it.
+        exporters: have its folder and the disk's thread.
+        config: of the run.
     """
 
-    def __init__(
-        self, remote: RemoteRecording, waiting: Callable[[], object], alerts: AlertPoller | None
-    ) -> None:
+    def __init__(self, remote: RemoteRecording, link: Link, exporters: ExportManager, config: Config) -> None:
         self._remote = remote
-        self._waiting = waiting
-        self._alerts = alerts
-        self._sent_progress: LoopProgress | None = None
+        self._link = link
+        self._disk = exporters.disk
+        self._on = config.profiler != "off"
+        self.folder = RequestFolder(exporters.rank_folder if self._on else None, config.profiler_token)
+        self._guard = Guard("captures")
+        self._request: object = None
         self._asked: object = None
+        self._sent_progress: LoopProgress | None = None
+        self._alerts: AlertPoller | None = None
+        if self._on and config.alertmanager_url:
+            from otel_train.agent.alertmanager import AlertPoller
+
+            self._alerts = AlertPoller(
+                config.alertmanager_url, run_id=exporters.info.run_id, rank=exporters.info.rank, arm=self._arm,
+                headers=config.alertmanager_headers,
+            )  # fmt: skip
+
+    def post(self, body: bytes, token: str) -> tuple[int, object]:
+        """A request over HTTP. The rank answers one that brings the token."""
+        if not self._on:
+            return 404, {"error": "captures are off"}
+        refusal = self.folder.refusal(token)
+        if refusal:
+            return 401, {"error": refusal}
+        answer: tuple[int, object] | None = self._ask("post", body)
+        return answer or (503, {"error": _NO_ANSWER})
+
+    def publish(self) -> None:
+        """Write the token where its owner finds it."""
+        self._disk.do(self._guard, self.folder.publish)
+
+    def request_done(self) -> None:
+        """The request in the folder has been dealt with."""
+        self._request = None
+        self._disk.do(self._guard, self.folder.done)
 
     def ask_for_alerts(self) -> None:
         """Begin to. The rank knows its run directory by now, so it can capture."""
@@ -257,7 +303,8 @@ class RemoteCaptures:
         """Tell the rank how the loop goes, where that has changed."""
         if self._remote.state.needs_step_numbers:
             account()
-        asked = self._waiting()
+        self._disk.refresh(self._guard, self._look_for_request)
+        asked = self._request
         if asked != self._asked:
             self._asked = asked
             if asked is not None:
@@ -273,6 +320,74 @@ class RemoteCaptures:
         """Stop asking for alerts. What is recorded the rank stops and writes."""
         if self._alerts is not None:
             self._alerts.close(min(timeout_s, ALERTS_END_S))
+
+    def _look_for_request(self) -> None:
+        self._request = self.folder.waiting()
+
+    def _arm(self, alert: str) -> str:
+        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
+        refusal: str | None = self._ask("alert", alert)
+        return _NO_ANSWER if refusal is None else refusal
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        return self._link.ask(lambda box: box.get(timeout=ANSWER_S), what, *args)
+
+
+_MOST_REQUEST_BYTES = 1 << 16
+
+
+class RequestFolder:
+    """The folder of a rank: requests that are left there, and the token that opens ``POST /capture``.
+
+    Without a folder (no run directory, or captures are off) there are none. The token is made when empty.
+    """
+
+    def __init__(self, folder: Path | None, token: str) -> None:
+        self._folder = folder
+        self._token = token or secrets.token_urlsafe(24)
+
+    def refusal(self, token: str) -> str:
+        """Why a client that brings this token may not ask; "" where it may."""
+        if hmac.compare_digest(token.encode(), self._token.encode()):
+            return ""
+        where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
+        return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
+
+    def publish(self) -> None:
+        """Write the token to a file of the owner's alone."""
+        if self._folder is not None:
+            replace_text(self._folder / KEY_FILE, self._token + "\n")
+
+    def withdraw(self) -> None:
+        """Remove that file."""
+        if self._folder is not None:
+            (self._folder / KEY_FILE).unlink(missing_ok=True)
+
+    def waiting(self) -> object:
+        """The request that waits, or text that says why it cannot be read; None for none."""
+        if self._folder is None:
+            return None
+        try:
+            return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_REQUEST_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{self._folder / REQUEST_FILE}: {error}"
+
+    def done(self) -> None:
+        """It has been dealt with."""
+        if self._folder is not None:
+            (self._folder / REQUEST_FILE).unlink(missing_ok=True)
+
+    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        """Leave a request with another rank of this run; why that is not possible."""
+        if self._folder is None:
+            return "without a run directory only the rank that is asked can be captured"
+        folder = self._folder.parent / f"rank{rank}"
+        if not folder.is_dir():
+            return f"rank {rank} has no folder in {folder.parent}"
+        leave_request(folder, request)
+        return ""
 
 
 def rule_of(run: RunState) -> StepRule | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.agent.rank_connection import RequestFolder
+from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController, LoopState
