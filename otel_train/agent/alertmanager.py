@@ -172,7 +172,7 @@ class AlertPoller:
             self.faults += 1
             _log.warning(
                 "alertmanager: %s %s; no alert arms a capture until it answers; check alertmanager_url",
-                self._target.address, why,
+                self._target.address, why
             )  # fmt: skip
         self._answers = False
 

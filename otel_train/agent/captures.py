@@ -107,7 +107,7 @@ class RankCaptures:
                 capturing = Capturing(
                     self._config, opened.info, training=self.account,
                     rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
-                    ooms=self._client.recording.devices.ooms, requests=self.account,
+                    ooms=self._client.recording.devices.ooms, requests=self.account
                 )  # fmt: skip
                 self.capturing = capturing  # first: see count_flops
                 if self.flops is not None:

@@ -52,14 +52,7 @@ class MetricSources(NamedTuple):
 class MetricReader:
     """Makes a snapshot of every metric."""
 
-    def __init__(
-        self,
-        run: RunState,
-        readings: MetricSources,
-        *,
-        info: RunInfo,
-        config: Config,
-    ) -> None:
+    def __init__(self, run: RunState, readings: MetricSources, *, info: RunInfo, config: Config) -> None:
         self.state = ""
         """The run's end, once it has one."""
         self.about: tuple[str, ...] = ()

@@ -268,7 +268,7 @@ class RemoteCaptures:
 
             self._alerts = AlertPoller(
                 config.alertmanager_url, run_id=exporters.info.run_id, rank=exporters.info.rank, arm=self._arm,
-                headers=config.alertmanager_headers,
+                headers=config.alertmanager_headers
             )  # fmt: skip
 
     def post(self, body: bytes, token: str) -> tuple[int, object]:
@@ -409,7 +409,7 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
     ring = slots.get(leading.key, 0) if leading else 0
     return LoopProgress(
         rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.final_ns),
-        run.final_ns, run.sampler.slow,
+        run.final_ns, run.sampler.slow
     )  # fmt: skip
 
 

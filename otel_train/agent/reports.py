@@ -58,12 +58,7 @@ class Reports:
         exchange: of records between ranks, once there is a process group.
     """
 
-    def __init__(
-        self,
-        recording: InstrumentationManager,
-        caches: CacheSizes,
-        ranks: int = 1,
-    ) -> None:
+    def __init__(self, recording: InstrumentationManager, caches: CacheSizes, ranks: int = 1) -> None:
         self._ranks = ranks
         self.trackers: Trackers | None = None
         self.may_log = False
@@ -75,7 +70,7 @@ class Reports:
             part: Guard(part)
             for part in (
                 "device time", "gradient scaler", "compiler", "build times", "devices", "transfers",
-                "compiled models", "loader workers", LOGGED_VALUES, "ranks",
+                "compiled models", "loader workers", LOGGED_VALUES, "ranks"
             )
         }  # fmt: skip
         self._last_instrumented: tuple[Any, ...] = ()

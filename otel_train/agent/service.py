@@ -348,7 +348,7 @@ class AgentService:
         self._track()
         self.resource: dict[str, Any] = {
             **resource_attributes(self.info, hello.environ), **hello.resource,
-            "train.export.profile": self._profile.name,
+            "train.export.profile": self._profile.name
         }  # fmt: skip
         self._reporter.about = about_run(self.resource)
         exporters.connect(self.loop.routes, self.resource, self._profile)
@@ -358,7 +358,7 @@ class AgentService:
         run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
             stall_after_s=config.stall_after_s,
-            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _nothing,
+            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _nothing
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
         run.sampler.captured_ns = lambda: recording.state.captured_ns
@@ -370,11 +370,11 @@ class AgentService:
         self._hardware = HardwareReader.of(config, lambda: recording.state.hardware)
         accelerators = AcceleratorReader(
             lambda: recording.state.memory, lambda: run.transfers.to_devices(run.names.sources),
-            lambda: recording.state.copied_to_host, device_flops=config.device_flops,
+            lambda: recording.state.copied_to_host, device_flops=config.device_flops
         )  # fmt: skip
         sources = MetricSources(
             self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health,
-            lambda: recording.state.loaders, self.watch, self._anchor,
+            lambda: recording.state.loaders, self.watch, self._anchor
         )  # fmt: skip
         reader = MetricReader(run, sources, info=self.info, config=config)
         reader.step_flops = lambda: recording.state.step_flops
@@ -384,7 +384,7 @@ class AgentService:
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
-            self._reporter.counted, partial(RemoteExchange, recording, prefix=key_prefix),
+            self._reporter.counted, partial(RemoteExchange, recording, prefix=key_prefix)
         )  # fmt: skip
         ranks = RankCoordinator(self.run, self.info, config=self._config, job=job, clock=system_clock)
         self._reporter.more.append(ranks.write)
@@ -399,7 +399,7 @@ class AgentService:
         )
         loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
-            every_s=tuned.poll_interval_s,
+            every_s=tuned.poll_interval_s
         )  # fmt: skip
         loop.advance = recording.advance
         # What accounting needs. A step is judged when it is read: what was logged in it must be known by then.
@@ -429,13 +429,13 @@ class AgentService:
         memory = self._memory_monitor = MemoryMonitor(
             datasets=recording.dataset_bytes, caches=lambda: recording.state.caches,
             devices=lambda: recording.state.taken, clock=system_clock,
-            tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid),
+            tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid)
         )  # fmt: skip
         looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
         epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
         self.tracking = Tracking(
             config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,
-            first=self.info.rank == 0,
+            first=self.info.rank == 0
         )  # fmt: skip
         if looks:
             self.loop.between = lambda: memory.look() if self.tracking.listened() else None
@@ -532,7 +532,7 @@ class AgentService:
         faults = Counter({hardware.part: hardware.faults + self._memory_monitor.guard.faults})
         for more in (
             self.loop.faults(), self.exporters.lost(), {"ranks": self.ranks.faults}, self.captures.faults(),
-            self.tracking.faults(), self._recording.faults(),
+            self.tracking.faults(), self._recording.faults()
         ):  # fmt: skip
             faults.update(more)
         return faults

@@ -55,7 +55,7 @@ def summary_values(
     compiled = _compiled(totals)
     found = findings(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
-        compiled=compiled, gaps=gaps,
+        compiled=compiled, gaps=gaps
     )  # fmt: skip
     return {
         "wall_seconds": wall_s,
@@ -176,7 +176,7 @@ def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str,
                 "phase": PHASES[phase], "loader": name, "seconds": seconds, "batches": batches, "samples": samples,
                 "tokens": tokens or None, "batches_per_second": per_second(batches, seconds),
                 "samples_per_second": per_second(samples, seconds),
-                "tokens_per_second": per_second(tokens or None, seconds),
+                "tokens_per_second": per_second(tokens or None, seconds)
             }
         )  # fmt: skip
     return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))
@@ -205,7 +205,7 @@ def _step_durations(totals: Totals) -> list[dict[str, Any]]:
             {
                 "loader": totals.names.loaders.names[loader], "phase": PHASES[phase], "count": point.count,
                 "total_seconds": point.sum, "min": point.min, "avg": point.sum / point.count,
-                "p50": p50, "p95": p95, "p99": p99, "max": point.max,
+                "p50": p50, "p95": p95, "p99": p99, "max": point.max
             }
         )  # fmt: skip
     return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))
@@ -255,7 +255,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
     gaps = service.health.gaps()
     edges = summary_values(
         totals, wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S, source=run.step_source,
-        loaders=loaders, processors=_processors(), gaps=gaps,
+        loaders=loaders, processors=_processors(), gaps=gaps
     )  # fmt: skip
     if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
         edges["findings"] = with_straggler(edges["findings"], slow)

@@ -91,7 +91,7 @@ class LoaderWatch:
         exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
         return LoaderFacts(
             probe.workers, probe.prefetch_factor, probe.persistent, probe.token_count,
-            probe.weights.row(), dict(probe.failures), exits, probe.given,
+            probe.weights.row(), dict(probe.failures), exits, probe.given
         )  # fmt: skip
 
     def _write_endings(self, builder: MetricBuilder, name: str, label: str, *, sized: bool) -> None:

@@ -57,15 +57,7 @@ class Job(NamedTuple):
 class RankCoordinator:
     """Sends this rank's reports and, on rank 0, evaluates those of all ranks. Runs on the agent's service thread."""
 
-    def __init__(
-        self,
-        run: RunState,
-        info: RunInfo,
-        *,
-        config: Config,
-        job: Job,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, run: RunState, info: RunInfo, *, config: Config, job: Job, clock: Clock) -> None:
         self._run = run
         self._info = info
         self._config = config
@@ -135,7 +127,7 @@ class RankCoordinator:
         if self._rank in (0, DEPUTY):
             self._monitor = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
-                speaks=profile_of(self._config, self._info).speaks,
+                speaks=profile_of(self._config, self._info).speaks
             )  # fmt: skip
         return True
 
@@ -184,7 +176,7 @@ class RankCoordinator:
             "Rank %d on %s holds the run up: in stage %s%s of step %d, %s for %.0f s",
             suspect.rank, suspect.host, suspect.stage,
             f" of loader {suspect.loader}" if suspect.loader else "", suspect.step,
-            "silent" if suspect.silent else "without progress", suspect.quiet_s,
+            "silent" if suspect.silent else "without progress", suspect.quiet_s
         )  # fmt: skip
 
     def _record_straggler(self) -> None:
@@ -218,12 +210,7 @@ class RankMonitor:
     """
 
     def __init__(
-        self,
-        world_size: int,
-        *,
-        every_s: float,
-        stall_after_s: float,
-        speaks: bool = False,
+        self, world_size: int, *, every_s: float, stall_after_s: float, speaks: bool = False
     ) -> None:
         self.refused = 0
         self.suspects: list[HangSuspect] = []
@@ -332,12 +319,12 @@ class RankMonitor:
             "work": {
                 stage: {
                     "min": spread.least, "median": spread.median, "p95": spread.p95, "max": spread.most,
-                    "slowest_rank": spread.rank,
+                    "slowest_rank": spread.rank
                 }
                 for stage, spread in self._stragglers.spread.items()
             },
             "straggler": slow._asdict() if slow else None,
-            "suspects": [suspect._asdict() for suspect in self.suspects],
+            "suspects": [suspect._asdict() for suspect in self.suspects]
         }  # fmt: skip
 
     def patience_s(self, rank: int) -> float:

@@ -23,7 +23,7 @@ REDUCED_METRICS: Final = frozenset(
     for metric in (
         c.STAGE_DURATION, c.STEP_DURATION, c.STEPS, c.SAMPLES, c.TOKENS, c.MODEL_FLOPS, c.RUN_STATUS,
         c.HEARTBEAT_TIME, c.STALL_THRESHOLD, c.RANK_TIME, c.PROCESS_MEMORY_USAGE, c.ACCELERATOR_MEMORY_ALLOCATED,
-        c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT,
+        c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT
     )
 )  # fmt: skip
 """What a rank other than 0 publishes in profile ``reduced``: all that rules read of every rank."""
@@ -33,7 +33,7 @@ REDUCED_EVENTS: Final = frozenset(
     for metric in (
         c.ACCELERATOR_MEMORY_OOMS, c.ACCELERATOR_MEMORY_ALLOC_RETRIES, c.LOADER_WORKER_EXITS, c.LOADER_ERRORS,
         c.NONFINITE_DETECTIONS, c.TELEMETRY_DROPS, c.TELEMETRY_FAULTS, c.INSTRUMENTATION_GAPS, c.PROFILER_ACTIVE,
-        c.STALL_EVENTS,
+        c.STALL_EVENTS
     )
 )  # fmt: skip
 """What it also publishes, once the value is above zero."""

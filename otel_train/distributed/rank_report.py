@@ -124,7 +124,7 @@ def encode(report: RankReport) -> str:
         round(report.quiet_s, 3), round(report.away_s, 6),
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
         [report.events.get(event, 0) for event in RANK_EVENT.values],
-        round(report.patience_s, 3), _packed(report.counted),
+        round(report.patience_s, 3), _packed(report.counted)
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
 
@@ -148,7 +148,7 @@ def decode(text: str) -> RankReport:
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
-            numbers, counts, float(patience_s), _unpacked(packed),
+            numbers, counts, float(patience_s), _unpacked(packed)
         )  # fmt: skip
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a rank: {error}") from error

@@ -258,7 +258,7 @@ def start_of_job(environ: Mapping[str, str] = os.environ, modules: Mapping[str, 
         except (OSError, RuntimeError, ValueError) as error:
             _log.warning(
                 "the job's store at %s:%s did not answer (%s): if other ranks reach it, this rank's metrics belong to a "
-                "different run. Set run_id to the same on all ranks", *address, error,
+                "different run. Set run_id to the same on all ranks", *address, error
             )  # fmt: skip
             return ""
     return _starts[address]

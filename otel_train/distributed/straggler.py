@@ -45,10 +45,7 @@ MOST_TOP: Final = 3
 LOCAL: Final = tuple(stage.name for stage in STAGES if stage.is_local)
 """Stages before the barrier when gradients are exchanged in or after backward."""
 
-LOCAL_OF: Final = {
-    "backward": (*LOCAL, NAMED, "other"),
-    "forward": LOCAL[: LOCAL.index("forward")],
-}
+LOCAL_OF: Final = {"backward": (*LOCAL, NAMED, "other"), "forward": LOCAL[: LOCAL.index("forward")]}
 """Stages without waiting, by the stage in which the model waits for the other ranks. A sharded model gathers its
 weights in forward. If that stage is unknown (the loop reduces manually, or the wrapped module was given),
 ``other`` may contain waiting and is left out."""
@@ -162,10 +159,7 @@ class Stragglers:
             self.slow = _together(self._streak)
 
 
-def compare(
-    begun: Mapping[int, RankReport],
-    now: Mapping[int, RankReport],
-) -> Window | None:
+def compare(begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> Window | None:
     """Evaluates one window, from the reports of the same ranks at its begin and end; None if a rank evaluated or saved in it."""
     ranks = sorted(now)
     stages = list(now[ranks[0]].stages)

@@ -27,7 +27,7 @@ _TURNS = 10
 _ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
 _SAYS = {
     "finished": "ok", "failed": "critical", "killed": "critical", "interrupted": "warning", "terminated": "warning",
-    "running": "live", "silent": "warning", "gone": "critical", "unknown": "info",
+    "running": "live", "silent": "warning", "gone": "critical", "unknown": "info"
 }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             parts = [attributes.get("train.phase"), attributes.get("train.loader"), stage]
             found.append({
                 "name": " · ".join(filter(None, parts)), "stage": stage, "seconds": float(point["sum"]),
-                "edges": list(zip(low.tolist(), high.tolist(), strict=True)), "numbers": number.tolist(),
+                "edges": list(zip(low.tolist(), high.tolist(), strict=True)), "numbers": number.tolist()
             })  # fmt: skip
     return sorted(found, key=lambda each: -each["seconds"])[:_HISTOGRAMS]
 
