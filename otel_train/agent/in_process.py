@@ -1,4 +1,4 @@
-"""What the training process does for its agent: it reports, and does what can be done only there."""
+"""The training process's side of its agent: starts it, reports to it, does what it asks, and waits for it at the end."""
 
 from __future__ import annotations
 
@@ -428,9 +428,8 @@ class AgentClient:
         self.opened = opened
         self.info = opened.info
         self._reports.may_log = opened.info.rank == 0 and may_log(self._config)
-        if (
-            not self._interrupted
-        ):  # after Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile
+        # After Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile.
+        if not self._interrupted:
             with Guard("trackers"):
                 if log_now(self._config):
                     self._make_trackers()

@@ -89,7 +89,6 @@ class Hello:
     """The first message of a rank. The descriptors of its memory and of its process come with it.
 
     Attributes:
-        info: the rank; its run directory determines run and attempt.
         origins: where settings come from.
         resource: attributes of the OpenTelemetry resource that only the rank knows.
         page: what its terminal shows.
@@ -309,9 +308,8 @@ class Link:
                 socket.send_fds(self._socket, [head], list(descriptors))
                 self._write(memoryview(text))
                 return
-            whole = memoryview(
-                head + text
-            )  # one call: each lets go of the interpreter, and waits for it again
+            # One call: each lets go of the interpreter, and waits for it again.
+            whole = memoryview(head + text)
             try:
                 self._write(whole)
             except BlockingIOError:

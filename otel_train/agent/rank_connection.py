@@ -26,6 +26,7 @@ from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
+from otel_train.agent.summary import WindowStart
 from otel_train.artifacts.writer import write_at_the_end
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import system_clock
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import mmap
 
     from otel_train.agent.messages import Link
-    from otel_train.agent.summary import WindowStart
 
 STALE_S = 3.0
 """A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
@@ -205,7 +205,8 @@ class RankConnection:
 
     def _do_reset_window(self) -> None:
         with self.loop.up_to_date():
-            self._window = self.service.window()
+            self.service.tracking.reset()
+            self._window = WindowStart.now(self.service)
 
     def _do_instrumentation_gaps(self) -> list[dict[str, str]]:
         return self.service.instrumentation_gaps()

@@ -155,18 +155,11 @@ def wait_for_ends(folder: Path) -> list[RankEnd]:
 
 
 def _is_worth_waiting(path: Path, waited_s: float) -> bool:
-    if _lives(int(path.stem)):
+    from otel_train.rundata.liveness import is_running  # imports psutil, which a rank does not need
+
+    if is_running(int(path.stem)):
         return waited_s < PATIENCE_S
     with suppress(RunDirectoryError, TypeError, KeyError):
         agent = read_json(path)["agent"]
-        return waited_s < WRITING_S and (agent == 0 or _lives(agent))
+        return waited_s < WRITING_S and (agent == 0 or is_running(agent))
     return False
-
-
-def _lives(pid: int) -> bool:
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

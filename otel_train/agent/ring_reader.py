@@ -175,9 +175,8 @@ class SharedRings:
         """Let the export loop read what is there now, unless the rank has to report first."""
         with self._limiting:
             written = [(thread.ring, thread.ring.written) for thread in self._find().values()]
-            if (
-                self._limited and self.covered
-            ):  # after the positions: the word changes before an edge that needs it
+            # Asked after the positions: the word changes before an edge that needs it.
+            if self._limited and self.covered:
                 for ring, edges in written:
                     ring.limit = max(ring.limit, edges)
 

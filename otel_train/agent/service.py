@@ -342,8 +342,7 @@ class AgentService:
         self._value_reader = LoggedValueReader(recording.logged, self._signals, self.run)
         self._coverage = CoverageReporter(self.run, lambda: recording.state)
         self._reporter = self._metric_reader()
-        # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
-        self.ranks = self._rank_coordinator(f"otel_train/{hello.info.attempt}")
+        self.ranks = self._rank_coordinator(hello.info.attempt)
         self.loop = self._export_loop()
         self._track()
         self.resource: dict[str, Any] = {
@@ -380,23 +379,20 @@ class AgentService:
         reader.step_flops = lambda: recording.state.step_flops
         return reader
 
-    def _rank_coordinator(self, key_prefix: str) -> RankCoordinator:
+    def _rank_coordinator(self, attempt: int) -> RankCoordinator:
+        """``attempt``: as the launcher counts, the same on all ranks; what lies in a rank's folder need not be."""
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
-            self._reporter.counted, partial(RemoteExchange, recording, prefix=key_prefix)
+            self._reporter.counted, partial(RemoteExchange, recording, prefix=f"otel_train/{attempt}")
         )  # fmt: skip
         ranks = RankCoordinator(self.run, self.info, config=self._config, job=job, clock=system_clock)
         self._reporter.more.append(ranks.write)
         return ranks
 
     def _export_loop(self) -> ExportLoop:
-        run, recording, tuned, values_guard = (
-            self.run,
-            self._recording,
-            self._config.tuned(),
-            Guard(LOGGED_VALUES),
-        )
+        run, recording, tuned = self.run, self._recording, self._config.tuned()
+        values_guard = Guard(LOGGED_VALUES)
         loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
             every_s=tuned.poll_interval_s
@@ -489,11 +485,6 @@ class AgentService:
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
         """What ``summary.json`` holds."""
         return summary_document(self, state, window)
-
-    def window(self) -> WindowStart:
-        """A window that begins now."""
-        self.tracking.reset()
-        return WindowStart.now(self)
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """What could not be instrumented, with reason and remedy."""

@@ -32,7 +32,6 @@ DEPUTY: Final = 1
 RECORDS_PER_S: Final = 200
 """Most reports per second that all ranks together write to the store. In larger jobs each rank writes less often."""
 
-
 _log = logging.getLogger("otel_train")
 
 
@@ -91,7 +90,8 @@ class RankCoordinator:
         now_ns = self._clock()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + int(self._every_s * NS_PER_S)
-            self._exchange.send(ExchangeRequest(self._record(), self._wanted()))
+            wanted = range(self._world_size if self._monitor is not None else 1)
+            self._exchange.send(ExchangeRequest(self._record(), wanted))
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks."""
@@ -145,9 +145,6 @@ class RankCoordinator:
             others_s = self._run.stalls.others_ns / NS_PER_S
             report = report._replace(patience_s=max(report.patience_s, others_s))
         return encode(report._replace(sequence=self._sequence))
-
-    def _wanted(self) -> range:
-        return range(self._world_size if self._monitor is not None else 1)
 
     def _read(self, records: Mapping[int, str]) -> None:
         leader = None
@@ -227,11 +224,6 @@ class RankMonitor:
         self._now_s = 0.0
         self._standing_still = False
 
-    @property
-    def heard(self) -> bool:
-        """Whether any report has arrived."""
-        return bool(self._heard_s)
-
     def take(self, records: Mapping[int, str], now_s: float) -> list[HangSuspect]:
         """Takes in the reports that are in the store.
 
@@ -279,7 +271,7 @@ class RankMonitor:
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks. The number of series does not depend on the number of ranks."""
-        if not self.heard:
+        if not self._heard_s:
             return
         builder.put(c.RANKS_REPORTING, self.reporting)
         for event in c.RANK_EVENT.values:
@@ -304,7 +296,7 @@ class RankMonitor:
 
     def summary(self) -> dict[str, Any] | None:
         """Returns the ``ranks`` part of ``summary.json``; None before the first report."""
-        if not self.heard:
+        if not self._heard_s:
             return None
         slow = self._stragglers.slow
         return {
