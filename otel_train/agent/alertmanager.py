@@ -57,12 +57,9 @@ class AlertPoller:
     one fault, counted until it answers again, and a line in the log.
 
     Args:
-        url: of the Alertmanager, with its path prefix if it has one.
-        run_id: of the run.
         rank: of this process. Alerts that name no rank are rank 0's: it judges for all, in every export profile.
         arm: asks for a capture by the name of an alert; "" if it will be made, else why not.
         headers: of each question, as in ``OTEL_EXPORTER_OTLP_HEADERS``.
-        every_s: between two questions.
     """
 
     def __init__(

@@ -80,8 +80,6 @@ class AgentClient:
     Attributes:
         here: the agent, where it is a thread of this process.
         info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
-        recording: what writes.
-        caches: of the program's own.
         when_needed_at_end: called with whether there is something that only this process can finish.
 
     Raises:

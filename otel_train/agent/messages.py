@@ -129,10 +129,8 @@ class Opened:
     """The agent's answer to ``Hello``.
 
     Attributes:
-        info: the rank, as its run directory counts it.
         run_directory: folder of the run; "" where it cannot be written.
         metrics_url: address of ``/metrics``; "" where it is not served.
-        resource: attributes that everything is exported with.
     """
 
     info: RunInfo
@@ -167,7 +165,6 @@ class State:
         modules: those of torch and jax that are loaded.
         taken: bytes taken on them, as their driver says.
         hardware: name and UUID of each.
-        copied_to_host: bytes copied to the host, by device.
         spent_ns: nanoseconds of the training thread on device events.
         dropped: logged values, readings and operations that exceeded a queue.
         datasets: by loader: what identifies its dataset, and its bytes.
@@ -325,12 +322,8 @@ class Link:
     def ask(self, wait: Callable[[ResponseBox], Response], what: str, *args: Any) -> Any:
         """What the other end answers; None where it cannot, or is gone.
 
-        Any thread may ask, also in a handler of a signal that came while it asked.
-
-        Args:
-            wait: takes the response out of its box; raises ``queue.Empty`` where none comes in time.
-            what: is asked.
-            args: as ``what`` needs them.
+        Any thread may ask, also in a handler of a signal that came while it asked. ``wait`` takes the response out of its
+        box, and raises ``queue.Empty`` where none comes in time.
         """
         number, box = next(self._numbers), queue.SimpleQueue[Response]()
         self._boxes[number] = box

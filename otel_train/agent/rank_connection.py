@@ -55,12 +55,9 @@ class RankConnection:
     """Everything about one rank that is not recording.
 
     Args:
-        link: to the rank.
-        hello: its first message.
         memory: its memory, or the descriptor of it.
         process: descriptor of its process; -1 where there is none.
         deliver_s: longest that it delivers after the rank has ended.
-        shared: what ranks of this agent have in common.
 
     Raises:
         ConfigError: a setting cannot be honoured.

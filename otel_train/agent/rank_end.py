@@ -33,11 +33,7 @@ def how_it_ended(pid: int, process: int) -> tuple[str, str]:
     """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
 
     The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
-    of it.
-
-    Args:
-        pid: of the process.
-        process: descriptor of it; -1 where there is none.
+    of it: ``process``, -1 where there is none.
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:

@@ -58,7 +58,6 @@ class RemoteRecording:
     """What a rank records and reports, for the export loop. One thread takes reports in, the export loop's takes them out.
 
     Args:
-        rings: of the rank.
         send: ``send(what, *args)`` has the rank do something; no answer is wanted.
 
     Attributes:
@@ -244,12 +243,6 @@ class RemoteCaptures:
     """In place of ``Capturing``: ``torch.profiler`` runs in the training process, and what decides about it.
 
     Passes on what asks for captures: clients of HTTP, requests in the folder of the rank, an Alertmanager.
-
-    Args:
-        remote: the rank.
-        link: to it.
-        exporters: have its folder and the disk's thread.
-        config: of the run.
     """
 
     def __init__(self, remote: RemoteRecording, link: Link, exporters: ExportManager, config: Config) -> None:

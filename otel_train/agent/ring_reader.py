@@ -89,7 +89,6 @@ class SharedRings:
     Args:
         memory: of the rank, or its descriptor.
         copy: file that gets the last steps, a second old at most; None for none.
-        disk: that it is on.
 
     Attributes:
         guard: contains the faults of the copy.

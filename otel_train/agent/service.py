@@ -87,8 +87,6 @@ class PeriodicTask(NamedTuple):
     """Something the export loop does now and then.
 
     Attributes:
-        do: called on the thread of the export loop.
-        guard: contains its faults.
         every_s: seconds between two calls; 0 on every turn.
     """
 

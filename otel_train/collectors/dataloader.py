@@ -27,10 +27,8 @@ class LoaderWatch:
     """Counts what no edge tells of loaders, and writes it into a MetricBuilder.
 
     Args:
-        run: counts the rest.
         loaders: by name: a ``LoaderProbe``, or what a rank reports of one.
         look: sees a loader's workers.
-        clock: monotonic nanoseconds.
     """
 
     def __init__(

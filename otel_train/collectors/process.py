@@ -284,7 +284,6 @@ class MemoryMonitor:
         datasets: bytes of the datasets of these loaders, estimated; None where there is none.
         caches: bytes of the caches known now, by name.
         devices: bytes taken on the devices in use, as their driver says.
-        clock: monotonic nanoseconds.
         tree: reads the memory of the process and of those below it; this one's when None.
     """
 

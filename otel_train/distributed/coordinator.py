@@ -200,7 +200,6 @@ class RankMonitor:
     """Aggregates the reports of all ranks.
 
     Args:
-        world_size: number of ranks in the job.
         every_s: seconds between two reports of a rank.
         stall_after_s: seconds without a report that count as a hang.
         speaks: this rank publishes the counts of all ranks.

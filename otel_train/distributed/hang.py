@@ -24,9 +24,6 @@ class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
     Attributes:
-        rank: its rank.
-        host: its host name.
-        step: number of its current step.
         stage: its innermost open stage at the last report.
         loader: the loader it waits for, or "".
         quiet_s: seconds without progress, or without a report.

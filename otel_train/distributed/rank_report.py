@@ -41,10 +41,7 @@ class RankReport(NamedTuple):
     """State of one rank. Totals count from the start of its session.
 
     Attributes:
-        rank: its rank.
-        host: its host name.
         sequence: increases with every report.
-        steps: training steps counted.
         step: number of the current step.
         stage: innermost open stage; ``other`` if there is none.
         loader: the loader it waits for, or "".

@@ -53,9 +53,6 @@ class Exchange:
 
     Args:
         connect: returns a connection to the store; None if there is none.
-        prefix: prefix of every key.
-        rank: rank of this process.
-        world_size: number of ranks in the job.
         arrived: called after reports have been fetched.
 
     Attributes:
@@ -243,10 +240,6 @@ def start_of_job(environ: Mapping[str, str] = os.environ, modules: Mapping[str, 
 
     The id is kept in the store that torchrun shares with its workers and keeps across restarts, else in that of the
     process group. The first rank that asks creates it; no rank waits for another.
-
-    Args:
-        environ: the process environment.
-        modules: as ``sys.modules``; nothing is imported.
     """
     address = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address not in _starts:

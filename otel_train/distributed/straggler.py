@@ -82,8 +82,6 @@ class Straggler(NamedTuple):
     """A rank that the others wait for.
 
     Attributes:
-        rank: its rank.
-        host: its host name.
         stage: the stage with the largest excess.
         excess_s: seconds per step that it takes longer than the median rank.
         step_s: seconds that a step takes.

@@ -254,8 +254,6 @@ class Timeline:
     """What the thread that trains did, as far as the file goes back.
 
     Args:
-        history: of that thread.
-        sources: by the numbers in the history.
         offset_ns: from the monotonic clock to Unix time.
 
     Attributes:

@@ -62,7 +62,6 @@ class LiveProgress:
         open: stages that are open, the outermost first, as ``postmortem`` has them.
         times_s: when the last steps ended, in seconds after the first of them.
         stages_s: self time of each stage in those steps.
-        step_s: duration of those steps.
         problem: why there is nothing; "" if there is.
     """
 
@@ -175,7 +174,6 @@ class RankView:
     Attributes:
         rank: None for a run that no rank has a folder of.
         ranks: all that have a folder.
-        about: ``run.json``.
         written_unix_s: when the summary was written.
         series: of its lines of metrics, as of ``metrics_history.series_of``.
         histograms: of its last line of metrics.
@@ -225,12 +223,7 @@ def _state_of(
 
 
 class RankReader:
-    """Reads ranks, and keeps what it has read of files that have not changed.
-
-    Args:
-        documents: JSON files that have been read.
-        now: Unix seconds.
-    """
+    """Reads ranks, and keeps what it has read of files that have not changed."""
 
     def __init__(self, *, documents: JsonFileCache, now: Callable[[], float] = time.time) -> None:
         self._documents = documents
@@ -288,8 +281,6 @@ class Row:
     Attributes:
         name: of its folder.
         run_name: for people; that of the folder if there is none.
-        host: where rank 0 ran.
-        ranks: of the job.
         speed: training steps per second of wall time.
         finding: name of the leading finding.
     """
@@ -315,9 +306,7 @@ class RunList:
     """The run directories below a folder. Links are passed over: what they lead to is not ours to show.
 
     Args:
-        root: the folder.
         only: name of the one run to show; None for all.
-        documents: what has been read before.
     """
 
     def __init__(self, root: Path, *, only: str | None = None, documents: JsonFileCache) -> None:
