@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from otel_train.agent.messages import Link, user_of
 from otel_train.errors import ConfigError
@@ -185,9 +185,6 @@ class LogsToRanks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
-        text: Any = record.getMessage()
-        if record.exc_info:
-            text += "\n" + logging.Formatter().formatException(record.exc_info)
         link = _served.get() or next(iter(self._agent.links), None)
         if link is not None:
-            link.tell("log", record.levelno, text)
+            link.tell("log", record.levelno, self.format(record))

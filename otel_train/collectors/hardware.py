@@ -136,15 +136,14 @@ class HardwareReader:
             builder.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
         if handle in self._parts:  # utilisation and temperature are of the whole device alone
             return
-        rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        if rates is not None:
-            builder.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
-        power_mw = self._asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        if power_mw is not None:
-            builder.put(c.HW_POWER, power_mw / 1000, name)
-        celsius = self._asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        if celsius is not None:
-            builder.put(c.HW_TEMPERATURE, celsius, name)
+        for metric, ask in (
+            (c.HW_GPU_UTILIZATION, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            (c.HW_POWER, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            (c.HW_TEMPERATURE, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        ):
+            value = self._asked(ask)
+            if value is not None:
+                builder.put(metric, value, name)
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:

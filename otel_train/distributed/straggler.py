@@ -248,6 +248,7 @@ def _together(streak: list[Straggler]) -> Straggler:
 
 def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     """Returns the finding about a slow rank, for ``train_s`` seconds of training."""
+    limits = ((CRITICAL_RATIO, "critical"), (WARNING_RATIO, "warning"))
     stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     return Finding(
@@ -267,9 +268,5 @@ def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
         seconds=slow.ratio * train_s,
         advice=ADVICE[slow.stage].format(rank=slow.rank),
         phase="train",
-        severity="critical"
-        if slow.ratio >= CRITICAL_RATIO
-        else "warning"
-        if slow.ratio >= WARNING_RATIO
-        else "info",
+        severity=next((severity for least, severity in limits if slow.ratio >= least), "info"),
     )
