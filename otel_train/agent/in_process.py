@@ -633,9 +633,9 @@ class AgentClient:
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def _open(self, timeout_s: float = OPEN_S) -> Opened | None:
+    def _open(self) -> Opened | None:
         if threading.current_thread() is not self._thread:
-            self._is_open.wait(timeout_s)
+            self._is_open.wait(OPEN_S)
         return self.opened
 
     def tell(self, what: str, *args: Any) -> None:

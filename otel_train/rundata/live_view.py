@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,31 +88,6 @@ class LiveProgress:
         return sum(last) / whole_s if whole_s and last else None
 
 
-class ProgressReader:
-    """The progress of each rank looked at; that of a file that is no longer written is worked out once."""
-
-    def __init__(self, most: int = 64) -> None:
-        self._most = most
-        self._kept: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
-
-    def get(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """The progress of a rank; ``still``: its file is no longer written."""
-        path = folder / FLIGHT
-        mark = mark_of(path)
-        if mark is None:
-            return LiveProgress(problem="there is no flight file")
-        written_s = summary.get("wall_seconds")
-        version = (mark, heartbeat_of(path), written_s if isinstance(written_s, float) else None)
-        kept = self._kept.get(path)
-        if still and kept is not None and kept[0] == version:
-            return kept[1]
-        progress = progress_of(path, mark, summary)
-        while len(self._kept) >= self._most:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[path] = (version, progress)
-        return progress
-
-
 def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
     """What the end of a flight file says; a broken one says why it is."""
     if mark.size_bytes > _MOST_BYTES:
@@ -164,7 +140,8 @@ def _counted(
     return counted + int(np.count_nonzero(ended_s > written_s)), False
 
 
-_HISTORIES = 32
+_MOST_KEPT = 64
+"""Ranks whose lines of metrics, and whose flight file, are kept as they were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +205,8 @@ class RankReader:
     def __init__(self, *, documents: JsonFileCache, now: Callable[[], float] = time.time) -> None:
         self._documents = documents
         self._now = now
-        self._progress = ProgressReader()
-        self._histories: dict[Path, MetricsHistory] = {}
+        self._progress: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
+        self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
 
     def view(self, run: Path, rank: int | None) -> RankView:
         """What is known now of a rank; of the first that has a folder if ``rank`` is None or has none."""
@@ -240,7 +217,7 @@ class RankReader:
         about = self._documents.get_or_empty(run / ABOUT, warnings)
         summary = summary_of(self._documents, folder, warnings)
         state, written_s = _state_of(folder, summary, about, self._now())
-        progress = self._progress.get(folder, summary, still=not state.live)
+        progress = self._progress_of(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):
             warnings.append(progress.problem)
         series, histograms = self._history(folder).turn()
@@ -266,12 +243,21 @@ class RankReader:
             records=records_below(run),
         )
 
-    def _history(self, folder: Path) -> MetricsHistory:
-        history = self._histories.pop(folder, None) or MetricsHistory(folder)
-        while len(self._histories) >= _HISTORIES:
-            self._histories.pop(next(iter(self._histories)))
-        self._histories[folder] = history
-        return history
+    def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
+        """The progress of a rank. A file that is no longer written, because it is ``still``, is worked out once."""
+        path = folder / FLIGHT
+        mark = mark_of(path)
+        if mark is None:
+            return LiveProgress(problem="there is no flight file")
+        written_s = summary.get("wall_seconds")
+        version = (mark, heartbeat_of(path), written_s if isinstance(written_s, float) else None)
+        known, progress = self._progress.pop(path, (None, None))
+        if not still or progress is None or known != version:
+            progress = progress_of(path, mark, summary)
+        while len(self._progress) >= _MOST_KEPT:
+            self._progress.pop(next(iter(self._progress)))
+        self._progress[path] = (version, progress)
+        return progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
