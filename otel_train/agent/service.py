@@ -171,28 +171,21 @@ class ExportLoop:
         self._export(final=final)
 
     @contextmanager
-    def up_to_date(self) -> Iterator[None]:
-        """Accounts everything recorded so far. The export loop does not run inside the block."""
-        with self.lock:
-            self._read_up_to_now()
-            yield
+    def up_to_date(self, patience_s: float = -1.0) -> Iterator[bool]:
+        """Accounts everything recorded so far, unless the run is over, or a turn takes longer; whether it was done.
 
-    def read_within(self, patience_s: float) -> bool:
-        """Account what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
-        if not self.lock.acquire(timeout=patience_s):
-            return False
+        The export loop does not run inside the block.
+        """
+        taken = self.lock.acquire(timeout=patience_s)
         try:
-            return self._read_up_to_now()
+            done = taken and not self._run.closed
+            if done:
+                with self.guard:
+                    self.read_rings()
+            yield done
         finally:
-            self.lock.release()
-
-    def _read_up_to_now(self) -> bool:
-        """Unless the run is over. Whether it was done."""
-        if self._run.closed:
-            return False
-        with self.guard:
-            self.read_rings()
-        return True
+            if taken:
+                self.lock.release()
 
     def read_rings(self) -> None:
         """Read every ring up to now and account its edges."""
@@ -441,8 +434,9 @@ class AgentService:
 
     def hand_over(self) -> None:
         """Let the trackers have what happened up to now, unless a turn takes longer than half the time of the end."""
-        if self.loop.read_within(self._config.exit_timeout_s / 2):
-            self.tracking.hand_over()
+        with self.loop.up_to_date(self._config.exit_timeout_s / 2) as done:
+            if done:
+                self.tracking.hand_over()
 
     def last_turn(self, state: str, *, cause: str = "") -> None:
         """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside."""

@@ -218,19 +218,10 @@ def _processors() -> int | None:
     return os.cpu_count()
 
 
-class Cost(NamedTuple):
-    """What the telemetry has done and cost so far."""
-
-    overhead_s: float
-    export_cpu_s: float
-    records: int
-    lost: int
-
-    @classmethod
-    def now(cls, service: AgentService) -> Cost:
-        """Up to now."""
-        loop = service.loop
-        return cls(service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed)
+def _cost(service: AgentService) -> tuple[float, float, int, int]:
+    """What the telemetry took of the training thread and of the agent, in seconds; records so far, and those lost."""
+    loop = service.loop
+    return service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed
 
 
 class WindowStart(NamedTuple):
@@ -238,12 +229,12 @@ class WindowStart(NamedTuple):
 
     totals: Totals
     begun_ns: int
-    cost: Cost
+    cost: tuple[float, float, int, int]
 
     @classmethod
     def now(cls, service: AgentService) -> WindowStart:
         """Here."""
-        return cls(service.run.totals.copy(), service.run.final_ns, Cost.now(service))
+        return cls(service.run.totals.copy(), service.run.final_ns, _cost(service))
 
 
 def summary_document(service: AgentService, state: str, window: WindowStart | None = None) -> dict[str, Any]:
@@ -284,8 +275,8 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
 
 
 def _telemetry(service: AgentService, steps: int, window: WindowStart | None) -> dict[str, Any]:
-    before = window.cost if window else Cost(0.0, 0.0, 0, 0)
-    overhead_s, cpu_s, records, lost = (a - b for a, b in zip(Cost.now(service), before, strict=True))
+    before = window.cost if window else (0.0, 0.0, 0, 0)
+    overhead_s, cpu_s, records, lost = (a - b for a, b in zip(_cost(service), before, strict=True))
     drops: Counter[str] = Counter()
     for (_, reason), number in service.health.drops().items():
         drops[reason] += number
