@@ -13,13 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-ABOUT, SUMMARY, FLIGHT, METRICS, EVENTS = (
-    "run.json",
-    "summary.json",
-    "flight.bin",
-    "metrics.otlp.jsonl",
-    "events.jsonl",
-)
+ABOUT, SUMMARY, FLIGHT = "run.json", "summary.json", "flight.bin"
+METRICS, EVENTS = "metrics.otlp.jsonl", "events.jsonl"
 _LONGEST = 200
 """Characters of a name that are shown: a file may hold megabytes."""
 

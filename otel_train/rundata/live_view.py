@@ -222,26 +222,14 @@ class RankReader:
             warnings.append(progress.problem)
         series, histograms = self._history(folder).turn()
         events = events_of(folder)
+        others = {
+            each: found for each, path in folders.items() if (found := summary_of(self._documents, path, []))
+        }
         return RankView(
-            run=run,
-            rank=shown,
-            ranks=list(folders),
-            about=about,
-            summary=summary,
-            written_unix_s=written_s,
-            state=state,
-            progress=progress,
-            series=series,
-            histograms=histograms,
-            events=events,
-            notices=notices(state, summary, events, warnings),
-            others={
-                each: found
-                for each, path in folders.items()
-                if (found := summary_of(self._documents, path, []))
-            },
-            records=records_below(run),
-        )
+            run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
+            progress=progress, series=series, histograms=histograms, events=events,
+            notices=notices(state, summary, events, warnings), others=others, records=records_below(run),
+        )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
         """The progress of a rank. A file that is no longer written, because it is ``still``, is worked out once."""
