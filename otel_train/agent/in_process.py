@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from otel_train.trackers.manager import Trackers
 
 BUSY_S = 10.0
-"""Longest that the end of a session waits for an agent that works. One that is stopped, gets no processor, or waits for anything
-else, such as a disk, gets ``WRITING_S``, or ``exit_timeout_s`` where it ends with this process."""
+"""Longest that the end of a session waits for an agent that works, or waits for a processor. One that is stopped, or waits for
+anything else, such as a disk, gets ``WRITING_S``, or ``exit_timeout_s`` where it ends with this process."""
 
 WRITING_S = 0.1
 """Longest that the end waits for an agent which does not answer, where that can go on without this process."""

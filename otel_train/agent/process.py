@@ -261,7 +261,7 @@ LEAST_SHARE: Final = 0.2
 
 
 class ProcessActivity:
-    """The work of a process, on a processor or waiting for one, as Linux tells it: /proc/<pid>/task/<tid>/schedstat.
+    """The work of a process, on a processor or waiting for one, as Linux tells it in /proc/<pid>/task.
 
     Args:
         pid: of the process. The thread that asks is left out.
@@ -269,26 +269,30 @@ class ProcessActivity:
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
-        self._before = time.monotonic_ns(), *self._spent_ns()
+        self._before_ns = time.monotonic_ns(), self._look()[0]
 
     def is_working(self) -> bool:
-        """Whether it has worked since the last look. Not where it has only waited, and where the system does not tell."""
-        before, self._before = self._before, (time.monotonic_ns(), *self._spent_ns())
-        passed_ns, ran_ns, waited_ns = (now - then for now, then in zip(self._before, before, strict=True))
-        return ran_ns > 0 and ran_ns + waited_ns > LEAST_SHARE * passed_ns
+        """Whether it has worked since the last look, or would if it had a processor. False where the system does not tell."""
+        before_ns, (spent_ns, is_runnable) = self._before_ns, self._look()
+        self._before_ns = now_ns, _ = time.monotonic_ns(), spent_ns
+        return is_runnable or spent_ns - before_ns[1] > LEAST_SHARE * (now_ns - before_ns[0])
 
-    def _spent_ns(self) -> tuple[int, int]:
-        """On processors, and waiting for one."""
-        ran_ns = waited_ns = 0
+    def _look(self) -> tuple[int, bool]:
+        """Nanoseconds on processors and waiting for one, and whether a thread runs or waits for a processor now.
+
+        The kernel adds the time of a wait when that is over, so a process that starves shows in its state alone.
+        """
+        spent_ns, is_runnable = 0, False
         mine = str(threading.get_native_id())
         try:
             for task in self._tasks.iterdir():
                 if task.name != mine:
                     running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
-                    ran_ns, waited_ns = ran_ns + int(running), waited_ns + int(waiting)
-        except (OSError, ValueError):  # the process, or one of its threads, is gone
-            return ran_ns, waited_ns
-        return ran_ns, waited_ns
+                    spent_ns += int(running) + int(waiting)
+                    is_runnable |= (task / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
+        except (OSError, ValueError, IndexError):  # the process, or one of its threads, is gone
+            return spent_ns, is_runnable
+        return spent_ns, is_runnable
 
 
 def start_of_job(environ: Mapping[str, str]) -> str:
