@@ -136,7 +136,7 @@ def updates_in_another_thread(watch: Watch) -> Truth:
 @loop
 def steps_marked_in_another_thread(watch: Watch) -> Truth:
     """No model that can be seen: a thread works in stages, and says where its steps end."""
-    truth = Truth(source="manual")
+    truth = Truth(source="manual", threads=2)
     watch()
 
     def work() -> None:
