@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -301,10 +302,15 @@ def run(
 
 
 def summary_below(folder: Path) -> dict[str, Any]:
-    """What the only run below ``folder`` left behind."""
-    [path] = folder.glob("*/rank0/summary.json")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    """What the only run below ``folder`` left behind; of a program that SIGTERM has ended the agent writes it afterwards."""
+
+    def written() -> dict[str, Any] | None:
+        for path in folder.glob("*/rank0/summary.json"):
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return found if found["state"] != "running" else None
+        return None
+
+    return until(written, "a summary of a run that is over")
 
 
 def without_ours(complaints: str) -> list[str]:
