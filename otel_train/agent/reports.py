@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
@@ -39,6 +40,9 @@ _SAME = ("phase", "token_count", "workers", "sized", "prefetch_factor", "persist
 PAUSE_S = 100e-6
 """Between two parts of a report that nothing waits for. The training thread runs meanwhile: it waits for the interpreter as long
 as one part takes, some 50 µs, and not as long as a report, up to 1 ms."""
+
+_ENDING_S = 0.02
+"""A worker whose loader has just failed may need as long to end."""
 
 _STATE_EVERY_S = 2.0
 _FIRST_REPORTS = 4
@@ -127,7 +131,7 @@ class Reports:
         exits: list[tuple[str, WorkerExit]] = []
         with_state = self._state_is_due() or fresh
         if with_state:
-            exits = self._do("loader workers", self._look_at_workers, [])
+            exits = self._exits(fresh=fresh)
             self._state_changes = changes
             self._reported_follows = self.follows
         self._do("device time", recording.devices.read, None)
@@ -220,7 +224,16 @@ class Reports:
                         found.append((name, builds))
         return found
 
-    def _look_at_workers(self) -> list[tuple[str, WorkerExit]]:
+    def _exits(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
+        look = partial(self._look_at_workers, fresh=fresh)
+        found: list[tuple[str, WorkerExit]] | None = self._do("loader workers", look, None)
+        if (
+            found is None
+        ):  # torch's handler of SIGCHLD raises wherever the main thread is when a worker has died
+            found = self._do("loader workers", look, [])
+        return found or []
+
+    def _look_at_workers(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
             probe.weigh_next()
@@ -229,7 +242,8 @@ class Reports:
                 if pool.done and pool.reported:
                     probe.pools.remove(pool)
                     continue
-                found += [(name, exit_) for exit_ in pool.exits()]
+                patience_s = _ENDING_S if fresh and probe.failures else 0.0
+                found += [(name, exit_) for exit_ in pool.exits(patience_s)]
                 pool.reported = pool.done
         return found
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import weakref
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
@@ -151,22 +152,30 @@ class WorkerPool:
         self.processes = tuple(getattr(iterator, "_workers", ()))
         self.pids = tuple(process.pid for process in self.processes)
 
-    def exits(self) -> list[WorkerExit]:
+    def exits(self, patience_s: float = 0.0) -> list[WorkerExit]:
         """Returns unexpected exits since the last call.
 
         A worker that does not stop with its iterator is terminated by torch; that is not unexpected.
+
+        Args:
+            patience_s: longest wait for a worker that is about to end: its connections are closed before it has a status.
         """
         found, over = [], self.over
+        if patience_s and not over:
+            with suppress(ValueError):  # torch has closed a process
+                wait([each.sentinel for each in self.processes], patience_s)
+        known = set(self._reported)
         for worker, process in enumerate(self.processes):
-            if worker in self._reported:
+            if worker in known:
                 continue
             cause = how_it_ended(process, self.pids[worker])
             if cause is None or (cause == UNKNOWN and not over and _status_comes_later(process)):
                 continue
-            self._reported.add(worker)
+            known.add(worker)
             # After the end of the iterator a killed worker cannot be distinguished from one that was stopped.
             if cause and not (over and cause in ("SIGTERM", UNKNOWN)):
                 found.append(WorkerExit(worker, self.pids[worker], cause))
+        self._reported = known
         return found
 
     @property

@@ -26,6 +26,7 @@ OPENERS = {
 
 ELSEWHERE = {
     "agent/process.py": "/proc",
+    "agent/messages.py": "/proc and control groups",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "trace_analysis/reader.py": "events of a trace that has been read",
