@@ -65,7 +65,7 @@ def _idle(plan: Plan) -> Row:
     loop = Loop(step_ms=2.0)
     steps, rounds = loop.steps_in(1.0), plan.times(8, 2)
     say(f"  {rounds} rounds of 2 blocks of {steps} steps, captures allowed and off")
-    variants: Any = {name: Instrumented(plan.folder, capture=name) for name in ("off", "asked")}
+    variants: Any = {name: Instrumented(plan.folder, profiler=name) for name in ("off", "on_demand")}
     blocks = interleaved(loop, variants, steps=steps, rounds=rounds)
     means = {name: [float(block.mean()) for block in found] for name, found in blocks.items()}
     return Row(

@@ -167,7 +167,9 @@ class Stage:
             recorder.edge((recorder.codes.get(self.name) or recorder.join(self.name))[0])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
+    def __exit__(
+        self, kind: type[BaseException] | None, _value: object = None, _traceback: object = None
+    ) -> Literal[False]:
         recorder = active_session.stages
         if recorder is not None:
             codes = recorder.codes.get(self.name) or recorder.join(self.name)
