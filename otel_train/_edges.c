@@ -29,6 +29,7 @@ PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #define SAMPLED 61          /* ring.SAMPLED */
 #define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
+#define CLOSURE (8 << 16)   /* events.Flag.CLOSURE << events.FLAG_SHIFT */
 #define THIS_THREAD ((unsigned long)pthread_self()) /* what threading.get_ident() gives */
 
 typedef struct {
@@ -291,6 +292,12 @@ static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObj
     return records > 0 ? finish(self, result) : result;
 }
 
+/* Of an optimizer's step; the first of `args` is the optimizer. */
+static int has_closure(PyObject *args, PyObject *kwargs) {
+    if (PyTuple_Check(args) && PyTuple_Size(args) > 1) return 1;
+    return PyDict_Check(kwargs) && PyDict_Size(kwargs) > 0 && PyDict_GetItemString(kwargs, "closure") != NULL;
+}
+
 /* edge, words by the identity of an optimizer, (begin, end, fail) packed, join: before(optimizer, args, kwargs). `join` gives the words
    of a new optimizer; it is None in the hook after the step. */
 static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
@@ -308,7 +315,9 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
         Py_XDECREF(before), Py_XDECREF(words); /* the dict has them as long as the optimizer lives */
         if (latest == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
-    return put(self, self->words[self->field[2] == Py_None], begun) < 0 ? NULL : Py_NewRef(Py_None);
+    int ends = self->field[2] == Py_None;
+    int64_t closure = ends || COUNT(count) != 3 || !has_closure(given[1], given[2]) ? 0 : CLOSURE;
+    return put(self, self->words[ends] | closure, begun) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* None, key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */

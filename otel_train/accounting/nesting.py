@@ -20,6 +20,7 @@ from otel_train.recording.events import (
     SOURCE_MASK,
     SOURCE_SHIFT,
     SUSPEND,
+    Flag,
     SourceKind,
 )
 
@@ -30,6 +31,8 @@ DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHO
     int, SourceKind
 )
 """As integers, for speed."""
+
+_CLOSURE: Final = int(Flag.CLOSURE)
 
 DEEPEST: Final = 64
 """Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
@@ -96,6 +99,7 @@ class Nesting:
         self.met = 0
         self._kinds = kinds
         self._last_ns = 0
+        self._last_op = 0
         self._too_deep = 0
 
     def edge(self, ns: int, code: int) -> None:
@@ -110,8 +114,8 @@ class Nesting:
         elif op <= SUSPEND:
             self._end(ns, op, source, code >> PAYLOAD_SHIFT)
         else:
-            # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
-            if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
+            # A manual mark in an optimizer: it has raised. An iterator may be deleted anywhere.
+            if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER and not self._in_closure:
                 self._close_down_to(len(self.stages) - 1, ns)
             self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
 
@@ -166,6 +170,7 @@ class Nesting:
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
         self._too_deep = 0
+        self._last_op = op
         self.end(ns, done, op, payload)
         self.stack = done.outer
 
@@ -179,15 +184,23 @@ class Nesting:
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
+    @property
+    def _in_closure(self) -> bool:
+        """The innermost open optimizer has a closure, which has not failed in the stage that ended last."""
+        inner = next((stage for stage in reversed(self.stages) if stage.kind == OPTIMIZER), None)
+        if inner is None or not inner.flags & _CLOSURE:
+            return False
+        return not (inner is self.stages[-1] and inner.has_inner and self._last_op == FAIL)
+
     def _height_kept(self, source: int, kind: int) -> int:
         """How many stages stay open when ``source`` begins.
 
-        An ask ends an optimizer that raised. So does its own next step, when other stages lie between the two;
-        right after it, it is a subclass that calls ``super().step()``.
+        An ask ends an optimizer that raised, unless a closure may ask. So does its own next step, when other stages lie
+        between the two; right after it, it is a subclass that calls ``super().step()``.
         """
         if kind == DATA:
             optimizers = (height for height, stage in enumerate(self.stages) if stage.kind == OPTIMIZER)
-            return next(optimizers, len(self.stages))
+            return len(self.stages) if self._in_closure else next(optimizers, len(self.stages))
         for height in range(len(self.stages) - 1, -1, -1):
             if self.stages[height].source == source:
                 return height if self.stages[height].has_inner else len(self.stages)

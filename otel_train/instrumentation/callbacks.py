@@ -39,6 +39,7 @@ _SLIP = 0.85
 """Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
 _START = int(Flag.START) << FLAG_SHIFT
+_CLOSURE = int(Flag.CLOSURE) << FLAG_SHIFT
 _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
 _STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
 
@@ -53,6 +54,7 @@ class _Open(FastNamedTuple):
     number: int
     source: Instrumented
     called: bool
+    closure: bool = False
 
 
 class StageCallbacks:
@@ -128,6 +130,7 @@ class _ThreadCallbacks:
         self._hooks: dict[str, tuple[_Callback, ...]] = {}
         self._open: list[_Open] = []
         self._busy = False
+        self._failed = False
         self._backward_seen = False
 
     def add(self, stage: str, hook: _Callback) -> None:
@@ -159,15 +162,16 @@ class _ThreadCallbacks:
             write(code)
         elif op < Op.END:
             self._call_after(self._raised(number))
+            self._failed = False
             source = self._sources[number]
             called = source.stage in self._hooks and self._is_own_run(source)
             if len(self._open) < DEEPEST:
-                self._open.append(_Open(number, source, called))
+                self._open.append(_Open(number, source, called, bool(code & _CLOSURE)))
             if called:
                 self._call(source.stage, before=True)
             write(code)
         else:
-            ended = self._ends(number)
+            ended, self._failed = self._ends(number), op == Op.FAIL
             write(code)
             self._call_after(ended)
         if not self._hooks:
@@ -196,12 +200,15 @@ class _ThreadCallbacks:
                 return ended
 
     def _raised(self, number: int) -> list[str]:
-        """Ends an optimizer step that raised, at the next batch request: torch has no hook for that."""
-        if self._sources[number].kind is SourceKind.DATA:
-            for each in self._open:
-                if each.source.kind is SourceKind.OPTIMIZER:
-                    return self._ends(each.number)
-        return []
+        """Ends an optimizer step that raised, at the next batch request: torch has no hook for that.
+
+        A closure may request batches itself, unless it has just failed.
+        """
+        optimizers = [each for each in self._open if each.source.kind is SourceKind.OPTIMIZER]
+        if not optimizers or self._sources[number].kind is not SourceKind.DATA:
+            return []
+        failed = self._failed and optimizers[-1] is self._open[-1]
+        return [] if optimizers[-1].closure and not failed else self._ends(optimizers[0].number)
 
     def _call_after(self, stages: Sequence[str]) -> None:
         for stage in stages:

@@ -83,6 +83,8 @@ class Flag(FastIntEnum):
     """A forward in training mode."""
     START = 4
     """A loader's iterator is being made: waiting for data, but no batch."""
+    CLOSURE = 8
+    """An optimizer's step was given a closure, which may run anything inside it."""
 
 
 class SourceKind(FastIntEnum):

@@ -20,7 +20,9 @@ from otel_train.recording.events import SourceKind
 from otel_train.recording.recorder import Recorder
 
 FAULTS = (KeyError("fault"), KeyboardInterrupt("fault"))
-ACTS = ("batch", "forward", "part", "eval", "backward", "grad", "update", "raise_forward", "raise_backward")
+ACTS = (
+    "batch", "forward", "part", "eval", "backward", "grad", "update", "closure", "raise_forward", "raise_backward",
+)  # fmt: skip
 
 
 class Listing:
@@ -98,6 +100,7 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
             "backward": lambda: net(samples).sum().backward(),
             "grad": lambda: torch.autograd.grad(net(samples).sum(), [net.part.weight])[0].mean().item(),
             "update": optimizer.step,
+            "closure": lambda: (optimizer.step(lambda: 1.0), optimizer.step(closure=lambda: 2.0)),
             "raise_forward": lambda: net(samples, fault=fault),
             "raise_backward": lambda: raising(fault).backward(),
         }

@@ -104,6 +104,24 @@ def test_a_stage_that_raises_has_its_after() -> None:
     ]  # fmt: skip
 
 
+def test_a_closure_that_fetches_is_inside_its_optimizer() -> None:
+    """Unless it has just failed: then so has the optimizer."""
+    bench = Bench()
+    bench.watch("optimizer")
+    bench.edge(Op.BEGIN, SourceKind.OPTIMIZER, flags=Flag.CLOSURE)
+    bench.fetch("train")
+    bench.run(SourceKind.FORWARD)
+    bench.fetch("train")
+    bench.edge(Op.END, SourceKind.OPTIMIZER)
+    assert bench.called == ["before optimizer", "after optimizer"]
+
+    bench.edge(Op.BEGIN, SourceKind.OPTIMIZER, flags=Flag.CLOSURE)
+    bench.run(SourceKind.FORWARD, end=Op.FAIL)
+    bench.fetch("train")
+    bench.run(SourceKind.OPTIMIZER)
+    assert bench.called == 3 * ["before optimizer", "after optimizer"]
+
+
 def test_making_an_iterator_is_no_fetch() -> None:
     """It gives no batch."""
     bench = Bench()

@@ -185,6 +185,31 @@ def a_slow_closure(watch: Watch) -> None:
     assert truth.forwards["model", "train"] > 4
 
 
+@timed
+def a_closure_that_asks_for_its_batches(watch: Watch) -> None:
+    """Every call of the closure draws a batch of its own: the asks are inside the update, and of its step."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 12)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, tolerance_change=0.0)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    batches = iter(train)
+
+    def closure() -> torch.Tensor:
+        batch = next(batches)
+        truth.batch("train")
+        optimizer.zero_grad()
+        loss = truth.loss(model, batch)
+        truth.backward(loss)
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
+    assert truth.batches["train"] == 12
+
+
 @loop
 def sgd_with_a_closure(watch: Watch) -> None:
     """Forward and backward inside the update, once."""
