@@ -286,11 +286,11 @@ class StepBook:
     def _book_fetched(self, item: Item, batch: tuple[int, int, int, int], step: Step) -> None:
         source, samples, making_ns, waiting_ns = batch
         got_ns = item.begun_ns + item.ns
-        self.gathered.rows["batches"] += source, step.phase, samples, got_ns, making_ns, waiting_ns
-        step.fetched = True
-        if (
-            item.call is not None
-        ):  # else it was fetched inside an ask of another loader, and is a part of its batch
+        # Fetched inside an ask of another loader, it is a part of that one's batch.
+        phase = step.phase if item.call is not None else NO_PHASE
+        self.gathered.rows["batches"] += source, phase, samples, got_ns, making_ns, waiting_ns
+        if phase != NO_PHASE:
+            step.fetched = True
             step.samples += max(0, samples)
 
     def _follow_training(self, item: Item, step: Step) -> None:

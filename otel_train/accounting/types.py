@@ -194,7 +194,8 @@ class ClosedSteps(NamedTuple):
         activity_ns: int64[activities].
         loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, and when that ended.
         batches: int64[n, 6]: loader source, phase, samples (-1 unknown) of every batch fetched, and when; nanoseconds
-            to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it.
+            to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it. One that is
+            fetched inside an ask of another loader is a part of that one's batch, and has no phase.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
         failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.

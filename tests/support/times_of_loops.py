@@ -131,9 +131,16 @@ def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         return
     for wrong in _wall({"wall_seconds": throughput["wall_seconds"]}, times):
         yield f"throughput: {wrong}"
-    steps = (throughput["steps_per_second"] or 0.0) * throughput["wall_seconds"]
-    if abs(steps - times.truth.steps["train"]) > 0.01 * max(1, times.truth.steps["train"]):
-        yield f"throughput is of {steps} steps, not {times.truth.steps['train']}"
+    truth = times.truth
+    counts = {"steps": truth.steps["train"]}
+    if truth.rated.keys() == truth.batches.keys() - set(truth.inside) and truth.samples is not None:
+        trained = [loader for loader, phase in truth.rated.items() if phase == "train"]
+        counts["batches"] = sum(truth.batches[loader] for loader in trained)
+        counts["samples"] = sum(truth.samples[loader] for loader in trained)
+    for unit, count in counts.items():
+        found = (throughput[f"{unit}_per_second"] or 0.0) * throughput["wall_seconds"]
+        if abs(found - count) > 0.01 * max(1, count):
+            yield f"throughput is of {found} {unit}, not {count}"
 
 
 def _named(each: Attribution) -> str:

@@ -145,7 +145,7 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
                .forward().backward().update()).stop("outer"),
          durations=[6 + 57] * 2, count={"outer": 2, "model": 2, "backward": 2, "SGD": 2},
          owner={"outer": 12 + 5, "model": 40, "backward": 60, "SGD": 14},
-         batches={"outer": [("train", -1)] * 2, "inner": [("train", 3)] * 2}),
+         batches={"outer": [("train", -1)] * 2, "inner": [("", 3)] * 2}),
     # Activation checkpointing runs the forward again.
     loop("a forward inside backward stays in backward",
          Tape().ask().forward().begin(BACKWARD, "backward").spend(10).forward(15).backward(5).spend(10)
@@ -435,7 +435,7 @@ def test_a_stage_around_the_ask_of_a_step_is_of_the_loader_that_is_asked() -> No
 
 
 def test_a_batch_that_is_fetched_inside_an_ask_of_another_loader_is_a_part_of_its_batch() -> None:
-    """A dataset that iterates a loader: both give batches, and the wait is one."""
+    """A dataset that iterates a loader: both give batches; the wait is one, and one is trained on."""
     tape = Tape()
     for _ in range(2):
         outer = tape.source(SourceKind.DATA, "outer")
@@ -446,7 +446,7 @@ def test_a_batch_that_is_fetched_inside_an_ask_of_another_loader_is_a_part_of_it
 
     book = account_for(tape.stop("outer"))
 
-    assert book.batches() == {"inner": [("train", 8)] * 2, "outer": [("train", 8)] * 2}
+    assert book.batches() == {"inner": [("", 8)] * 2, "outer": [("train", 8)] * 2}
     assert [(step.loader, step.samples, step.duration_ns) for step in book.steps()] == [("outer", 8, 66)] * 2
     assert book.count()["outer"] == 2
     assert "inner" not in book.count()
