@@ -90,11 +90,13 @@ layers: setup  ## data flows one way
 docs: setup  ## write the generated reference pages
 	$(PY) tools/catalog_pages.py --write
 	$(PY) tools/settings_page.py --write
+	$(PY) tools/cli_page.py --write
 	$(PY) tools/findings_page.py --write
 	$(PY) tools/loops_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
 	$(PY) tools/catalog_pages.py --check
 	$(PY) tools/settings_page.py --check
+	$(PY) tools/cli_page.py --check
 	$(PY) tools/findings_page.py --check
 	$(PY) tools/loops_page.py --check
 

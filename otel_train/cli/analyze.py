@@ -17,11 +17,11 @@ from otel_train.trace_analysis.summary import summarize_ranks
 if TYPE_CHECKING:
     import argparse
 
-DESCRIPTION = "Analyse a profiler trace, or the newest capture of a run."
+DESCRIPTION = "Analyze a profiler trace, or the newest capture of a run."
 EPILOG = """\
-A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
-several ranks together also show which rank waits for which. The leading finding of a run's capture is also put into its
-record, where it has none yet. docs/reference/analysis.md explains each value.
+A trace is a file of torch.profiler's export_chrome_trace, plain or gzip, up to gigabytes. Traces of several ranks
+also show which rank waits for which. The main finding of a capture is added to its metadata.
+docs/reference/analysis.md explains each value.
 
 examples:
   otel-train analyze trace.json.gz
@@ -34,14 +34,16 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: newest)")
-    add("--top", type=positive_int, default=10, metavar="N", help="operators and kernels listed; 10")
+    add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: the newest run)")
+    add(
+        "--top", type=positive_int, default=10, metavar="N", help="operators and kernels listed (default: 10)"
+    )
     add(
         "--shapes",
         metavar="OP",
-        help="also the shapes that this operator was called with, such as aten::addmm",
+        help="also list the input shapes of this operator, such as aten::addmm",
     )
-    add("--json", action="store_true", help="one JSON object per trace, a line each, for scripts")
+    add("--json", action="store_true", help="print JSON: one object per trace and line")
     add_run_dir(parser)
 
 

@@ -83,19 +83,23 @@ _MOST_NAMED = 4
 """Earlier trainings that are named, the latest of them."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every command that reads a run."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    rank: str = "only this rank (default: all)",
+    documents: str = "print JSON: one object per rank and line",
+) -> None:
+    """The arguments of every command that reads a run, with the help of two of them."""
     which = "a run directory, one of its rank folders, or a run id (default: newest)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
-    parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
-    documents = "one JSON object per rank, a line each, for scripts"
+    parser.add_argument("--rank", type=int, metavar="N", help=rank)
     parser.add_argument("--json", action="store_true", help=documents)
     add_run_dir(parser)
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Where a command that is given the name of a run looks for it."""
-    folder = "folder that holds the run directories (default: the setting run_dir, else runs)"
+    folder = "folder of the run directories (default: the setting run_dir, else runs)"
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
 
 

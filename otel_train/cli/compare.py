@@ -70,10 +70,10 @@ def sample_of(point: Mapping[str, Any]) -> Sample:
 
 
 SLOWER = 1
-DESCRIPTION = "Compare two traces, or two runs."
+DESCRIPTION = "Compare two runs or two profiler traces."
 EPILOG = """\
-Two traces are compared step by step; two runs by the histograms they exported. An interval holds the true ratio
-in 95 of 100 cases. What says nothing is refused, with exit code 2: other numbers of ranks, too few steps.
+Traces are compared step by step, runs by their exported histograms. Each ratio has a 95 % confidence interval.
+Exit code 2 if the two cannot be compared: different numbers of ranks, or too few steps.
 
 examples:
   otel-train compare before.json.gz after.json.gz
@@ -90,12 +90,12 @@ _STYLES = {"slower": "red", "faster": "green"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    add("before", metavar="A", help="a trace, a run directory or a run id")
-    add("after", metavar="B", help="another of the same kind")
-    limit = "exit with 1 if the step is longer by more than this, such as 5%% or 0.05, beyond doubt"
+    add("before", metavar="A", help="trace file, run directory or run id")
+    add("after", metavar="B", help="the same kind as A")
+    limit = "exit code 1 if steps are longer by more than P, such as 5%% or 0.05, with 95 %% confidence"
     add("--fail-if-slower", type=_share, metavar="P", help=limit)
-    add("--rank", type=int, metavar="N", help="of runs: compare this rank (default: the first)")
-    add("--json", action="store_true", help="one JSON object, for scripts")
+    add("--rank", type=int, metavar="N", help="with two runs: the rank to compare (default: the first)")
+    add("--json", action="store_true", help="print one JSON object")
     add_run_dir(parser)
 
 

@@ -17,22 +17,20 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-DESCRIPTION = (
-    "Train a small character transformer on text that comes with Python, and show where its time goes."
-)
+DESCRIPTION = "Train a small character transformer on text that comes with Python, with instrumentation."
 EPILOG = """\
-Two training loaders are mixed: 'code' (the standard library's sources, read file by file) and 'prose' (the
-language reference, in memory). Each read of 'code' takes 4 ms, as from a disk in the network, so the run summary
-must name 'code' as what training waits for. The script is otel_train/demo/train.py; one line of it is ours.
+Training mixes two loaders: 'code' reads the sources of the standard library file by file, 'prose' the language
+reference from memory. Each read of 'code' takes 4 ms more, as from a network file system, so the run summary names
+'code' as the bottleneck. The script is otel_train/demo/train.py; one line of it calls otel_train.
 
 examples:
   otel-train demo
-  otel-train demo --minutes 10           time to point Prometheus at /metrics
+  otel-train demo --minutes 10           enough time to look at /metrics
   otel-train demo --profiler on --epochs 2 --steps-per-epoch 50
-  otel-train demo --workers 4            the same run, following the advice of the run summary
+  otel-train demo --workers 4            follow the advice of the run summary
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 otel-train demo
 
-Ctrl-C ends training early and still prints the run summary; that is a regular end: exit code 0.
+Ctrl-C ends training early, prints the run summary and gives exit code 0.
 """
 ENDPOINTS = [f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT" for signal in ("", "METRICS_", "TRACES_")]
 
@@ -58,16 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
     add("--minutes", type=_minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
-    add("--steps", type=int, default=0, metavar="N", help="stop after N updates if that is sooner")
-    add("--epochs", type=positive_int, default=0, metavar="N", help="train N epochs, however long they take")
+    add("--steps", type=int, default=0, metavar="N", help="stop after N updates, if that is sooner")
+    add("--epochs", type=positive_int, default=0, metavar="N", help="train N epochs, without a time limit")
     per_epoch = "updates per epoch (default: 100)"
     add("--steps-per-epoch", type=positive_int, default=100, metavar="N", help=per_epoch)
-    profiler = "on: capture some steps and write artifacts; off: train bare, as if we were not there"
+    profiler = "on: capture some steps and write artifacts; off: no instrumentation"
     add("--profiler", choices=["on", "off"], help=profiler)
-    add("--seed", type=int, default=0, metavar="S", help="of weights and shuffling (default: 0)")
-    add("--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: cpu)")
-    add("--workers", type=int, default=0, metavar="W", help="processes that read 'code' ahead")
-    add("--run-dir", metavar="D", help="folder that gets the run directory (default: runs)")
+    add("--seed", type=int, default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="device to train on (default: cpu)")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="W",
+        help="worker processes of the loader 'code' (default: 0)",
+    )
+    add("--run-dir", metavar="D", help="folder in which the run directory is created (default: runs)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\
-Looks at what a run needs and says what is wrong, with a remedy: installed packages, settings and where they come
-from, the run directory and its disk, shared memory, ports, the OTLP endpoint with TLS, token and clock. Then it sends
-one marked metric and one marked span, and looks for them in Prometheus, the trace store and Grafana.
-
-Run it where the training runs, with the same environment. It changes nothing, and ends in bounded time.
+Check what a run needs, and name a remedy for each fault: installed packages, settings and their sources, run directory
+and disk, shared memory, ports, the OTLP endpoint with TLS, token and clock. Then send one test metric and one test
+span, and look for them in Prometheus, the trace store and Grafana.
 """
 EPILOG = """\
+Run it on the machine and in the environment of the training. Except for the test metric and span it changes nothing.
+
 examples:
   otel-train doctor
   OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318 otel-train doctor --prometheus http://prometheus:9090
   otel-train doctor --wait 0                 send nothing
   otel-train doctor --json | jq '.findings[] | select(.state == "problem")'
 
-exit codes: 0 nothing is wrong, 1 something may hurt, 2 something does
+Exit codes: 0 no faults, 1 warnings, 2 problems.
 """
 CODES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), WARNING: ("▲", "yellow"), PROBLEM: ("✖", "red")}
@@ -57,17 +57,32 @@ SENDING_WITHIN_S = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    add("--endpoint", default="", metavar="URL", help="collector, in place of the variables'")
-    add("--prometheus", metavar="URL", help="where to look for the metric (default: the stack's)")
-    add("--traces", metavar="URL", help="Jaeger or Tempo, to look for the span (default: the stack's)")
-    add("--grafana", metavar="URL", help="Grafana (default: the stack's)")
-    account = "token of a service account, to ask through Grafana"
+    add(
+        "--endpoint",
+        default="",
+        metavar="URL",
+        help="OTLP endpoint (default: from the OTEL_EXPORTER_OTLP_* variables)",
+    )
+    add("--prometheus", metavar="URL", help="address of Prometheus (default: that of the stack)")
+    add("--traces", metavar="URL", help="address of Jaeger or Tempo (default: that of the stack)")
+    add("--grafana", metavar="URL", help="address of Grafana (default: that of the stack)")
+    account = "file with the token of a Grafana service account"
     add("--grafana-token-file", type=Path, metavar="FILE", help=account)
-    wait = "longest wait for arrival; 0: send nothing (30)"
+    wait = "seconds to wait for arrival (default: 30); 0: send nothing"
     add("--wait", type=_seconds, default=30.0, metavar="S", help=wait)
-    add("--json", action="store_true", help="one document, for scripts")
+    add(
+        "--json",
+        action="store_true",
+        help="print one JSON object: schema, exit_code and findings (area, state, what, remedy)",
+    )
     state = configuration.state_folder()
-    add("--state", type=Path, default=state, metavar="DIR", help="of a local stack (%(default)s)")
+    add(
+        "--state",
+        type=Path,
+        default=state,
+        metavar="DIR",
+        help="state folder of a local stack (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

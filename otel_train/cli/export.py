@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-DESCRIPTION = "Write the artifacts of a run: finished, running or killed."
+DESCRIPTION = "Write the data of a run as files (artifacts). The run may be live, finished or killed."
 EPILOG = """\
-config.json, metrics.json, profiler_summary.json, stage_times.json, op_stats.csv, trace.json (opens in Perfetto),
-profiler_context/stage_times.json and torch_profiler/. Everything is made from the run directory, which is not
-changed: of a run that is still going or was killed, too. With artifacts=True a run writes them when it ends.
-docs/reference/artifacts.md has the schemas.
+Files: config.json, metrics.json, profiler_summary.json, stage_times.json, op_stats.csv, trace.json (for Perfetto),
+profiler_context/stage_times.json and torch_profiler/. The run directory is only read. With the setting
+artifacts=True a run writes them at its end. docs/reference/artifacts.md has the schemas.
 
 examples:
-  otel-train export                                  the newest run, into artifacts/ of its run directory
+  otel-train export                                  the newest run, to artifacts/ in its run directory
   otel-train export runs/20260131-x7 --output-dir /tmp/x7
   otel-train export 20260131-x7 --rank 3
-  otel-train validate runs/20260131-x7                     are they all there, and do they say the same?
+  otel-train validate runs/20260131-x7               check what was written
 
-Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or the folder is not ours.
+Exit codes: 0 written; 2 no such run, no data in it, or the folder holds files that otel-train did not write.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    arguments.add_arguments(parser)
-    where = "where to (default: artifacts in the run directory); made when missing"
+    documents = "print JSON: what was written, what is absent and why"
+    arguments.add_arguments(parser, rank="the rank to export (default: the first)", documents=documents)
+    where = "folder to write to (default: artifacts in the run directory)"
     parser.add_argument("--output-dir", metavar="DIR", help=where)
 
 

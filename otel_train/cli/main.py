@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
-    "run": "run a training script, observed, without touching it",
-    "demo": "train a small model on real text, observed; about a minute",
-    "summary": "print the run summary of a finished or running run",
+    "run": "run a training script with instrumentation, without a change to its code",
+    "demo": "train a small model with instrumentation, for about a minute",
+    "summary": "print the run summary: time per stage, bottleneck, remedy",
+    "postmortem": "show the last steps and the open stage of a run that was killed or hangs",
+    "compare": "compare two runs or two profiler traces",
     "profile": "capture some steps of a live run, or of a program, with torch.profiler",
-    "postmortem": "say what a run was doing when it died",
-    "replay": "send what a run could not send to its collector",
-    "analyze": "say where the time of a profiler trace goes, and what to change",
-    "compare": "say what changed between two traces or two runs",
-    "ui": "show runs in the browser, live",
-    "report": "write a run as one page of HTML that needs nothing else",
-    "export": "write a run's config, metrics, stage times, operators and trace as files",
-    "validate": "say whether a run, or its artifacts, are complete and agree",
-    "doctor": "find what prevents metrics from being measured or exported",
-    "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
-    "metrics": "print every metric, span and attribute by name",
+    "analyze": "analyze a profiler trace: stage times, idle time, critical path, findings",
+    "export": "write the data of a run as JSON, CSV and trace files",
+    "validate": "check that the files of a run are complete and consistent",
+    "replay": "send what is left in the spool of a run to an OTLP endpoint",
+    "metrics": "list all metrics, spans, events and attributes",
+    "ui": "serve pages of runs to the browser, updated while they train",
+    "report": "write a run as one self-contained HTML file",
+    "doctor": "check environment, settings and endpoints; find why data is missing",
+    "stack": "start and stop Collector, Prometheus, Alertmanager, trace store and Grafana",
 }
 """Each is a module of this folder with ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args) -> int``."""
 
@@ -44,32 +44,33 @@ BEFORE_A_PROGRAM = ("profile",)
 """Commands of which ``-- PROGRAM`` is a part; argparse takes the two dashes away."""
 
 DESCRIPTION = """\
-Shows where the time of a PyTorch training run goes.
+Measures PyTorch training: the time of each stage per step, loader and rank, and the bottleneck.
 
-Without touching your script:
+Without a code change:
 
   otel-train run train.py
 
-Or in it, one line before the loop:
+Or with one line before the loop:
 
   import otel_train
   otel_train.instrument(model, {"train": train_loader, "val": val_loader})
 """
 EPILOG = """\
 examples:
-  otel-train demo                        see it work, on text that comes with Python
-  otel-train run train.py --epochs 3     observe a script without touching it
-  otel-train summary runs/20260131-x7    the run summary; --json for scripts
+  otel-train demo                        a first run, on text that comes with Python
+  otel-train run train.py --epochs 3     a script without a change
+  otel-train summary runs/20260131-x7    its run summary; --json for scripts
   otel-train postmortem 20260131-x7      last step and open stage after a crash
-  otel-train analyze trace.json.gz       what a profiler trace says, and what to change
-  otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
-  otel-train ui                          the runs in the browser, live
-  otel-train report runs/20260131-x7     one page of HTML: timeline, histograms, captures
+  otel-train analyze trace.json.gz       where the time of a profiler trace goes, and advice
+  otel-train compare runs/a runs/b       which stages are slower; --fail-if-slower 5% for CI
+  otel-train ui                          all runs in the browser
+  otel-train report runs/20260131-x7     one HTML file: timeline, histograms, captures
   otel-train doctor                      packages, settings, delivery of metrics
-  otel-train replay runs/20260131-x7     send what the collector has missed
+  otel-train replay runs/20260131-x7     send what the Collector has missed
 
-RUN is a run directory or the id of a run below runs/ (or where the setting run_dir says); without it, the newest run.
-'otel-train COMMAND --help' says more. Exit codes: 0 done, 1 in part, 2 not, 130 stopped by Ctrl-C.
+RUN is a run directory or the id of a run below runs/ (setting: run_dir). Default: the newest run.
+'otel-train COMMAND --help' shows the options of a command.
+Exit codes: 0 success, 1 partial success or a failed check, 2 error, 130 Ctrl-C.
 """
 FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell
 
@@ -119,7 +120,7 @@ def _run(words: list[str]) -> int:
         words[words.index(asked)] = FORMER[asked]
         _tell(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
         asked = FORMER[asked]
-    parser, command = _parser(asked)
+    parser, command = parser_of(asked)
     at = words.index("--") if asked in BEFORE_A_PROGRAM and "--" in words else len(words)
     args = parser.parse_args(words[:at])
     if asked in BEFORE_A_PROGRAM:
@@ -130,7 +131,8 @@ def _run(words: list[str]) -> int:
     return int(command.run(args))
 
 
-def _parser(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command asked for
+def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command
+    """The parser of the command line, and the module of the command asked for, whose arguments alone it has."""
     raw = argparse.RawDescriptionHelpFormatter
     form = partial(raw, max_help_position=16)
     parser = argparse.ArgumentParser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)

@@ -13,18 +13,21 @@ if TYPE_CHECKING:
 
     from otel_train.catalog import Label, Metric, SpanType
 
-DESCRIPTION = """\
-Print the names this version publishes: metrics with kind and unit, spans, events, and the
-attributes they carry.
+DESCRIPTION = (
+    "List the names that this version exports: metrics with kind and unit, spans, events and attributes."
+)
+EPILOG = """\
+examples:
+  otel-train metrics | grep loader
+  otel-train metrics --prometheus        names for PromQL
 """
-EPILOG = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="everything, reserved names too, for programs")
-    how.add_argument("--prometheus", action="store_true", help="the metrics alone, as Prometheus names them")
+    how.add_argument("--json", action="store_true", help="print JSON, reserved names included")
+    how.add_argument("--prometheus", action="store_true", help="only metrics, under their Prometheus names")
 
 
 def run(args: argparse.Namespace) -> int:

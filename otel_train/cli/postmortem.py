@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     Report = Mapping[str, Any]  # what otel_train.rundata.flight.read returns
 
 
-DESCRIPTION = "Read what a run left behind: the last steps, and the stage and loader it was in at the end."
+DESCRIPTION = "Show the last steps of a run, and the stage and loader that each rank was in at the end."
 EPILOG = """\
-The last edges of every thread lie in flight.bin, a memory-mapped file that survives SIGKILL, a segfault and
-the out-of-memory killer. Nothing needs to be running, and a live run is not disturbed.
-
-Where several ranks left one, they are compared first: the rank that the others were waiting for is named.
+Reads flight.bin, which holds the last events of every thread and survives SIGKILL, a segmentation fault and the
+out-of-memory killer. The run may be live, hung or gone. With several ranks, the rank that the others waited for is
+named first.
 
 examples:
   otel-train postmortem runs/20260131-x7

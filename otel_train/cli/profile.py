@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-DESCRIPTION = "Ask a live run for a profiler capture, and wait for it; or run a program with one."
+DESCRIPTION = "Capture some steps of a live run with torch.profiler, or run a program with one capture."
 EPILOG = """\
-The run goes on; at the end of a step the profiler starts, and some steps later it stops. Several ranks capture
-the same steps: the first of them names a step that all still have before them. What comes of it lies in
-captures/ of the run directory, beside a record that says what is in it and what was found.
+The run continues. The profiler starts and stops at step boundaries; several ranks capture the same steps. Traces are
+written to captures/ of the run directory, each with a JSON file of metadata and findings.
 
 examples:
-  otel-train profile                              the newest run, rank 0, 5 steps
+  otel-train profile                              the newest run, lowest rank, 5 steps
   otel-train profile 20260131-x7 --ranks 0,3      the same steps on two ranks
-  otel-train profile --stacks --steps 2           with the lines of your program, slower
+  otel-train profile --stacks --steps 2           with source lines of your program; slower
   otel-train analyze runs/20260131-x7/captures/epoch_1-step_200-rank0.json.gz
 
-With a program behind -- nothing needs to run yet: it is started as by 'otel-train run', captured once it has
-warmed up, and its artifacts are written to --output-dir. Without a program and a RUN, --output-dir profiles the demo.
+A program after -- is started as by 'otel-train run', captured once after some warm-up steps, and its artifacts are
+written to --output-dir. With --output-dir, but without program and RUN, the demo is profiled.
 
   otel-train profile --steps 50 --output-dir /tmp/profile -- train.py --epochs 3
   otel-train profile --steps 50 --output-dir /tmp/profile
 
-Exit codes of that: those of the program; 1 if it captured nothing. Else: 0 captured, 1 in part, 2 not at all.
+Exit codes for a live run: 0 captured, 1 partly captured, 2 not captured. With a program: its own; 1 if it ended
+well but nothing was captured.
 """
 FINDING_S = 30.0
 """Longest wait for what is found in a trace, once it is there."""
@@ -59,20 +59,41 @@ _POLL_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
-    arguments.add_arguments(parser)
+    arguments.add_arguments(parser, rank="the same as --ranks N")
     add = parser.add_argument
-    add("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
+    add(
+        "--ranks",
+        default="",
+        metavar="RANKS",
+        help="ranks to capture, such as 0,3, or 'all' (default: the lowest)",
+    )
     add("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
-    add("--warmup", type=int, default=1, metavar="N", help="steps to warm up (default: 1)")
-    add("--activities", default="cpu,cuda", metavar="A,A", help="of cpu, cuda, xpu, mtia")
+    add("--warmup", type=int, default=1, metavar="N", help="profiler warm-up steps before them (default: 1)")
+    add(
+        "--activities",
+        default="cpu,cuda",
+        metavar="A,A",
+        help="activities to record, of cpu, cuda, xpu, mtia (default: %(default)s)",
+    )
     add("--shapes", action="store_true", help="record shapes of inputs")
-    add("--stacks", action="store_true", help="record where operations were called")
-    add("--memory", action="store_true", help="record allocations")
-    add("--flops", action="store_true", help="record floating point operations")
-    add("--pin", action="store_true", help="keep this capture when old ones are removed")
-    add("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
-    add("--output-dir", metavar="DIR", help="write the artifacts of the run there; made when missing")
-    add("--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: 300)")
+    add("--stacks", action="store_true", help="record call stacks")
+    add("--memory", action="store_true", help="record memory allocations")
+    add("--flops", action="store_true", help="record floating-point operations")
+    add("--pin", action="store_true", help="never remove this capture automatically")
+    add(
+        "--reason",
+        default="otel-train profile",
+        metavar="TEXT",
+        help="reason, stored in the metadata of the capture",
+    )
+    add("--output-dir", metavar="DIR", help="also write the artifacts of the run to this folder")
+    add(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for the capture (default: 300)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -211,33 +211,30 @@ WINDOW_S = 24 * 3600.0
 _BUSY = "is asked by another process, which holds the lock of this spool"
 _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 
-DESCRIPTION = """\
-Send what the spool of a run holds to a collector, oldest first.
+DESCRIPTION = "Send the requests that are left in the spool of a run to an OTLP endpoint, oldest first."
+EPILOG = """\
+A run keeps each OTLP request in RUN/rank*/spool until the Collector accepts it. If the Collector was unreachable at
+the end, this command sends the rest, for all ranks. Only one process sends from a spool at a time, so no request is
+sent twice. Refused requests, and lines that are not OTLP, are moved to spool/rejected/ with the reason; --rejected
+sends them again. Requests without an answer stay in the spool. A line that a crash cut off is skipped and counted.
 
-A run sends from RUN/rank*/spool and removes what the collector accepts. What is left there when it ends, because the
-collector was away, is sent by this, from every rank of the run. Only one process sends from a spool at a time, so a
-request is not sent twice. What the collector refuses for good, and what is no OTLP, is moved to spool/rejected/ with
-the reason; --rejected sends that again, once the cause is fixed. What gets no good answer stays for the next time. A
-line that a crash tore off is skipped and counted.
+A request that a Collector accepted may still be in its queue. --verify asks Prometheus which exports of the run have
+arrived. Prometheus refuses samples older than its out_of_order_time_window (24 hours in the stack); --blocks writes
+them as OpenMetrics text, from which promtool makes blocks. Both read recording and spool of all ranks, and send
+nothing.
 
-Accepted by a Collector means that it is in the Collector's queue. --verify asks Prometheus which exports of the run it
-has, by their times. Prometheus refuses what is older than its out_of_order_time_window (24 hours in the stack);
---blocks writes that as OpenMetrics text, of which promtool makes blocks. Both look at the recording and at the spool of
-every rank, and send nothing.
-
-The address comes from --endpoint or from the standard OTEL_EXPORTER_OTLP_* variables, which also name
-protocol, headers, compression and certificates.
+The address comes from --endpoint or from the standard OTEL_EXPORTER_OTLP_* variables, which also set protocol,
+headers, compression and certificates.
 
 examples:
-  otel-train replay --endpoint http://127.0.0.1:4318        the newest run below runs/
-  otel-train replay runs/my-run --dry-run                   only say what there is
+  otel-train replay --endpoint http://127.0.0.1:4318        the newest run
+  otel-train replay runs/my-run --dry-run                   count what would be sent
   otel-train replay runs/my-run --all                       the whole recording, to an empty back end
   otel-train replay runs/my-run --verify                    which exports are in Prometheus, and which are not
-  otel-train replay runs/my-run --blocks blocks             what is older than 24 hours, for promtool
+  otel-train replay runs/my-run --blocks blocks             samples older than 24 hours, for promtool
 
-exit status: 0 everything was accepted (--verify: is there), 1 something was kept or rejected (is not), 2 bad input.
+Exit codes: 0 all accepted (--verify: all in Prometheus), 1 some kept or refused (--verify: missing), 2 bad input.
 """
-EPILOG = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,18 +270,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)")
     add_run_dir(parser)
     add("--root", dest="run_dir", action=FormerOption, default=hidden, help=hidden)
-    add("--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318")
-    add("--all", action="store_true", help="also send the recording itself; it stays on disk")
-    add("--rejected", action="store_true", help="also send what was refused; what is accepted now is removed")
+    add("--endpoint", default="", metavar="URL", help="OTLP endpoint, such as http://127.0.0.1:4318")
+    add(
+        "--all",
+        action="store_true",
+        help="also send the recording (metrics and spans of the whole run); it stays on disk",
+    )
+    add("--rejected", action="store_true", help="also send refused requests again")
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--dry-run", action="store_true", help="send nothing, say what there is")
-    way.add_argument("--verify", action="store_true", help="ask Prometheus what arrived")
-    text = "write OpenMetrics text for promtool into DIR"
+    way.add_argument("--dry-run", action="store_true", help="send nothing; count the requests")
+    way.add_argument("--verify", action="store_true", help="send nothing; ask Prometheus what arrived")
+    text = "send nothing; write OpenMetrics text for promtool to DIR"
     way.add_argument("--blocks", type=Path, metavar="DIR", help=text)
-    older = "with --blocks: only what is older than the store takes by OTLP (24); 0: everything"
+    older = "with --blocks: only samples older than this (default: 24); 0: all"
     add("--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS", help=older)
-    add("--prometheus", default="", metavar="URL", help="with --verify: the store (default: the stack's)")
-    wait = "with --verify: longest wait for arrival (15)"
+    add(
+        "--prometheus",
+        default="",
+        metavar="URL",
+        help="with --verify: its address (default: that of the stack)",
+    )
+    wait = "with --verify: seconds to wait for arrival (default: 15)"
     add("--wait", type=float, default=15.0, metavar="S", help=wait)
 
 

@@ -44,10 +44,10 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
 
 
 FILE_NAME = "report.html"
-DESCRIPTION = "Write the report of a run, finished or running."
+DESCRIPTION = "Write a run, live or finished, as one HTML file."
 EPILOG = """\
-One file: the pages of 'otel-train ui' as they are now, and the newest capture of every rank with its flame graph.
-It asks no server for anything, follows the browser's light or dark scheme, and can be used with the keys alone.
+The file has the pages of 'otel-train ui' and the newest capture of each rank with its flame graph. It loads nothing
+from a network.
 
 examples:
   otel-train report runs/20260131-x7
@@ -58,8 +58,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    arguments.add_arguments(parser)
-    where = f"where to write it (default: {FILE_NAME} in the run directory)"
+    documents = "print the data of the report as one JSON object"
+    arguments.add_arguments(parser, rank="the rank of the pages (default: the first)", documents=documents)
+    where = f"file to write (default: {FILE_NAME} in the run directory)"
     parser.add_argument("--output", metavar="FILE", help=where)
 
 

@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from otel_train.agent.rank_end import RankEnd
 
 
-DESCRIPTION = "Run a training program and show where its time goes, without changing its code."
+DESCRIPTION = "Run a training program with instrumentation, without a change to its code."
 EPILOG = """\
-The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
-output, signals and exit code. DataLoaders, models, backward and optimizers are found when it trains, also in
-processes that it starts (torchrun, mp.spawn, accelerate launch, scripts that start themselves again); processes
-that do not train are left alone. Loaders are named by the variable that holds them. The steps of a JAX program
-are seen where it wraps them with otel_train.jax.make_step; else a line says so. A program that calls
-otel_train.instrument() itself keeps its names and settings.
+The program runs as without otel-train: same interpreter, sys.argv, __main__, sys.path, standard input and output,
+signals and exit code. DataLoaders, models, backward and optimizers are instrumented when it trains, also in child
+processes (torchrun, mp.spawn, accelerate launch, scripts that start themselves again). Processes that do not train
+are not instrumented. Loaders are named after the variable that holds them. A JAX program has to wrap its step with
+otel_train.jax.make_step. A program that calls otel_train.instrument() itself keeps its names and settings.
 
-When the program is killed, what it left behind is exported with the run's end state.
+When the program is killed, its remaining data and end state are exported.
 
 examples:
   otel-train run train.py --epochs 3
@@ -44,22 +43,25 @@ examples:
   torchrun --nproc-per-node 2 -m otel_train run train.py
   otel-train run accelerate launch train.py
 
-Options of otel-train stand before the program; what comes after it is the program's own. Every setting is in
-docs/reference/settings.md. OTEL_TRAIN_DISABLED=true runs the program bare.
+Options before the program are those of otel-train, options after it those of the program. All settings are in
+docs/reference/settings.md. OTEL_TRAIN_DISABLED=true runs the program without instrumentation.
 
-exit code: that of the program, or its signal. 2: a setting is wrong, or there is no such program; nothing ran.
+Exit code: that of the program, or its signal. 2: a setting is wrong or the program does not exist; nothing was run.
 """
 
 OPTIONS: Final = {
-    "run_name": ("NAME", "a name for people"),
-    "run_id": ("ID", "id of the run, the same on all ranks and after restarts (default: found or made)"),
-    "run_dir": ("D", "folder that gets the run directory (default: runs)"),
+    "run_name": ("NAME", "name of the run, for display"),
+    "run_id": (
+        "ID",
+        "id of the run, the same on all ranks and after restarts (default: from the launcher, else new)",
+    ),
+    "run_dir": ("D", "folder in which the run directory is created (default: runs)"),
     "prometheus_address": (
         "HOST:PORT",
-        "where /metrics listens; port 0: any free one (default: 127.0.0.1:9464)",
+        "address of /metrics; port 0: any free port (default: 127.0.0.1:9464)",
     ),
     "export_interval_s": ("S", "seconds between exports of metrics (default: 15)"),
-    "log_every_steps": ("N", "print a line of progress every N steps"),
+    "log_every_steps": ("N", "print progress every N steps"),
 }
 """Settings that have an option of their own, with the name of the value and its meaning."""
 
@@ -76,14 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
     for name in FORMER_OPTIONS:
         add(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
-    add("--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318")
-    add("--config", metavar="FILE", help="a YAML file with settings")
+    add("--endpoint", metavar="URL", help="OTLP endpoint, such as http://127.0.0.1:4318")
+    add("--config", metavar="FILE", help="YAML file with settings")
     add("--no-prometheus", action="store_true", help="do not serve /metrics")
     add("--no-card", action="store_true", help="do not print the run summary at the end")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="set any setting; may be repeated")
     rest = argparse.REMAINDER
     add("-m", dest="module", metavar="MODULE", nargs=rest, help="run a module, as python -m does")
-    add("program", metavar="PROGRAM", nargs=rest, help="a script, or a command")
+    add("program", metavar="PROGRAM", nargs=rest, help="script or command to run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DESCRIPTION = """\
-Start, stop and look at the stack that receives what training runs send: OpenTelemetry Collector, Prometheus with
-rules, Alertmanager, a trace store, and Grafana with dashboards.
+Start, stop and show the back end for training runs: OpenTelemetry Collector, Prometheus with rules, Alertmanager, a
+trace store, and Grafana with dashboards.
 
-In containers, which needs Docker with Compose:
+In containers (needs Docker with Compose):
 
-  otel-train stack up                    Tempo keeps the traces; --traces jaeger: Jaeger does
-  otel-train stack up --demo             and a small model in training
+  otel-train stack up                    traces in Tempo; --traces jaeger: in Jaeger
+  otel-train stack up --demo             also trains a small model
 
-Without containers, from programs on this machine; no Grafana. What is there is started, and what is missing is said:
+As plain processes, from programs on this machine, without Grafana. Programs that are not installed are left out and
+named:
 
   otel-train stack up --local            until Ctrl-C; --detach: in the background
-
-With --secure trainers need a certificate and a token, which are made at the first start.
 
 Then, in another terminal:
 
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 python train.py
 
-Everything listens on loopback. Data stays when the stack goes down; `down --data` removes it.
+With --secure, trainers need a certificate and a token, which are made at the first start. All ports listen on
+loopback. 'down' keeps the data; 'down --data' removes it.
 """
-EPILOG = "exit codes: 0 done, 1 status: not all of it is well, 2 not done"
+EPILOG = "exit codes: 0 success, 1 status: a part is not ready, 2 error"
 PARTLY = 1
 LINES = 200
 
@@ -49,28 +49,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     up = _add_up(actions)
-    down = actions.add_parser("down", help="stop it; data stays")
-    down.add_argument("--data", action="store_true", help="remove the data as well")
-    status = actions.add_parser("status", help="what runs, and what to open")
-    logs = actions.add_parser("logs", help="what its parts have written")
-    logs.add_argument("name", nargs="*", metavar="PART", help=f"such as {', '.join(ORDER)}; default: all")
-    logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
+    down = _add(actions, "down", "stop the stack; keep its data")
+    down.add_argument("--data", action="store_true", help="also remove the data")
+    status = _add(actions, "status", "show which parts run, and their addresses")
+    logs = _add(actions, "logs", "print the logs")
+    logs.add_argument("name", nargs="*", metavar="PART", help=f"parts, of {', '.join(ORDER)} (default: all)")
+    logs.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     state = configuration.state_folder()
     for action in (up, down, status, logs):
-        action.add_argument("--state", type=Path, default=state, metavar="DIR", help="default: %(default)s")
+        action.add_argument(
+            "--state",
+            type=Path,
+            default=state,
+            metavar="DIR",
+            help="state folder of a local stack (default: %(default)s)",
+        )
+
+
+def _add(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str
+) -> argparse.ArgumentParser:
+    return actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
 
 
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    up = actions.add_parser("up", help="start it, wait until it is well, say what to open")
+    up = _add(actions, "up", "start the stack, wait until it is ready, print the addresses")
     add = up.add_argument
-    add("--local", action="store_true", help="plain processes instead of containers")
-    add("--detach", action="store_true", help="with --local: return, and leave it running")
-    add("--traces", choices=["tempo", "jaeger"], help="what keeps the traces (default: .env; local: jaeger)")
-    add("--demo", action="store_true", help="a small model in training as well (containers)")
-    add("--gpu", action="store_true", help="NVIDIA's DCGM exporter as well (containers)")
-    add("--secure", action="store_true", help="take OTLP by TLS alone, and only with the token made for it")
-    add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
-    scrape, port = "with --local: a trainer's /metrics to scrape", "with --local: such as otlp_http=14318"
+    add("--local", action="store_true", help="as plain processes instead of containers")
+    add("--detach", action="store_true", help="with --local: run in the background")
+    add(
+        "--traces", choices=["tempo", "jaeger"], help="trace store (default: from .env; with --local: jaeger)"
+    )
+    add("--demo", action="store_true", help="also train a small model (containers)")
+    add("--gpu", action="store_true", help="also run NVIDIA's DCGM exporter (containers)")
+    add("--secure", action="store_true", help="accept OTLP only over TLS and with a token")
+    add("--webhook", default="", metavar="URL", help="URL to which Alertmanager sends alerts")
+    scrape, port = (
+        "with --local: also scrape this /metrics address; may be repeated",
+        "with --local: another port, such as otlp_http=14318",
+    )
     add("--scrape", action="append", default=[], metavar="HOST:PORT", help=scrape)
     add("--port", action="append", default=[], metavar="NAME=N", help=port)
     return up

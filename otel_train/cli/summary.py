@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-DESCRIPTION = "Print the run summary: one table of all ranks, then the first rank."
+DESCRIPTION = "Print the run summary: a table of all ranks, then the first rank."
 EPILOG = """\
-summary.json is rewritten while a run lives and completed when it ends, also by an exception or SIGTERM, so
-this works on runs that are still going. docs/reference/summary.md explains each value.
+A live run rewrites its summary.json every 30 s, so its summary can be printed, too. After a crash the last one is
+printed. docs/reference/summary.md explains each value.
 
 examples:
   otel-train summary runs/20260131-x7

@@ -13,31 +13,32 @@ from otel_train.safety import printable
 
 HOST, PORT = "127.0.0.1", 8420
 DESCRIPTION = """\
-A page in the browser that follows runs while they train: Overview, Timing, Memory and Artifacts of each rank, with alerts
-and findings. It is a process of its own that reads run directories and flight files: the training does not notice.
+Serve pages of runs to the browser: Overview, Timing, Memory and Artifacts of each rank, with alerts and findings,
+updated while the run trains.
 """
 EPILOG = """\
-RUNS is a folder of run directories, or one run directory. What is not there yet appears when it comes. Nothing is changed,
-nothing is fetched from a network, and only this machine can ask, unless --host says otherwise. Ctrl-C ends it.
+RUNS is a folder of run directories, or one run directory. New runs appear by themselves. Pages are made from the
+files of the run directories, in this process; the training process is not involved. Nothing is written, nothing is
+loaded from a network. Ctrl-C ends it.
 
 examples:
-  otel-train ui                                the runs below runs/, or where run_dir says
+  otel-train ui                                the runs below runs/ (setting: run_dir)
   otel-train ui /scratch/me/runs --port 9000
-  otel-train ui runs/20260131-x7 --no-open     one run; prints the address
-  ssh -L 8420:127.0.0.1:8420 trainer           then here: http://127.0.0.1:8420/, while it runs there
+  otel-train ui runs/20260131-x7 --no-open     one run; only print the address
+  ssh -L 8420:127.0.0.1:8420 trainer           from another machine, then open http://127.0.0.1:8420/
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    runs = "folder of run directories, or one (default: the setting run_dir, else runs)"
+    runs = "folder of run directories, or one run directory (default: the setting run_dir, else runs)"
     add("runs", nargs="?", metavar="RUNS", help=runs)
-    port = f"port, or the next that is free (default: {PORT})"
+    port = f"port, or the next free one (default: {PORT}); 0: any"
     add("--port", type=int, default=PORT, metavar="P", help=port)
-    host = f"address to listen on (default: {HOST}: this machine alone can ask)"
+    host = f"address to listen on (default: {HOST}, reachable from this machine only)"
     add("--host", default=HOST, metavar="H", help=host)
-    browser = "open the browser (default: where there is a screen)"
+    browser = "open the browser (default: if there is a display)"
     add("--open", action=argparse.BooleanOptionalAction, help=browser)
 
 

@@ -25,30 +25,41 @@ if TYPE_CHECKING:
     Document = Mapping[str, Any]
 
 REPORT = "report.html"
-DESCRIPTION = "Check the artifacts of a run, or its run directory."
+DESCRIPTION = (
+    "Check that the artifacts of a run, or the files of its run directory, are complete and consistent."
+)
 EPILOG = """\
-DIR is a folder that 'otel-train export' has written, a run directory or a run id. Of artifacts: is every file
-there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
-file of every rank whole, was anything lost, do the values agree? Activities add up to the wall time, stages of a
-phase to its activities, steps to their phase; self time is within inclusive time; a rate times its time is a count;
-the numbers of a finding follow from keys. What is not there and has a reason, such as op_stats.csv of a run without a
-capture, is no fault.
+DIR is a folder written by 'otel-train export', a run directory or a run id.
+
+Artifacts: each file listed in profiler_summary.json exists, can be read, and its totals agree.
+Run directory: each file of each rank is whole, no records were lost, and the values of summary.json agree:
+activities add up to the wall time, stages of a phase to its activities, steps to their phase; self time is at most
+inclusive time; rate times time is the count; the numbers of each finding follow from the other values.
+A file that is absent for a known reason, such as op_stats.csv without a capture, is no fault.
 
 examples:
   otel-train validate runs/20260131-x7
   otel-train validate /tmp/x7 --analysis --report
   otel-train validate /tmp/x7 --json | jq '.faults[].file'
 
-Exit codes: 0 all is well, 1 something is missing or does not agree, 2 there is no such folder.
+Exit codes: 0 no faults, 1 faults, 2 no such folder.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("dir", nargs="?", metavar="DIR", help="artifacts, or a run (default: the newest run)")
-    parser.add_argument("--analysis", action="store_true", help="also say where the time went")
+    parser.add_argument(
+        "dir", nargs="?", metavar="DIR", help="folder of artifacts, or a run (default: the newest run)"
+    )
+    parser.add_argument(
+        "--analysis",
+        action="store_true",
+        help="also print the run summary and the analysis of the newest capture",
+    )
     parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object: ok, and faults (file, what)"
+    )
     add_run_dir(parser)
 
 
