@@ -292,9 +292,9 @@ def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
     return all(place == 0 for place, _ in _in_replica(modules))
 
 
-def shares_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
+def shares_replica() -> bool:
     """Whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
-    return any(size > 1 for _, size in _in_replica(modules))
+    return any(size > 1 for _, size in _in_replica(sys.modules))
 
 
 def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:

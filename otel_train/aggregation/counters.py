@@ -632,7 +632,7 @@ class Totals:
     def _row(self, series: int, key: Key) -> StageTotals:
         count = self.stages.count(series)
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
-        called = self.stages.point(series).sum if count else 0.0
+        called = self.stages.sum_s(series) if count else 0.0
         return StageTotals(
             key,
             count,
@@ -650,7 +650,7 @@ class Totals:
         if not count:
             return None
         return DeviceTotals(
-            count, device.point(series).sum, device.quantile(series, 0.5), device.quantile(series, 0.99)
+            count, device.sum_s(series), device.quantile(series, 0.5), device.quantile(series, 0.99)
         )
 
     def phase_s(self, phase: str) -> float:

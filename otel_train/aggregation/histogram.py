@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.catalog import DURATION_BOUNDS
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import NS_PER_S, HistogramPoint
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from otel_train.datamodel import Attributes, Exemplar
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -131,23 +133,6 @@ _NO_MIN = np.iinfo(np.int64).max
 _NO_MAX = -1
 
 
-class Distribution(NamedTuple):
-    """One series of a histogram: the middle fields of ``HistogramPoint``.
-
-    ``sum``, ``min`` and ``max`` are in seconds. ``min`` and ``max`` are NaN when ``count`` is 0.
-    """
-
-    count: int  # type: ignore[assignment]  # hides tuple.count, as HistogramPoint does
-    sum: float
-    min: float
-    max: float
-    zero_count: int
-    scale: int
-    offset: int
-    exponential_counts: tuple[int, ...]
-    explicit_counts: tuple[int, ...]
-
-
 class Histograms:
     """All series of one duration metric. Not thread-safe.
 
@@ -194,15 +179,22 @@ class Histograms:
         """Returns the number of durations in a series."""
         return int(self._slots[series].sum())
 
-    def point(self, series: int) -> Distribution:
-        """Returns a series in both published forms."""
+    def sum_s(self, series: int) -> float:
+        """Returns the sum of the durations in a series, in seconds."""
+        return int(self._sum_ns[series]) / NS_PER_S
+
+    def point(
+        self, series: int, attributes: Attributes = (), exemplars: tuple[Exemplar, ...] = ()
+    ) -> HistogramPoint:
+        """Returns a series in both published forms, in seconds."""
         row = self._slots[series]
         count = int(row.sum())
         exponential = np.add.reduceat(row, self._grid.exponential)
         scale, offset, counts = downscale(exponential, LOWEST_EXPONENT << MAX_SCALE)
-        return Distribution(
+        return HistogramPoint(
+            attributes=attributes,
             count=count,
-            sum=int(self._sum_ns[series]) / NS_PER_S,
+            sum=self.sum_s(series),
             min=int(self._min_ns[series]) / NS_PER_S if count else math.nan,
             max=int(self._max_ns[series]) / NS_PER_S if count else math.nan,
             zero_count=int(row[0]),
@@ -210,6 +202,7 @@ class Histograms:
             offset=offset,
             exponential_counts=counts,
             explicit_counts=tuple(np.add.reduceat(row, self._grid.explicit).tolist()),
+            exemplars=exemplars,
         )
 
     def quantile(self, series: int, q: float) -> float:

@@ -11,7 +11,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
-from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, HistogramPoint, MetricFamily, Point
+from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.histogram import Histograms
     from otel_train.aggregation.run_state import RunState
     from otel_train.catalog import Metric
-    from otel_train.datamodel import Attributes, Exemplar
+    from otel_train.datamodel import Attributes, Exemplar, HistogramPoint
 
 
 class MetricBuilder:
@@ -78,7 +78,7 @@ class MetricBuilder:
         left_out = self._only is not None and metric.name not in self._only
         if left_out or not histograms.count(series):
             return
-        point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
+        point = histograms.point(series, _attributes(metric, labels), exemplars)
         self._histograms.setdefault(metric.name, []).append(point)
 
     def families(self) -> tuple[MetricFamily, ...]:

@@ -137,7 +137,7 @@ def _distribution(histograms: Histograms, series: int | None) -> dict[str, Any] 
     count = histograms.count(series) if series is not None and series < len(histograms) else 0
     if series is None or not count:
         return None
-    total_s = histograms.point(series).sum
+    total_s = histograms.sum_s(series)
     found: dict[str, Any] = {"count": count, "total_seconds": total_s, "avg": total_s / count}
     found.update({name: histograms.quantile(series, q) for name, q in _QUANTILES.items()})
     return found

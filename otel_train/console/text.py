@@ -152,19 +152,19 @@ class TextLayout(FastNamedTuple):
         text = printable(text.translate(_ASCII))
         return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
 
-    def prose(self, value: object, *, indent: int = 0) -> list[str]:
+    def prose(self, value: object, *, indent: int) -> list[str]:
         """A sentence, from us or from the program, wrapped to what the indent leaves of the page."""
         words = [self.safe(word) for word in str(value).split()]
         return wrap(words, self.columns - indent)
 
-    def rule(self, left: Sequence[tuple[str, str]], right: tuple[str, str], *, line: str = "━") -> str:
+    def rule(self, left: Sequence[tuple[str, str]], right: tuple[str, str]) -> str:
         """A line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
         used = sum(display_width(text) + 4 for text, _ in left[:-1]) + display_width(right[0]) + 8
         titles = [*left[:-1], (cut(left[-1][0], max(8, self.columns - used - 4)), left[-1][1])]
-        edge = self.paint(line * 2, "dim")
+        edge = self.paint("━" * 2, "dim")
         text = "".join(f"{edge} {self.paint(title, style)} " for title, style in titles)
         filled = sum(display_width(title) + 4 for title, _ in titles) + display_width(right[0]) + 4
-        fill = self.paint(line * max(1, self.columns - filled), "dim")
+        fill = self.paint("━" * max(1, self.columns - filled), "dim")
         return f"{text}{fill} {self.paint(*right)} {edge}"
 
     def finish(self, lines: Iterable[str]) -> str:

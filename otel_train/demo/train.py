@@ -38,8 +38,9 @@ ANSWER_SECONDS = 0.004  # per read, 64 ms per batch
 class Transformer(nn.Module):
     """Predicts the next character from up to CONTEXT characters before it."""
 
-    def __init__(self, width: int = 48, heads: int = 4, layers: int = 2) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        width, heads, layers = 48, 4, 2
         self.characters = nn.Embedding(CHARACTERS, width)
         self.positions = nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))

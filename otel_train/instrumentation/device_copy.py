@@ -10,7 +10,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import imported
-from otel_train.recording.events import MAX_PAYLOAD, PAYLOAD_SHIFT, Op, SourceKind, code
+from otel_train.recording.events import MAX_PAYLOAD, PAYLOAD_SHIFT, SourceKind, begin_end_fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class TransferProbe:
         quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
         size = _sizes(quiet)
         leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
-        pinned = _words(self._recorder.source(SourceKind.H2D, PINNED))
+        pinned = begin_end_fail(self._recorder.source(SourceKind.H2D, PINNED))
         away = partial(_sending, recorder=self._recorder, torch=torch, size=size)
         for name, make, watches in (
             ("to", partial(away, aim=aim.words), leaving),
@@ -172,7 +172,7 @@ class _TargetDevice:
 
     def _join(self, index: int) -> tuple[int, int, int]:
         name = f"{self._driver.device_type}:{index}"
-        words = self._codes[index] = _words(self._recorder.source(SourceKind.H2D, name))
+        words = self._codes[index] = begin_end_fail(self._recorder.source(SourceKind.H2D, name))
         return words
 
 
@@ -244,7 +244,3 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
             return bool(tensor.is_cpu is on_host)
 
     return watches
-
-
-def _words(source: int) -> tuple[int, int, int]:
-    return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)

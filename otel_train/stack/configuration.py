@@ -48,9 +48,9 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return found
 
 
-def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def state_folder() -> Path:
     """Returns the folder for data, logs and process ids of the stack. Does not create it."""
-    home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "otel-train" / "stack"
 
 

@@ -185,7 +185,7 @@ class EpochWindow:
         found, measured = 0.0, set()
         for number, key in enumerate(names.keys[: len(window)]):
             if key.stage == "data" and key.phase == "train" and window.count(number):
-                mean_s = window.point(number).sum / window.count(number)
+                mean_s = window.sum_s(number) / window.count(number)
                 found += mean_s * (loaders[key.loader].batches if key.loader in loaders else 0) * NS_PER_S
                 measured.add(key.loader)
         return found if loaders and measured.issuperset(loaders) else None
@@ -197,7 +197,7 @@ class EpochWindow:
         for loader in loaders:
             if not loader.builds.count(0) or loader.workers is None:
                 return None
-            mean_s = loader.builds.point(0).sum / loader.builds.count(0)
+            mean_s = loader.builds.sum_s(0) / loader.builds.count(0)
             alone.append(loader.batches * mean_s / max(loader.workers, 1))
         return min(1.0, max(alone) * NS_PER_S / self._step_ns)
 
@@ -225,7 +225,7 @@ def _milliseconds(key: str, parts: list[Histograms]) -> dict[str, float]:
     count = together.count(0)
     if not count:
         return {}
-    mean_s = together.point(0).sum / count
+    mean_s = together.sum_s(0) / count
     quantiles = {name: together.quantile(0, q) for name, q in _QUANTILES.items()}
     return {f"{key}_{name}": value * MS_PER_S for name, value in {"avg": mean_s, **quantiles}.items()}
 
