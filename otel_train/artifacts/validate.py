@@ -17,7 +17,8 @@ from otel_train.catalog import STAGES
 from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
-from otel_train.files import lines_of, open_binary, parse_json, parse_line, predecessor, problem_of, read_json
+from otel_train.exporters.spool import parts_of
+from otel_train.files import lines_of, open_binary, parse_json, parse_line, problem_of, read_json
 from otel_train.rundata.files import FLIGHT, current_document
 from otel_train.rundata.files import METRICS as RUN_METRICS
 from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
@@ -517,9 +518,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
 
 def _lines(path: Path) -> Iterator[Fault]:
     """Lines that are whole must be JSON; a last one that a crash tore off is none of those."""
-    for part in (predecessor(path), path):
-        if not os.path.lexists(part):
-            continue
+    for part in parts_of(path):
         try:
             with open_binary(part) as file:
                 broken = sum(parse_line(line) is None for line in lines_of(file) if line.endswith(b"\n"))

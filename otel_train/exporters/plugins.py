@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from otel_train.config.validation import words_of
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, near
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.safety import Guard
 
@@ -75,8 +74,8 @@ def check_known(wish: str) -> None:
 
 
 def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
-    close = get_close_matches(name, known, n=1)
-    remedy = f"Did you mean {close[0]}?" if close else f"Installed: {', '.join(known) or 'none'}"
+    close = near(name, known)
+    remedy = f"Did you mean {close}?" if close else f"Installed: {', '.join(known) or 'none'}"
     return ConfigError(f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}")
 
 
