@@ -16,9 +16,16 @@ from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS
 from otel_train.catalog import STAGES
 from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.run_directory import rank_directories
 from otel_train.exporters.spool import parts_of
-from otel_train.files import lines_of, open_binary, parse_json, parse_line, problem_of, read_json
+from otel_train.files import (
+    lines_of,
+    open_binary,
+    parse_json,
+    parse_line,
+    problem_of,
+    rank_folders,
+    read_json,
+)
 from otel_train.rundata.files import FLIGHT, current_document
 from otel_train.rundata.files import METRICS as RUN_METRICS
 from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
@@ -480,11 +487,11 @@ def check_run(run: Path) -> list[Fault]:
         read_json(run / "run.json")
     except RunDirectoryError as error:
         faults.append(Fault("run.json", str(error)))
-    ranks = rank_directories(run)
+    ranks = rank_folders(run)
     if not ranks:
         faults.append(Fault(str(run), "there is no folder of a rank"))
-    for folder in ranks:
-        faults += _rank(run, int(folder.name[4:]))
+    for rank in ranks:
+        faults += _rank(run, rank)
     return faults
 
 

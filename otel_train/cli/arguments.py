@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from otel_train.config.sources import resolve
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.exporters.run_directory import earlier_trainings, find_run, rank_directories
-from otel_train.files import mark_of
+from otel_train.exporters.run_directory import earlier_trainings, find_run
+from otel_train.files import mark_of, rank_folders
 from otel_train.profiler.storage import OF_A_RANK, captures_of, together
 from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
@@ -133,7 +133,7 @@ def default_run_dir() -> str:
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
     """The folder of each rank asked for that has ``file_name``, by rank."""
     run = find_run(args.run, Path(args.run_dir))
-    every = ranks_of(run).items()
+    every = rank_folders(run).items()
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
@@ -144,11 +144,6 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
         ranks = ", ".join(map(str, found))
         raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
     return {asked: found[asked]}
-
-
-def ranks_of(run: Path) -> dict[int, Path]:
-    """The folder of each rank of a run."""
-    return {int(folder.name.removeprefix("rank")): folder for folder in rank_directories(run)}
 
 
 def tell_earlier(run: Path) -> None:

@@ -11,7 +11,7 @@ from otel_train.cli import arguments
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run
-from otel_train.files import dump_json
+from otel_train.files import dump_json, rank_folders
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _entry_text(entry: Mapping[str, object]) -> str:
 
 def _rank(args: argparse.Namespace, home: Path) -> int:
     """The rank asked for, else the first."""
-    there = arguments.ranks_of(home)
+    there = rank_folders(home)
     asked = arguments.asked_rank(args)
     rank = min(there, default=0) if asked is None else asked
     if rank not in there:

@@ -24,9 +24,9 @@ from otel_train.exporters.otlp import Backoff, Delivery, deliver
 from otel_train.exporters.otlp_response import ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.run_directory import find_run
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
-from otel_train.files import lines_of, make_folder, open_binary
+from otel_train.files import lines_of, make_folder, open_binary, rank_folders
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
-    written = write_text(path, (_older(rank, until_ms) for rank in rank_directories(run_directory)))
+    written = write_text(path, (_older(rank, until_ms) for rank in rank_folders(run_directory).values()))
     print(f"{path}: {written.points} data points of {written.exports} exports")
     if written.foreign:
         _complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
@@ -118,7 +118,7 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
     """
     if not url:
         raise ConfigError("No store is named. Give --prometheus http://127.0.0.1:9090")
-    ranks = [found for rank in rank_directories(run_directory) for found in _exports(rank)]
+    ranks = [found for rank in rank_folders(run_directory).values() for found in _exports(rank)]
     began_s = time.monotonic()
     while True:
         for each in ranks:
@@ -358,7 +358,7 @@ def replay(
     try:
         for signal in settings.targets:
             one = _Signal(signal, transport, counts)
-            for rank in rank_directories(run_directory):
+            for rank in rank_folders(run_directory).values():
                 if recorded:
                     one.send_recorded(rank)
                 # Before the spool, whose refused requests land in the same file.
@@ -466,7 +466,7 @@ def _is_old(line: bytes) -> bool:
 
 def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts:
     counts = Counts()
-    for rank, signal in product(rank_directories(run_directory), SIGNALS):
+    for rank, signal in product(rank_folders(run_directory).values(), SIGNALS):
         queue = SpoolQueue(rank, signal)
         counts.accepted += sum(1 for _ in queue.waiting())
         for line in _recorded(rank, signal) if recorded else ():
@@ -478,7 +478,7 @@ def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts
 
 
 def _rejected_files(run_directory: Path) -> Iterator[Path]:
-    for rank, signal in product(rank_directories(run_directory), SIGNALS):
+    for rank, signal in product(rank_folders(run_directory).values(), SIGNALS):
         path = SpoolQueue(rank, signal).rejected_file
         if path is not None:
             yield from parts_of(path)

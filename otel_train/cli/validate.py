@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.cli.arguments import add_run_dir, complain, ranks_of, tell_earlier
+from otel_train.cli.arguments import add_run_dir, complain, tell_earlier
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.exporters.run_directory import find_run, rank_directories
-from otel_train.files import dump_json, read_json, replace_text
+from otel_train.exporters.run_directory import find_run
+from otel_train.files import dump_json, rank_folders, read_json, replace_text
 from otel_train.rundata.files import current_document
 from otel_train.rundata.run import read_run
 from otel_train.safety import printable
@@ -88,7 +88,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
-        if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_directories(folder):
+        if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_folders(folder):
             raise RunDirectoryError(f"{folder}: is neither a run directory nor a folder of artifacts")
     return find_run(args.dir, Path(args.run_dir)), False
 
@@ -106,7 +106,7 @@ def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
         return summary, summary["capture"]
-    left = read_run(folder, min(ranks_of(folder), default=0))
+    left = read_run(folder, min(rank_folders(folder), default=0))
     found = left.newest_trace()
     if found is None:
         return left.summary, {"absent": "there is no capture that can be read"}

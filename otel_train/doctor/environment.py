@@ -23,8 +23,7 @@ from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_settings import otlp_configured
 from otel_train.exporters.plugins import GROUP
-from otel_train.exporters.run_directory import rank_directories
-from otel_train.files import file_system, folders_in, mark_of, read_json
+from otel_train.files import file_system, folders_in, mark_of, rank_folders, read_json
 from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 
@@ -105,7 +104,7 @@ def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
     if not paths:
         return
     others = {found for path in paths if (found := _written_by(path)) and version and found != version}
-    ranks = sum(len(rank_directories(path.parent)) for path in paths)
+    ranks = sum(len(rank_folders(path.parent)) for path in paths)
     if others:
         what = f"some runs were written by otel-train {', '.join(sorted(others))}; this is {version}"
         remedy = "read those with the version that wrote them if summary, report or postmortem refuse"

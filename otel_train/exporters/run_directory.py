@@ -280,7 +280,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
             f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
         )
     for path in (Path(run), root / folder_name(str(run))):
-        if mark_of(path / "run.json") is not None or rank_directories(path):
+        if mark_of(path / "run.json") is not None or rank_folders(path):
             return path
         if path.name.startswith("rank") and mark_of(path.parent / "run.json") is not None:
             return path.parent
@@ -305,13 +305,8 @@ def state_of(rank_dir: Path) -> str:
         return ""
 
 
-def rank_directories(run: Path) -> list[Path]:
-    """The folders of a run's ranks, by rank."""
-    return list(rank_folders(run).values())
-
-
 def _last_change_ns(run: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
+    return max(path.stat().st_mtime_ns for path in (run, *rank_folders(run).values()))
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

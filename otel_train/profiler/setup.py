@@ -15,6 +15,7 @@ from otel_train.profiler.endpoint import CaptureEndpoint, Schedule, SlowSteps
 from otel_train.profiler.requests import CaptureRequest, Options, activities
 from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -206,7 +207,7 @@ class Console(NamedTuple):
 
 def _block(capture: Capture, top: int) -> Iterator[str]:
     record = capture.metadata
-    yield f"[Profiler] Epoch {record.get('epoch')}: {_plain(capture.file)}"
+    yield f"[Profiler] Epoch {record.get('epoch')}: {printable(capture.file)}"
     if not capture.finding:
         yield "  not analysed: otel-train analyze, with that path"
         return
@@ -215,36 +216,32 @@ def _block(capture: Capture, top: int) -> Iterator[str]:
         if rows:
             yield f"  Top {len(rows)} {what}:"
         for number, row in enumerate(rows, 1):
-            yield f"    {number}. {_plain(str(row['name']))}: {row['seconds'] * _MS:.2f} ms ({row['share'] or 0.0:.1%})"
-    stages = [f"{_plain(str(row['stage']))} {row['share']:.1%}" for row in record.get("stages") or ()]
+            yield f"    {number}. {printable(row['name'])}: {row['seconds'] * _MS:.2f} ms ({row['share'] or 0.0:.1%})"
+    stages = [f"{printable(row['stage'])} {row['share']:.1%}" for row in record.get("stages") or ()]
     if stages:
         yield f"  Shares: {', '.join(stages)}"
     for peak in (record.get("memory_peaks") or ())[:1]:
-        yield f"  Memory peak: {peak['bytes'] / MIB:.1f} MB on {_plain(str(peak['device']))} at {peak['time_seconds']:.3f} s"
+        yield f"  Memory peak: {peak['bytes'] / MIB:.1f} MB on {printable(peak['device'])} at {peak['time_seconds']:.3f} s"
     yield "  Bottlenecks:"
     for finding in record.get("findings") or ():
-        yield f"    {_plain(str(finding['summary']))} {_plain(str(finding['advice']))}"
+        yield f"    {printable(finding['summary'])} {printable(finding['advice'])}"
 
 
 def _lines(capture: Capture, top: int) -> Iterator[str]:
     first, last = capture.steps
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
-    yield f"captured {steps}: {_plain(capture.file)}"
+    yield f"captured {steps}: {printable(capture.file)}"
     if not capture.finding:
         yield "  what is in it: otel-train analyze, with that path"
         return
-    yield f"  {_plain(capture.finding)}"
+    yield f"  {printable(capture.finding)}"
     for key, what in (("top_cpu_ops", "on the host"), ("top_cuda_ops", "on the device")):
         rows = (capture.metadata.get(key) or ())[:top]
         if rows:
             yield f"  {f'the longest {what}':{_NAME_COLUMNS}}       time   share"
         for row in rows:
-            name = _plain(str(row["name"]))[:_NAME_COLUMNS]
+            name = printable(row["name"])[:_NAME_COLUMNS]
             yield f"  {name:{_NAME_COLUMNS}} {row['seconds'] * _MS:7.2f} ms {row['share'] or 0.0:7.1%}"
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _torch_snapshot() -> object:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from otel_train import catalog
-from otel_train.files import lines_of, open_binary, parse_json
+from otel_train.files import lines_of, open_binary, parse_json, predecessor
 from otel_train.rundata.files import FOREIGN, METRICS
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class MetricsHistory:
     def _older(self) -> None:
         """The half that was put aside before we came."""
         try:
-            file = open_binary(self._folder / f"{METRICS}.1")
+            file = open_binary(predecessor(self._folder / METRICS))
         except OSError:
             return
         with file:

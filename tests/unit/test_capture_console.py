@@ -44,7 +44,7 @@ BLOCK = f"""\
 [Profiler] Epoch 2: runs/r/captures/epoch_2-step_20-rank0.json.gz
   Top 2 CPU operations:
     1. aten::conv2d: 12.34 ms (45.6%)
-    2. aten::add?[2J: 2.00 ms (5.0%)
+    2. aten::add\\x1b[2J: 2.00 ms (5.0%)
   Top 1 CUDA kernels:
     1. gemm: 20.00 ms (100.0%)
   Shares: data 40.0%, forward 25.0%, other 35.0%

@@ -22,9 +22,8 @@ from otel_train.exporters.run_directory import (
     earlier_trainings,
     find_run,
     folder_name,
-    rank_directories,
 )
-from otel_train.files import dump_json
+from otel_train.files import dump_json, rank_folders
 from tests.support.json_lines import read_jsonl
 from tests.support.snapshots import RESOURCE, snapshot, spans
 
@@ -359,7 +358,7 @@ def test_a_run_is_found_by_folder_by_rank_by_id_and_as_the_newest(tmp_path: Path
     assert find_run("old", tmp_path) == tmp_path / "old"
     assert find_run(newest, tmp_path / "elsewhere") == newest
     assert find_run(str(newest / "rank0"), tmp_path) == newest
-    assert rank_directories(newest) == [newest / "rank0"]
+    assert rank_folders(newest) == {0: newest / "rank0"}
 
 
 @pytest.mark.parametrize("run", [None, "no-such-run", "/nowhere"])
