@@ -1,1 +1,12 @@
 """The command line: parse, call one function, print, exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from otel_train.safety import printable
+
+
+def complain(text: str) -> None:
+    """Print one line on standard error, which leaves the output to programs that read it."""
+    print(f"otel-train: {printable(' '.join(text.split()))}", file=sys.stderr)

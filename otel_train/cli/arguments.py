@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from otel_train.cli import complain
 from otel_train.config.sources import resolve
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.exporters.run_directory import earlier_trainings, find_run
@@ -101,11 +102,6 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Where a command that is given the name of a run looks for it."""
     folder = "folder of the run directories (default: the setting run_dir, else runs)"
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
-
-
-def complain(text: str) -> None:
-    """Print a line on standard error, which leaves the output to programs that read it."""
-    print(printable(f"otel-train: {text}"), file=sys.stderr)
 
 
 def positive_int(text: str) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.cli.arguments import add_run_dir, complain, read_all, tell_earlier
+from otel_train.cli import complain
+from otel_train.cli.arguments import add_run_dir, read_all, tell_earlier
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from otel_train.cli import complain
 from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError
-from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except OtelTrainError as error:
-        _tell(str(error))
+        complain(str(error))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # whatever a damaged file or a machine at its limits makes of a command
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        _tell(unexpected(error))
+        complain(unexpected(error))
         return FAILED
     return code
 
@@ -110,15 +110,11 @@ def unexpected(error: Exception) -> str:
     )
 
 
-def _tell(message: str) -> None:
-    print(f"otel-train: {printable(' '.join(message.split()))}", file=sys.stderr)
-
-
 def _run(words: list[str]) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
     if asked in FORMER:
         words[words.index(asked)] = FORMER[asked]
-        _tell(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
+        complain(f"'{asked}' is now '{FORMER[asked]}'; version 0.2 refuses the former name")
         asked = FORMER[asked]
     parser, command = parser_of(asked)
     at = words.index("--") if asked in BEFORE_A_PROGRAM and "--" in words else len(words)

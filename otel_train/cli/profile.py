@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import OPS, write
 from otel_train.autoinstrument.runner import how_it_ended
-from otel_train.cli import arguments
+from otel_train.cli import arguments, complain
 from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         same = ", the same ones on each" if len(folders) > 1 else ""
         said = f"asked rank {', '.join(map(str, folders))} for {args.steps} steps{same}; waiting"
-        print(printable(said), file=sys.stderr)
+        complain(said)
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
         _say(args, rank, found.get(rank), captures)
@@ -218,7 +217,7 @@ def run_program(args: argparse.Namespace) -> int:
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     say(written, as_json=args.json)
     if code:
-        arguments.complain(f"the program ended with {how_it_ended(code)}")
+        complain(f"the program ended with {how_it_ended(code)}")
         return code if code > 0 else 128 - code
     return 1 if "absent" in written.files[OPS] else 0
 

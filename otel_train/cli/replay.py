@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from otel_train import catalog as c
+from otel_train.cli import complain
 from otel_train.cli.arguments import FormerOption, add_run_dir
 from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
-from otel_train.errors import ConfigError, OtelTrainError, StackError
+from otel_train.errors import ConfigError, RunDirectoryError, StackError
 from otel_train.exporters.openmetrics import identity, quoted, resources_of, time_ms_of, write_text
 from otel_train.exporters.otlp import Backoff, Delivery, deliver
 from otel_train.exporters.otlp_response import ExportResult
@@ -65,9 +65,9 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     written = write_text(path, (_older(rank, until_ms) for rank in rank_folders(run_directory).values()))
     print(f"{path}: {written.points} data points of {written.exports} exports")
     if written.foreign:
-        _complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
+        complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
     if written.unreadable:
-        _complain(f"{written.unreadable} lines are no request of metrics, and left out.")
+        complain(f"{written.unreadable} lines are no request of metrics, and left out.")
     if written.points:
         print(
             "Make blocks of it in the data folder of Prometheus, which takes them within a minute, or at its start:\n"
@@ -173,22 +173,18 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
     total = sum(len(rank.places) for rank in ranks)
     missing = sum(len(rank.missing) for rank in ranks)
     if not total:
-        _complain(f"{run_directory}: no export is recorded or waits, so there is nothing to ask for")
+        complain(f"{run_directory}: no export is recorded or waits, so there is nothing to ask for")
         return 1
     print(f"{run_directory}: {total - missing} of {total} exports are in {url}, {missing} are not")
     for rank in ranks:
         if rank.missing:
             name, count = rank.labels.get("train_rank", "?"), f"{len(rank.missing)} of {len(rank.places)}"
             between = f"between {_when(min(rank.missing))} and {_when(max(rank.missing))}"
-            _complain(f"rank {name}: {count} are not there, {between}")
+            complain(f"rank {name}: {count} are not there, {between}")
     why = Counter(rank.places[each] for rank in ranks for each in rank.missing)
     for place, number in why.most_common():
-        _complain(f"{number} {_WHY[place]}.")
+        complain(f"{number} {_WHY[place]}.")
     return 1 if missing else 0
-
-
-def _complain(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _when(time_ms: int) -> str:
@@ -311,12 +307,8 @@ def run(args: argparse.Namespace) -> int:
         counts = replay(
             directory, endpoint=args.endpoint, recorded=args.all, rejected=args.rejected, dry_run=args.dry_run
         )
-    except OtelTrainError as error:
-        _complain(str(error))
-        return 2
     except OSError as error:
-        _complain(f"{error.filename or 'the spool'}: {error.strerror or error}")
-        return 2
+        raise RunDirectoryError(f"{error.filename or 'the spool'}: {error.strerror or error}") from error
     _say(directory, counts, verb="to send" if args.dry_run else "accepted")
     return 1 if counts.kept or counts.rejected else 0
 
@@ -325,13 +317,13 @@ def _say(directory: Path, counts: Counts, *, verb: str) -> None:
     left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} torn (requests)"
     print(f"{directory}: {counts.accepted} {verb}, {left}")
     for reason, number in counts.kept_because.most_common():
-        _complain(f"{number} kept: the collector {reason}. What was kept can be sent later.")
+        complain(f"{number} kept: the collector {reason}. What was kept can be sent later.")
     for reason, number in counts.rejected_because.most_common():
-        _complain(f"{number} rejected: the collector {reason}.")
+        complain(f"{number} rejected: the collector {reason}.")
     if earlier := ", ".join(map(str, _rejected_files(directory))):
-        _complain(f"Rejected requests lie in {earlier}, each with its reason. --rejected sends them again.")
+        complain(f"Rejected requests lie in {earlier}, each with its reason. --rejected sends them again.")
     if counts.old:
-        _complain(
+        complain(
             f"{counts.old} of metrics are older than 24 h, which a store may refuse behind a Collector: "
             "otel-train replay --verify says what arrived, --blocks writes the rest for promtool."
         )

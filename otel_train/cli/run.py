@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_train.cli import complain
 from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS
 from otel_train.config.validation import FILE_VARIABLE, variable_of
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,8 +112,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     try:
         environ = runner.environment(os.environ, settings, folder)
         if (flag := runner.unreachable()) and line[0] == sys.executable:
-            said = f"otel-train: python {flag} keeps us out; the program runs without instrumentation"
-            print(said, file=sys.stderr)
+            complain(f"python {flag} keeps us out; the program runs without instrumentation")
         try:
             code = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:
@@ -135,9 +134,8 @@ def _say(ends: Sequence[RankEnd]) -> None:
         except OtelTrainError as error:
             said = f"rank {end.rank} is gone ({error})"
         lost = f", {end.lost} edges had been overwritten" if end.lost else ""
-        print(printable(f"otel-train: {said}; {end.steps} steps exported{lost}"), file=sys.stderr)
-        more = f"otel-train: more: otel-train postmortem {shlex.quote(str(end.rank_path))}"
-        print(printable(more), file=sys.stderr)
+        complain(f"{said}; {end.steps} steps exported{lost}")
+        complain(f"more: otel-train postmortem {shlex.quote(str(end.rank_path))}")
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from otel_train.cli.arguments import complain, default_run_dir
+from otel_train.cli import complain
+from otel_train.cli.arguments import default_run_dir
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import ConfigError, RunDirectoryError, require
 from otel_train.rundata.files import is_run

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.cli.arguments import add_run_dir, complain, tell_earlier
+from otel_train.cli import complain
+from otel_train.cli.arguments import add_run_dir, tell_earlier
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run

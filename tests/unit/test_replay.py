@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_train.cli import replay as command
+from otel_train.cli.main import main
 from otel_train.cli.replay import Counts, replay
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
@@ -62,9 +62,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cli(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(words))
+    return main(["replay", *words])
 
 
 def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None:
