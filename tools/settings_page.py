@@ -27,7 +27,7 @@ HEAD = """\
 
 # Settings
 
-Every setting can be said in four places, under the same name:
+Every setting can be set in four places, under the same name:
 
 | Place | How |
 | --- | --- |
@@ -36,14 +36,14 @@ Every setting can be said in four places, under the same name:
 | YAML file | a key of the file that `config_file=` or the variable `OTEL_TRAIN_CONFIG` names |
 | `pyproject.toml` | a key of the table `[tool.otel_train]` |
 
-## Who wins
+## Precedence
 
 keyword > `Config` > environment > YAML file > `pyproject.toml` > default. Precedence applies to each setting separately. A
-field of a `Config` that has its default value says nothing. `config_file=` wins over `OTEL_TRAIN_CONFIG`: one YAML file
-is read, never two.
+field of a `Config` that has its default value counts as not set. One YAML file is read: `config_file=`, else
+`OTEL_TRAIN_CONFIG`.
 
-`otel-train doctor` shows what holds in a folder and where each setting comes from. A run writes the same to
-`settings_from` in `run.json`, `summary.json` and the artifact `config.json`, and names files in its run summary.
+`otel-train doctor` prints the settings in force in a folder, and the source of each. A run writes the sources to
+`settings_from` in `run.json`, `summary.json` and the artifact `config.json`, and names the files in its run summary.
 
 ## The same in four spellings
 
@@ -75,12 +75,11 @@ wandb = {project = "mine"}
 ## Which files are read
 
 - The nearest `pyproject.toml`: from the working directory up to the root of the repository (the folder with `.git`),
-  and nothing above it. Outside of a repository only the working directory itself. The nearest file decides, also if it
-  has no `otel_train` table; one that does not speak of `otel_train` is not even parsed.
-- The YAML file by its path, from the working directory. It needs the extra: `pip install 'otel-train[yaml]'`.
-- Files are read once, in `instrument()`. Loader workers and the training loop read none. Where code or environment says
-  `disabled`, no file is read.
-- A path in a file means what it means in code: it begins at the working directory.
+  and nothing above it. Outside a repository only the working directory itself. Only the nearest file is used, also if it
+  has no `otel_train` table. A file without the text `otel_train` is not parsed.
+- The YAML file, with a path relative to the working directory. It needs the extra: `pip install 'otel-train[yaml]'`.
+- Files are read once, in `instrument()`; loader workers read none. If code or environment sets `disabled`, no file is read.
+- Paths in a file are relative to the working directory, as in code.
 
 ## What is refused, and what is ignored
 
@@ -88,13 +87,13 @@ A wrong keyword or `Config` raises `ConfigError` at the call, with value, rule a
 `config_file` that cannot be read, and an option of a command. A keyword that is not in this table is wrong as well; the
 nearest name is suggested.
 
-A wrong `OTEL_TRAIN_*` or `OTEL_*` variable, and whatever is wrong in a settings file, never stops training. It counts as
-not given: the next place decides, at last the default. It is warned of once per process, is in `settings_ignored` of
-`summary.json` and `run.json` (`name`, `from`, `problem`, `used`), in the run summary, and `otel-train doctor` names it. A value is
-checked also where a nearer place overrides it. A settings file has at most 4 MiB and is a regular file.
+A wrong `OTEL_TRAIN_*` or `OTEL_*` variable, and a wrong value in a settings file, never stop training. They count as not
+set: the next place is used, finally the default. They are logged once per process and listed in `settings_ignored` of
+`summary.json` and `run.json` (`name`, `from`, `problem`, `used`), in the run summary, and by `otel-train doctor`. A value is
+also checked if a place with higher precedence overrides it. A settings file is a regular file of at most 4 MiB.
 
-Of the `OTEL_*` variables a wrong protocol and a wrong time limit fall back to their defaults. A wrong endpoint, certificate
-or key has none: what was meant for it is not sent by OTLP, since no other destination was named.
+Of the `OTEL_*` variables a wrong protocol or timeout falls back to its default. With a wrong endpoint, certificate or key
+that signal is not sent by OTLP.
 
 In the environment `true`, `1`, `yes`, `on` and `false`, `0`, `no`, `off` are switches, and an empty value counts as not
 set; so does `null` in YAML. A tracker may be a table in YAML and TOML, where code takes a dict.
