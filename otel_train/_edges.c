@@ -466,6 +466,11 @@ static int is_on_top(void) {
     return term.active && sigaction(SIGTERM, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_term;
 }
 
+static int is_default(void) {
+    struct sigaction now;
+    return sigaction(SIGTERM, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL;
+}
+
 static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
     if (!term.active) Py_RETURN_NONE;
     if (is_on_top()) sigaction(SIGTERM, &term.before, NULL);
@@ -476,14 +481,15 @@ static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
 }
 
 /* watch_term(shown, patience_ns): whether this handler is the one, with this patience. Not where SIGTERM is ignored, and no longer where
-   another handler has been set over this one. */
+   another handler has been set over this one, until the default action is set again. */
 static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *shown;
     long long patience_ns;
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
     struct sigaction before, ours = {.sa_sigaction = on_term};
     if (!PyArg_ParseTuple(args, "OL:watch_term", &shown, &patience_ns)) return NULL;
-    if (term.active && getpid() != term.pid) Py_DECREF(unwatch_term(NULL, NULL)); /* of the parent, which forked */
+    if (term.active && (getpid() != term.pid || is_default())) /* of the parent, which forked; or replaced by the default action */
+        Py_DECREF(unwatch_term(NULL, NULL));
     if (!term.active) {
         if (sigaction(SIGTERM, NULL, &before) < 0 || (before.sa_flags & SA_SIGINFO ? before.sa_sigaction == on_term
                                                                                  : before.sa_handler == SIG_IGN))

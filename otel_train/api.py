@@ -54,7 +54,7 @@ class DisabledSession:
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
         """Let ``loaders`` have them by name, as they are."""
         del model
-        with suppress(ConfigError):  # of what is wrong nothing comes
+        with suppress(Exception):  # of what is wrong nothing comes
             self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
@@ -107,6 +107,8 @@ _log = logging.getLogger("otel_train")
 
 _starting = free_in_forks(threading.RLock())
 """Two threads that begin at once share one session."""
+
+_COULD_NOT_START = "instrument() could not start: %s. Training continues without instrumentation"
 
 _sessions: list[Session] = []
 
@@ -161,10 +163,12 @@ def instrument(
                 return _inert(resolved.config, loaders)
             providers = {"meters": meter_provider, "tracers": tracer_provider}
             return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
-        except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
-            _log.warning(
-                "instrument() could not start: %s. Training continues without instrumentation", error
-            )
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - no fault of otel_train reaches the program
+            # Where no thread, descriptor or memory is left, the text says everything.
+            fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
+            _log.warning(_COULD_NOT_START, error, exc_info=fault)
             return _inert(config, loaders)
 
 
@@ -192,12 +196,12 @@ def _begun(
         session.add(model, loaders)
         session.track(trackers)
         session.provide(**providers)
+        if made:
+            _tell(session)
     except BaseException as error:
         if made:
             session.close(ExitHook.of(error))
         raise
-    if made:
-        _tell(session)
     return session
 
 

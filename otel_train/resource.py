@@ -565,7 +565,7 @@ def _hash(text: str) -> str:
 
 def torch_versions(modules: Mapping[str, Any] = sys.modules) -> dict[str, str | int]:
     """Resource attributes of torch, if it is loaded. Imports nothing."""
-    torch = modules.get("torch")
+    torch = imported("torch", modules)
     if torch is None:
         return {}
     cuda = {"train.cuda.version": str(torch.version.cuda)} if torch.version.cuda else {}

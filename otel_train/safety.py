@@ -135,6 +135,7 @@ class ExitHook:
         self._recorded = recorded
         self._extension = extension if signal_word is not None else None
         self._signal_word = signal_word
+        self._changing = free_in_forks(threading.RLock())
         self._exit: tuple[object, int] = (None, -1)
         self._sys_exit: tuple[Any, Any] = (None, None)
 
@@ -165,16 +166,20 @@ class ExitHook:
             self._starting = False
 
     def close_first(self, wanted: bool) -> None:  # noqa: FBT001 - a state
-        """Whether SIGTERM has to close the session before it ends the program. From any thread.
+        """Whether SIGTERM has to close the session before it ends the program. From any thread, and from time to time.
 
-        Only the main thread may set a handler of Python, so another one has it do that between two of its bytecodes.
+        The program may have set a handler of its own meanwhile, and then the default action again. Only the main thread may set a
+        handler of Python, so another one has it do that between two of its bytecodes.
         """
-        if wanted == self._closes_first:
-            return
-        self._closes_first = wanted
-        if wanted and self._extension is not None:
-            self._extension.watch_term(self._signal_word, SIGTERM_WAIT_NS)
-        _adapt_on_main_thread()
+        with self._changing:
+            if self._removed or os.getpid() != self._pid:
+                return
+            changed, self._closes_first = wanted != self._closes_first, wanted
+            mine = True
+            if self._extension is not None and (wanted or not changed):
+                mine = self._extension.watch_term(self._signal_word, SIGTERM_WAIT_NS if wanted else 0)
+            if changed or (wanted and mine and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+                _adapt_on_main_thread()
 
     def adapt(self) -> None:
         """Set the handler of SIGTERM that is wanted now, unless there is one of the program's. On the main thread."""
@@ -205,13 +210,14 @@ class ExitHook:
 
     def remove(self) -> None:
         """Put everything back. A handler that was set over this one stays. A SIGTERM that waits comes now."""
-        self._removed = True
         atexit.unregister(self._at_exit)
         original, replacement = self._sys_exit
         if replacement is not None and sys.exit is replacement:
             vars(sys)["exit"] = original
-        self._put_back()
-        self._signal_word = self._extension = None
+        with self._changing:
+            self._removed = True
+            self._put_back()
+            self._signal_word = self._extension = None
         self._closing = False
         if self._held:
             self._held = False

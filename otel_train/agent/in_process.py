@@ -134,17 +134,20 @@ class AgentClient:
             OSError: the agent is gone.
             RuntimeError: no thread can be started.
         """
-        self._import_ahead()
-        self._look_at_end()
-        self.recording.begin()
-        self._listen()
+        greeted = False
         try:
+            self._import_ahead()
+            self._look_at_end()
+            self.recording.begin()
+            self._listen()
             self._say_first_hello()  # before anything else is sent
+            greeted = True
             self._thread.start()
             if self.here is not None:
                 self._await_opening()
         except BaseException as error:
-            self.tell("end", ExitHook.of(error))
+            if greeted:
+                self.tell("end", ExitHook.of(error))
             self._over = True
             self._listen_no_more()
             self.recording.end()
@@ -174,7 +177,8 @@ class AgentClient:
         if self._refusal:
             raise ConfigError(self._refusal)
         if self.opened is None:
-            raise RuntimeError("the agent did not begin")
+            problem = self.here.problem if self.here is not None else ""
+            raise RuntimeError(problem or "the agent did not begin")
 
     def _first_agent(self) -> Link:
         if self._config.agent == "process" and self.recording.memory.descriptor < 0:
@@ -331,9 +335,10 @@ class AgentClient:
         try:
             self._say_hello(self._link)
         except OSError:
-            if not self._found:
+            if not self._found and self.here is None:
                 raise
-            # An agent leaves after its last rank, and this one came too late: the thread finds another.
+            # An agent leaves after its last rank, and this one came too late: the thread finds another. One in a thread could not
+            # begin: what waits for it says why.
 
     def _say_hello(self, link: Link) -> None:
         if self.here is not None:

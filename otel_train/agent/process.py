@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_train.agent.rank_connection import RankConnection
+    from otel_train.exporters.manager import SharedExporters
     from otel_train.resource import RunInfo
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -236,11 +237,12 @@ class AgentThread(DaemonThread):
 
     def run(self) -> None:
         """Serve the rank."""
-        from otel_train.agent.node import opened
-        from otel_train.exporters.manager import SharedExporters
-
-        shared = SharedExporters(alone=True)
+        shared: SharedExporters | None = None
         try:
+            from otel_train.agent.node import opened
+            from otel_train.exporters.manager import SharedExporters
+
+            shared = SharedExporters(alone=True)
             hello = self._theirs.receive()
             self.service = opened(
                 self._theirs, hello, self._memory, -1, deliver_s=self._deliver_s, shared=shared
@@ -252,7 +254,8 @@ class AgentThread(DaemonThread):
         except Exception as error:  # noqa: BLE001 - an error of the agent must not end the program
             self.problem = f"{type(error).__name__}: {error}"
         finally:
-            shared.connections.close()
+            if shared is not None:
+                shared.connections.close()
             self._theirs.close()
 
 

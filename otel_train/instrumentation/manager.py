@@ -105,7 +105,7 @@ class InstrumentationManager:
 
     def watch_torch(self) -> None:
         """Instruments torch once the program has imported it."""
-        if self._torch is None and "torch" in sys.modules:
+        if self._torch is None and imported("torch") is not None:
             self._torch = TorchProbes(self.recorder, self.scaled)
             self.probes.watch_torch()
             self._listen()

@@ -87,8 +87,8 @@ def _timed(
 
 def in_backward() -> bool:
     """Whether the calling thread runs a node of autograd's graph right now."""
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask
+    engine: Any = sys.modules.get("torch._C")
+    return engine is not None and engine._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask
 
 
 MOST_HELD = 1024

@@ -127,6 +127,105 @@ def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
     assert [summary["steps"]["train"] for summary in summaries] == [10, 10]
 
 
+@pytest.mark.parametrize(
+    ("module", "agent"), [("torch._utils", "process"), ("torch.nn", "thread"), ("torch.optim", "process")]
+)
+def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call(
+    module: str, agent: str, tmp_path: Path
+) -> None:
+    """Something that torch imports may call it: torch is in ``sys.modules`` then, and lacks most of its names."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent("""
+        import importlib.util, sys
+        import otel_train
+
+        def start():
+            return otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False, agent=sys.argv[3])
+
+        class Finder:
+            def find_spec(self, name, path, target=None):
+                if name == sys.argv[2]:
+                    sys.meta_path.remove(self)
+                    spec = importlib.util.find_spec(name)
+                    execute = spec.loader.exec_module
+
+                    def exec_module(module):
+                        sessions.append(start())
+                        with otel_train.stage("load"):
+                            execute(module)
+
+                    spec.loader.exec_module = exec_module
+                    return spec
+
+        sessions = []
+        sys.meta_path.insert(0, Finder())
+        import torch
+
+        def train():
+            for batch in torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=4):
+                model(batch).sum().backward()
+                optimizer.step()
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        train()
+        sessions.append(start())
+        train()
+        sessions[0].close()
+        print(sessions[0] is sessions[1], sessions[0].summary()["steps"]["train"])
+    """)
+    )
+    command = [sys.executable, str(path), str(tmp_path / "runs"), module, agent]
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=100, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "True 10\n"), done.stderr
+    assert "could not start" not in done.stderr
+
+
+def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Path) -> None:
+    """A stub of tests or of a documentation build: what fails is said, and everything is as without the call."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent("""
+        import signal, sys, threading, types
+        import otel_train
+        sys.modules["torch"] = types.ModuleType("torch")
+        before = sys.exit, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
+        session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False, agent=sys.argv[2])
+        after = sys.exit, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
+        print(session.info, before == after, threading.active_count())
+        session.close()
+    """)
+    )
+    for agent in ("process", "thread"):
+        command = [sys.executable, str(path), str(tmp_path / "runs"), agent]
+        done = subprocess.run(
+            command, env=environ(), capture_output=True, text=True, timeout=100, check=False
+        )
+
+        assert (done.returncode, done.stdout) == (0, "None True 1\n"), done.stderr
+        assert "could not start: " in done.stderr
+
+
+def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    """A broken package of an exporter: training goes on bare, and no thread prints a traceback."""
+    done = run(
+        tmp_path,
+        """
+        sys.modules["otel_train.exporters.manager"] = None
+        session = start(model, agent="thread")
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        session.close()
+        print(threading.active_count())
+        """,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "could not start: ModuleNotFoundError: import of otel_train.exporters.manager" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
     """A container's limit of processes counts threads."""

@@ -351,6 +351,34 @@ def test_a_handler_of_the_program_is_called_and_ends_it_as_it_wants(
     assert summary(tmp_path, "terminated" if where == "before" else "failed")["steps"] == {"train": 10}
 
 
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_program_that_takes_its_handler_away_again_ends_as_one_that_never_had_any(
+    begin: Begin, tmp_path: Path, agent: str
+) -> None:
+    """A library guards one call with a handler of its own, and sets the default action again: the run's end must be known."""
+    process = begin(
+        """
+        session = start(agent=sys.argv[2]); train(); session.summary()
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        session.summary()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sys.argv[2] == "thread":
+            until(lambda: (train(), handler() == "_terminated")[1])
+        else:
+            until(lambda: (train(), ctypes.CDLL(None).sigaction(15, None, now) or now.raw[:8] != bytes(8))[1])
+        say("up")
+        time.sleep(60)
+        """.replace("session =", "now = ctypes.create_string_buffer(256); session ="),
+        agent,
+    )
+    assert line(process) == "up"
+    process.terminate()
+    said, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (-signal.SIGTERM, ""), errors
+    summary(tmp_path, "terminated")
+
+
 @in_c
 def test_a_handler_that_a_library_has_set_in_c_goes_on_with_its_work(begin: Begin, tmp_path: Path) -> None:
     """``faulthandler`` prints where the program is, and ends it as if it were not there."""
