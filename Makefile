@@ -159,7 +159,7 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 	tools/get_components.sh
 
 .PHONY: test-stack
-test-stack: setup components frameworks  ## the whole stack with real parts, and whole runs that take longer
+test-stack: setup components frameworks browser  ## the whole stack with real parts, and whole runs that take longer
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(WHOLE)" || $(ONCE_MORE) -m "$(WHOLE)"
 	$(PY) -m pytest -q -m alone || $(ONCE_MORE) -m alone
 
@@ -179,6 +179,15 @@ $(VENV)/.frameworks: $(STAMP)
 	@uv=uv; "$$uv" --version >/dev/null 2>&1 || uv=.uv/bin/uv; \
 	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo,frameworks]'
 	@touch $@
+
+# Others than root install it themselves: the tests that are skipped say so.
+.PHONY: browser
+browser:  ## Chromium, for the tests of the local page and of the report
+	@if ! command -v chromium chromium-browser google-chrome >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
+	    || echo "apt-get could not install chromium: the tests in a browser are skipped"; \
+	fi
 
 .PHONY: test-gpu bench-gpu
 test-gpu: setup  ## tests that need a CUDA device
