@@ -28,6 +28,7 @@ from otel_train.agent.process import (
 from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked, log_now, may_log
 from otel_train.config.settings import CODE, TRACKERS
 from otel_train.console import print_while_taken, terminal_of
+from otel_train.datamodel import system_clock
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
@@ -147,7 +148,7 @@ class AgentClient:
                 self._await_opening()
         except BaseException as error:
             if greeted:
-                self.tell("end", ExitHook.of(error))
+                self.tell("end", ExitHook.of(error), system_clock())
             self._over = True
             self._listen_no_more()
             self.recording.end()
@@ -297,6 +298,7 @@ class AgentClient:
     def close(self, state: str) -> None:
         """Have the agent count to the end, and give everything back. Never raises."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
+        ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
         parts: tuple[Callable[[], object], ...] = (
             self._stop_capturing,
@@ -305,7 +307,7 @@ class AgentClient:
             lambda: self._await_agent(timeout_s),
             lambda: self.report(fresh=True),
             lambda: self._end_captures(timeout_s),
-            lambda: self._end(state, timeout_s, began_s),
+            lambda: self._end(state, ended_ns, timeout_s, began_s),
             self._close_trackers,
             self._let_go,
             self.recording.close,
@@ -594,13 +596,13 @@ class AgentClient:
             self._is_up.wait(BUSY_S)
             self._patiently(self._is_open.wait, timeout_s)
 
-    def _end(self, state: str, timeout_s: float, began_s: float) -> None:
+    def _end(self, state: str, ended_ns: int, timeout_s: float, began_s: float) -> None:
         self._ending = True
 
         def patience_s() -> float:
             return max(LEAST_WRITING_S, began_s + END_S - time.monotonic()) if self._apart else timeout_s
 
-        said = self.ask("end", state, timeout_s=patience_s(), busy=True)
+        said = self.ask("end", state, ended_ns, timeout_s=patience_s(), busy=True)
         self._last = said or ({}, [])
         if said is not None or not self._apart:
             self.ask("written", timeout_s=patience_s(), busy=True)

@@ -83,6 +83,7 @@ class RankConnection:
         self._over = False
         self._end = threading.Lock()
         self._said = self._reported_state = ""
+        self._ended_ns = 0
         self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         self.exporters = ExportManager.make(
@@ -175,7 +176,7 @@ class RankConnection:
             self.loop.wake()
         elif isinstance(message, Request):
             if message.what == "end":
-                self._reported_state = message.args[0]
+                self._reported_state, self._ended_ns = message.args
             self._asked.put(message)
         elif isinstance(message, Response):
             self._link.take_response(message)
@@ -246,7 +247,7 @@ class RankConnection:
             self.loop.read_rings()
             self.service.run.close(system_clock())
 
-    def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    def _do_end(self, state: str, _ended_ns: int) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
@@ -266,7 +267,7 @@ class RankConnection:
             service, config, disk = self.service, self._hello.config, self.exporters.disk
             with Guard("close"):
                 self.loop.stop(config.exit_timeout_s)
-                service.last_turn(state, cause=cause)
+                service.last_turn(state, cause=cause, ended_ns=self._ended_ns)
             with Guard("close"):
                 service.close()
             with Guard("flight file"):

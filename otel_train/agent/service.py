@@ -438,9 +438,12 @@ class AgentService:
             if done:
                 self.tracking.hand_over()
 
-    def last_turn(self, state: str, *, cause: str = "") -> None:
-        """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside."""
-        now, patience_s = system_clock(), self._config.exit_timeout_s / 2
+    def last_turn(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
+        """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside.
+
+        ``ended_ns``: when the rank said so; 0 for now.
+        """
+        now, patience_s = ended_ns or system_clock(), self._config.exit_timeout_s / 2
         taken = self.loop.lock.acquire(timeout=patience_s)
         try:
             if not self.run.closed:

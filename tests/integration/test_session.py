@@ -403,6 +403,26 @@ def test_a_run_without_a_step_has_lasted_as_well(watch: Watch) -> None:
     assert found["activities"]["init"] == pytest.approx(found["wall_seconds"])
 
 
+def test_the_wait_for_the_agent_at_the_end_is_no_time_of_the_run(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is still beginning takes half a second: a short run would be idle for most of its time."""
+    session = watch(Net())
+    service, waited = session._service, threading.Event()
+
+    def wait(_: float) -> None:
+        time.sleep(0.5)
+        waited.set()
+
+    monkeypatch.setattr(service, "_await_agent", wait)
+    began_s = time.perf_counter()
+    session.close()
+
+    assert waited.is_set()
+    assert time.perf_counter() - began_s >= 0.5
+    assert session.summary()["wall_seconds"] < 0.4
+
+
 def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
     """Half of all readers come while it runs."""
     session = watch(None, None, tuning={"summary_interval_s": 1.0, "poll_interval_s": 0.01})
