@@ -44,6 +44,7 @@ class Pass:
         ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
         mates: loaders that are asked together with it, as by ``zip``.
         ended: it has no further batch, or its iterator is gone.
+        drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
         making: time in which its iterator was made.
         making_ns: how long that took; -1 once its first batch is there.
     """
@@ -54,6 +55,7 @@ class Pass:
     ahead: int = 0
     mates: list[int] = field(default_factory=list)
     ended: bool = False
+    drawn_again: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
 
@@ -138,6 +140,7 @@ class BatchPhases:
         self._book = book
         self._decision = decision
         self._phases: dict[int, int] = {}
+        self._drawn: set[int] = set()
         self._trained = False
         self._lead: list[Item] = []
 
@@ -253,17 +256,29 @@ class BatchPhases:
 
     def dispose(self, gone: Pass) -> None:
         """The iterator of a pass is gone."""
-        batch = self.batch
-        if batch is None:  # no backward comes any more for what was evaluated with gradients
+        if self.batch is None:  # no backward comes any more for what was evaluated with gradients
             self._book_waiting(ended_too=True)
         gone.ended = True
-        if batch is not None and (gone in batch.passes or gone is batch.left_over):
-            if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
-                self.left_over = gone  # as after next(iter(loader)): it may be used yet
+        if gone.batches == 1:
+            gone.drawn_again = gone.source in self._drawn
+            self._drawn.add(gone.source)
+        else:
+            self._drawn.discard(gone.source)
+        if self.batch is not None and (gone in self.batch.passes or gone is self.batch.left_over):
+            self._dispose_of_open(self.batch, gone)
+
+    def _dispose_of_open(self, batch: Batch, gone: Pass) -> None:
+        if batch.fetched and not batch.shows:  # as after next(iter(loader)): it may be used yet
+            if not all(each.ended for part in (*batch.row, batch) for each in part.passes):
+                self._join_or_part(None)  # it was drawn for a batch of another loader, which goes on
+                return
+            if len(batch.passes) == 1 and not batch.row:
+                self.left_over = gone
                 self.waiting.append(batch)
-            else:
-                self.boundary(Boundary.PASS_END)
-            self.batch = None
+                self.batch = None
+                return
+        self.boundary(Boundary.PASS_END)
+        self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
         # Where none was used of those that were fetched ahead, the pass is over.
@@ -432,6 +447,8 @@ class BatchPhases:
             if batch.passes and not trained:
                 self._judge_batch(batch.part(tail[:ahead]))
             elif batch.left_over is not None:  # fetched before the end of its pass
+                if batch.left_over.phase < 0:  # as after next(iter(loader))
+                    batch.left_over.phase = self._eval_phase(batch)
                 end = self._end_of_forward(tail[:ahead], evaluated[-1])
                 self._book.beside(tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
                 self._book.apart(tail[end:ahead], Activity.OUTSIDE)
@@ -455,7 +472,9 @@ class BatchPhases:
             manual = self._decision.manual and not batch.passes and why is not Boundary.CLOSE
             return manual or self._book.open.trained or self._book.open.fetched
         if asked is not None:
-            return asked.phase == TRAIN
+            drawn = batch.left_over
+            again = drawn is not None and drawn.drawn_again and drawn.source == asked.source
+            return again or asked.phase == TRAIN
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question

@@ -313,6 +313,36 @@ def the_same_loader_asked_by_next(watch: Watch) -> None:
 
 
 @timed
+def a_new_iterator_for_every_batch(watch: Watch) -> None:
+    """`next(iter(loader))` in every step: from the second on what follows the update is the step's, and after the last it is not."""
+    truth, (model, optimizer, train) = watch.slow_training({"train": 3}, rated={"train": TRAIN})
+    truth.at(TRAIN, "train")
+    for i in range(8):
+        batch = next(iter(train))
+        truth.batch("train")
+        truth.one_step(model, optimizer, batch)
+        if i in {0, 7}:
+            truth.sleep(0.02, "outside")
+        else:
+            truth.work(0.02)
+
+
+@timed
+def a_look_at_the_first_batch(watch: Watch) -> None:
+    """The model is tried on one batch of the training loader, without gradients: that batch is evaluation."""
+    truth, (model, optimizer, train) = watch.slow_training({"train": 5}, owners=False)
+    truth.at(EVAL, "train")
+    batch = next(iter(train))
+    truth.batch("train")
+    with torch.no_grad():
+        truth.forward(EVAL)
+        model(batch[0])
+    truth.step(EVAL)
+    truth.sleep(SAVING_S, "outside")
+    truth.train_on(model, optimizer, train)
+
+
+@timed
 def a_curriculum_of_loaders(watch: Watch) -> None:
     """Every epoch has a loader of its own, with larger batches: one place in the program, one name."""
     truth = watch.truth(names=1)

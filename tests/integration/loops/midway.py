@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.integration.loops.truth import EVAL, TRAIN, TRAIN_AND_VAL, Watch, loss_of, timed
+from tests.integration.loops.truth import EVAL, TRAIN, TRAIN_AND_VAL, Watch, loss_of, sgd, timed
 
 
 @timed
@@ -93,3 +93,20 @@ def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
                 truth.evaluate_on(model, val)
                 truth.at(TRAIN, "train")
         truth.sleep(0.05, "outside")
+
+
+@timed
+def a_batch_of_another_loader_inside_a_batch(watch: Watch) -> None:
+    """DARTS: for every batch one of a second loader is drawn by `next(iter(loader))`, for an update of its own; one step."""
+    truth, (model, optimizer, train, search) = watch.slow_training({"train": 6, "search": 3}, owners=False)
+    architecture = sgd(model.last)
+    truth.at(TRAIN)
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        drawn = next(iter(search))
+        truth.batch("search")
+        truth.learn(model, architecture, drawn)
+        truth.learn(model, optimizer, batch)
+        truth.step()
+        if i < 5:
+            truth.work(0.02)
