@@ -186,6 +186,7 @@ def _begun(
     session = current()
     made = session is None
     if session is None:
+        forget_in_fork()  # below the hooks of this session, those of the parent's would answer for it
         named_models(model)  # what is wrong is refused before anything is set up
         named_loaders(loaders)
         active_session.disabled = False

@@ -137,6 +137,7 @@ class ExitHook:
         self._signal_word = signal_word
         self._changing = free_in_forks(threading.RLock())
         self._exit: tuple[object, int] = (None, -1)
+        self._child: Any = None
         self._sys_exit: tuple[Any, Any] = (None, None)
 
     @property
@@ -146,8 +147,11 @@ class ExitHook:
         return "terminated" if came else self._state
 
     def install(self) -> None:
-        """Register with ``atexit``, in place of ``sys.exit``, and for SIGTERM."""
+        """Register with ``atexit`` and ``multiprocessing``, in place of ``sys.exit``, and for SIGTERM."""
         atexit.register(self._at_exit)
+        util: Any = sys.modules.get("multiprocessing.util")
+        if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
+            self._child = util.Finalize(None, self._child_ends, exitpriority=-100)
         self._sys_exit = sys.exit, self._noting(sys.exit)
         vars(sys)["exit"] = self._sys_exit[1]
         _hooks.add(self)
@@ -211,6 +215,8 @@ class ExitHook:
     def remove(self) -> None:
         """Put everything back. A handler that was set over this one stays. A SIGTERM that waits comes now."""
         atexit.unregister(self._at_exit)
+        if self._child is not None:
+            self._child.cancel()
         original, replacement = self._sys_exit
         if replacement is not None and sys.exit is replacement:
             vars(sys)["exit"] = original
@@ -276,6 +282,11 @@ class ExitHook:
             KeyboardInterrupt
         ):  # Ctrl-C again: do not wait. The interpreter would print it, and go on
             self._close(self.of(error))
+
+    def _child_ends(self) -> None:
+        """A child of ``multiprocessing`` ends without ``atexit``, with the exception that ends it on its way."""
+        if self._closes_first:  # else the agent sees the end, and delivers what is left
+            self._close("")
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""

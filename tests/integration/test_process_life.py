@@ -226,6 +226,67 @@ def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_parent(tmp_path: Path) -> None:
+    """A pool of sweeps, a daemon that trains: what the child has inherited of its parent's session must not stand in its way."""
+    done = run(
+        tmp_path,
+        """
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+
+        def go():
+            session = start(model, {"train": data})
+            train(data)
+            session.close()
+            summary = session.summary()
+            waits = sum(row["count"] for row in summary["stages"] if row["stage"] == "data")
+            print(summary["steps"]["train"], waits, session.instrumentation_gaps(), flush=True)
+
+        parent = start(model, {"train": data})
+        train(data)
+        child = os.fork()
+        if not child:
+            go()
+            sys.exit(0)
+        os.waitpid(child, 0)
+        go()
+        """,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["10 10 []", "20 20 []"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
+    method: str, tmp_path: Path
+) -> None:
+    """It ends without ``atexit``, and a thread ends with it: nothing of the run would be left."""
+    done = run(
+        tmp_path,
+        """
+        def work(end):
+            start(model, agent="thread")
+            train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+            if end == "raises":
+                raise ValueError(end)
+            sys.exit(int(end))
+
+        if __name__ == "__main__":
+            for end in ("0", "3", "raises"):
+                child = torch.multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(end,))
+                child.start()
+                child.join()
+                print(child.exitcode)
+        """,
+        method,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "3", "1"]), done.stderr
+    summaries = [json.loads((one / "rank0/summary.json").read_text()) for one in sorted(runs(tmp_path))]
+    assert sorted(summary["state"] for summary in summaries) == ["failed", "failed", "finished"]
+    assert [summary["steps"]["train"] for summary in summaries] == [10, 10, 10]
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
     """A container's limit of processes counts threads."""
