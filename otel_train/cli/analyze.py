@@ -35,14 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
     add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: the newest run)")
-    add(
-        "--top", type=positive_int, default=10, metavar="N", help="operators and kernels listed (default: 10)"
-    )
-    add(
-        "--shapes",
-        metavar="OP",
-        help="also list the input shapes of this operator, such as aten::addmm",
-    )
+    top = "operators and kernels listed (default: 10)"
+    add("--top", type=positive_int, default=10, metavar="N", help=top)
+    shapes = "also list the input shapes of this operator, such as aten::addmm"
+    add("--shapes", metavar="OP", help=shapes)
     add("--json", action="store_true", help="print JSON: one object per trace and line")
     add_run_dir(parser)
 

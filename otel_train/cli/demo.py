@@ -64,13 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profiler", choices=["on", "off"], help=profiler)
     add("--seed", type=int, default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="device to train on (default: cpu)")
-    add(
-        "--workers",
-        type=int,
-        default=0,
-        metavar="W",
-        help="worker processes of the loader 'code' (default: 0)",
-    )
+    workers = "worker processes of the loader 'code' (default: 0)"
+    add("--workers", type=int, default=0, metavar="W", help=workers)
     add("--run-dir", metavar="D", help="folder in which the run directory is created (default: runs)")
 
 

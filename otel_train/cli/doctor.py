@@ -57,12 +57,8 @@ SENDING_WITHIN_S = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    add(
-        "--endpoint",
-        default="",
-        metavar="URL",
-        help="OTLP endpoint (default: from the OTEL_EXPORTER_OTLP_* variables)",
-    )
+    endpoint = "OTLP endpoint (default: from the OTEL_EXPORTER_OTLP_* variables)"
+    add("--endpoint", default="", metavar="URL", help=endpoint)
     add("--prometheus", metavar="URL", help="address of Prometheus (default: that of the stack)")
     add("--traces", metavar="URL", help="address of Jaeger or Tempo (default: that of the stack)")
     add("--grafana", metavar="URL", help="address of Grafana (default: that of the stack)")
@@ -70,19 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grafana-token-file", type=Path, metavar="FILE", help=account)
     wait = "seconds to wait for arrival (default: 30); 0: send nothing"
     add("--wait", type=_seconds, default=30.0, metavar="S", help=wait)
-    add(
-        "--json",
-        action="store_true",
-        help="print one JSON object: schema, exit_code and findings (area, state, what, remedy)",
-    )
+    document = "print one JSON object: schema, exit_code and findings (area, state, what, remedy)"
+    add("--json", action="store_true", help=document)
     state = configuration.state_folder()
-    add(
-        "--state",
-        type=Path,
-        default=state,
-        metavar="DIR",
-        help="state folder of a local stack (default: %(default)s)",
-    )
+    folder = "state folder of a local stack (default: %(default)s)"
+    add("--state", type=Path, default=state, metavar="DIR", help=folder)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -60,39 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
     arguments.add_arguments(parser, rank="the same as --ranks N")
     add = parser.add_argument
-    add(
-        "--ranks",
-        default="",
-        metavar="RANKS",
-        help="ranks to capture, such as 0,3, or 'all' (default: the lowest)",
-    )
+    ranks = "ranks to capture, such as 0,3, or 'all' (default: the lowest)"
+    add("--ranks", default="", metavar="RANKS", help=ranks)
     add("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
     add("--warmup", type=int, default=1, metavar="N", help="profiler warm-up steps before them (default: 1)")
-    add(
-        "--activities",
-        default="cpu,cuda",
-        metavar="A,A",
-        help="activities to record, of cpu, cuda, xpu, mtia (default: %(default)s)",
-    )
+    kinds = "activities to record, of cpu, cuda, xpu, mtia (default: %(default)s)"
+    add("--activities", default="cpu,cuda", metavar="A,A", help=kinds)
     add("--shapes", action="store_true", help="record shapes of inputs")
     add("--stacks", action="store_true", help="record call stacks")
     add("--memory", action="store_true", help="record memory allocations")
     add("--flops", action="store_true", help="record floating-point operations")
     add("--pin", action="store_true", help="never remove this capture automatically")
-    add(
-        "--reason",
-        default="otel-train profile",
-        metavar="TEXT",
-        help="reason, stored in the metadata of the capture",
-    )
+    reason = "reason, stored in the metadata of the capture"
+    add("--reason", default="otel-train profile", metavar="TEXT", help=reason)
     add("--output-dir", metavar="DIR", help="also write the artifacts of the run to this folder")
-    add(
-        "--timeout",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="seconds to wait for the capture (default: 300)",
-    )
+    timeout = "seconds to wait for the capture (default: 300)"
+    add("--timeout", type=float, default=300.0, metavar="S", help=timeout)
 
 
 def run(args: argparse.Namespace) -> int:

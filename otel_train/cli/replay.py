@@ -267,11 +267,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     add("--root", dest="run_dir", action=FormerOption, default=hidden, help=hidden)
     add("--endpoint", default="", metavar="URL", help="OTLP endpoint, such as http://127.0.0.1:4318")
-    add(
-        "--all",
-        action="store_true",
-        help="also send the recording (metrics and spans of the whole run); it stays on disk",
-    )
+    recording = "also send the recording (metrics and spans of the whole run); it stays on disk"
+    add("--all", action="store_true", help=recording)
     add("--rejected", action="store_true", help="also send refused requests again")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--dry-run", action="store_true", help="send nothing; count the requests")
@@ -280,12 +277,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     way.add_argument("--blocks", type=Path, metavar="DIR", help=text)
     older = "with --blocks: only samples older than this (default: 24); 0: all"
     add("--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS", help=older)
-    add(
-        "--prometheus",
-        default="",
-        metavar="URL",
-        help="with --verify: its address (default: that of the stack)",
-    )
+    prometheus = "with --verify: its address (default: that of the stack)"
+    add("--prometheus", default="", metavar="URL", help=prometheus)
     wait = "with --verify: seconds to wait for arrival (default: 15)"
     add("--wait", type=float, default=15.0, metavar="S", help=wait)
 

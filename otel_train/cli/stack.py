@@ -57,13 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     state = configuration.state_folder()
     for action in (up, down, status, logs):
-        action.add_argument(
-            "--state",
-            type=Path,
-            default=state,
-            metavar="DIR",
-            help="state folder of a local stack (default: %(default)s)",
-        )
+        folder = "state folder of a local stack (default: %(default)s)"
+        action.add_argument("--state", type=Path, default=state, metavar="DIR", help=folder)
 
 
 def _add(
@@ -77,9 +72,8 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     add = up.add_argument
     add("--local", action="store_true", help="as plain processes instead of containers")
     add("--detach", action="store_true", help="with --local: run in the background")
-    add(
-        "--traces", choices=["tempo", "jaeger"], help="trace store (default: from .env; with --local: jaeger)"
-    )
+    traces = "trace store (default: from .env; with --local: jaeger)"
+    add("--traces", choices=["tempo", "jaeger"], help=traces)
     add("--demo", action="store_true", help="also train a small model (containers)")
     add("--gpu", action="store_true", help="also run NVIDIA's DCGM exporter (containers)")
     add("--secure", action="store_true", help="accept OTLP only over TLS and with a token")

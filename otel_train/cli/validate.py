@@ -49,18 +49,13 @@ Exit codes: 0 no faults, 1 faults, 2 no such folder.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument(
-        "dir", nargs="?", metavar="DIR", help="folder of artifacts, or a run (default: the newest run)"
-    )
-    parser.add_argument(
-        "--analysis",
-        action="store_true",
-        help="also print the run summary and the analysis of the newest capture",
-    )
+    where = "folder of artifacts, or a run (default: the newest run)"
+    parser.add_argument("dir", nargs="?", metavar="DIR", help=where)
+    analysis = "also print the run summary and the analysis of the newest capture"
+    parser.add_argument("--analysis", action="store_true", help=analysis)
     parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object: ok, and faults (file, what)"
-    )
+    document = "print one JSON object: ok, and faults (file, what)"
+    parser.add_argument("--json", action="store_true", help=document)
     add_run_dir(parser)
 
 
