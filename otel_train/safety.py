@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("otel_train")
 
 
+class _ContainedLogger(logging.Logger):
+    """What a handler raises ends here. Where standard error is closed, ``logging`` raises as well."""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Pass the record to the handlers."""
+        with suppress(Exception):
+            super().handle(record)
+
+
+log.__class__ = type("Logger", (_ContainedLogger, log.__class__), {})
+
+
 class Guard:
     """Keeps a fault in one part of the telemetry from reaching the training loop.
 

@@ -179,7 +179,7 @@ def _start(connection: int, listener: int) -> int:
     said = _run_aside(
         [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        cwd=_folder(), env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
+        env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
     )  # fmt: skip
     return int(said or 0)
 

@@ -21,7 +21,14 @@ def terminal_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> tupl
 
     ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured.
     """
-    terminal = stream.isatty()
+    try:
+        terminal = stream.isatty()
+    except (
+        AttributeError,
+        OSError,
+        ValueError,
+    ):  # it is closed, or something of the program's that takes text
+        terminal = False
     color = terminal and environ.get("TERM") != "dumb"
     if environ.get("FORCE_COLOR"):
         color = True

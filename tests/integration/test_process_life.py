@@ -287,6 +287,58 @@ def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
     assert [summary["steps"]["train"] for summary in summaries] == [10, 10, 10]
 
 
+@pytest.mark.parametrize("agent", ["process", "thread"])
+@pytest.mark.parametrize("stream", ["closed", "that_only_writes", "None"])
+def test_a_standard_error_that_is_no_stream_stops_nothing(stream: str, agent: str, tmp_path: Path) -> None:
+    """A daemon closes it, a notebook or a tee replaces it; what is logged to a closed one makes ``logging`` raise."""
+    done = run(
+        tmp_path,
+        """
+        class Tee:
+            def write(self, text): pass
+            def flush(self): pass
+
+        if sys.argv[2] == "closed":
+            sys.stderr.close()
+        else:
+            sys.stderr = Tee() if sys.argv[2] == "that_only_writes" else None
+        os.environ["OTEL_TRAIN_NO_SUCH"] = "1"  # is warned of
+        session = start(model, agent=sys.argv[3])
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        otel_train.begin("load"); otel_train.end(otel_train.begin("load")); otel_train.log(loss=object())
+        session.close()
+        print(session.summary()["steps"]["train"])
+        """,
+        stream,
+        agent,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["10"]), done.stderr
+
+
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_working_directory_that_is_gone_is_replaced_by_no_other(agent: str, tmp_path: Path) -> None:
+    """A relative ``run_dir`` means nothing there. An agent that began in another folder would write below that one."""
+    done = run(
+        tmp_path,
+        """
+        folder = os.path.join(RUNS, "gone")
+        os.makedirs(folder)
+        os.chdir(folder)
+        os.rmdir(folder)
+        RUNS = "runs"
+        session = start(model, agent=sys.argv[2])
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        session.close()
+        print(session.run_directory, session.summary()["steps"]["train"])
+        """,
+        agent,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["None", "10"]), done.stderr
+    assert "No such file or directory. What cannot be written is dropped" in done.stderr
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
     """A container's limit of processes counts threads."""
