@@ -190,6 +190,7 @@ class ThreadAccount(Nesting):
         """
         if self._phases.stopped >= 0:
             self._phases.after_stop(begins)
+            self._go_on_computing()
         begun_ns = self.accounted_ns
         if ns > begun_ns:
             self.accounted_ns = ns
@@ -326,9 +327,15 @@ class ThreadAccount(Nesting):
                 self._ended[source] = _REPORTED
                 self._note("endings", source, payload, self.accounted_ns)
             self._phases.stop(asked)
+            self._go_on_computing()
             used_later = stage.payload and asked is self._phases.left_over
             if op == STOP and not used_later:
                 del self._passes[source, stage.payload]
+
+    def _go_on_computing(self) -> None:
+        """A pass that ends inside an update, as in a closure that reads a whole loader, leaves that update no time outside."""
+        if self._phases.batch is None and any(COMPUTES >> stage.kind & 1 for stage in self.stages):
+            self._phases.compute()
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
@@ -351,6 +358,7 @@ class ThreadAccount(Nesting):
             if gone.batches and not gone.ended:
                 self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
+            self._go_on_computing()
             self._forget(gone)
         elif op == Op.MARK and payload:
             self._book.open.number = payload - 1

@@ -537,6 +537,8 @@ class BatchPhases:
         declared = self._declared(batch)
         phase = declared if declared >= 0 else phase
         if phase == TRAIN:
+            for each in batch.passes:
+                each.phase = TRAIN if each.phase < 0 else each.phase
             self._trained = self._trained or batch.has_forward
             self._train(batch.items, batch)
         else:

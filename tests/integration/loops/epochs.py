@@ -74,6 +74,21 @@ def a_slow_inner_loop_without_updates(watch: Watch) -> None:
         truth.one_step(model, optimizer, task)
 
 
+@timed
+def work_after_the_update_of_an_inner_loop(watch: Watch) -> None:
+    """The inner pass has ended when the update comes; what follows it, up to the next ask of the outer pass, is of the step."""
+    truth, (model, optimizer, tasks, support) = watch.slow_training({"tasks": 5, "support": 2}, owners=False)
+    for i, _ in enumerate(tasks):
+        truth.batch("tasks")
+        for batch in support:
+            truth.batch("support")
+            truth.backward(truth.loss(model, batch))
+        truth.update(optimizer)
+        if i < 4:
+            truth.work(0.03)
+        truth.step()
+
+
 @loop
 def one_step_in_all(watch: Watch) -> None:
     """The shortest training there is."""

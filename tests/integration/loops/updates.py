@@ -210,6 +210,30 @@ def a_closure_that_asks_for_its_batches(watch: Watch) -> None:
     assert truth.batches["train"] == 12
 
 
+@timed
+def a_closure_that_reads_a_whole_loader(watch: Watch) -> None:
+    """Full-batch L-BFGS: passes begin and end inside the update, all of which is its step."""
+    truth, (model, _, train) = watch.slow_training({"train": 3}, rated={"train": TRAIN})
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, tolerance_change=0.0)
+    truth.at(TRAIN, "train")
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in train:
+            truth.batch("train")
+            loss = truth.loss(model, batch)
+            truth.backward(loss)
+            total += loss.item()
+        return total
+
+    for _ in range(3):
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
+    assert truth.batches["train"] == 18
+
+
 @loop
 def sgd_with_a_closure(watch: Watch) -> None:
     """Forward and backward inside the update, once."""
