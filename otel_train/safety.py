@@ -164,8 +164,9 @@ class ExitHook:
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
             self._child = util.Finalize(None, self._child_ends, exitpriority=-100)
-        self._sys_exit = sys.exit, self._noting(sys.exit)
-        vars(sys)["exit"] = self._sys_exit[1]
+        if callable(sys_exit := getattr(sys, "exit", None)):
+            self._sys_exit = sys_exit, self._noting(sys_exit)
+            vars(sys)["exit"] = self._sys_exit[1]
         _hooks.add(self)
         if self._extension is not None:
             self._extension.watch_term(self._signal_word, 0)
@@ -230,7 +231,7 @@ class ExitHook:
         if self._child is not None:
             self._child.cancel()
         original, replacement = self._sys_exit
-        if replacement is not None and sys.exit is replacement:
+        if replacement is not None and getattr(sys, "exit", None) is replacement:
             vars(sys)["exit"] = original
         with self._changing:
             self._removed = True

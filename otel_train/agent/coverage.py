@@ -46,6 +46,10 @@ _NO_FORWARD = (
     "function around it), or a method other than __call__ that calls no part of the model. Give instrument() "
     "the object that the loop calls"
 )
+_TORCH_LATER = (
+    "torch was imported after the call of instrument(): nothing of it is measured. Call instrument() after the import, where "
+    "the model and the loaders are there"
+)
 _NO_MODEL = (
     "no model was given to instrument(): its time is in `other`. Give it the model that the loop calls"
 )
@@ -82,6 +86,8 @@ def instrumentation_gaps(run: RunState, state: State, *, now_ns: int | None = No
         found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
     if updated and "backward" not in stages and not whole:
         found.append(_gap("stage", "backward", _NO_BACKWARD, "never_seen"))
+    if state.modules == {"torch"} and not (stages or whole or _is_hooked(run)):
+        found.append(_gap("loop", "torch", _TORCH_LATER, "never_seen"))
     if _is_jax(run, stages, state.modules) and _has_no_step(run, stages):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
@@ -118,6 +124,10 @@ class CoverageReporter:
             if key not in self._logged and not (early and key != JAX_STEP):
                 self._logged.add(key)
                 self._log("not observed: %s %s: %s", gap["what"], gap["name"], gap["reason"])
+
+
+def _is_hooked(run: RunState) -> bool:
+    return any(source.kind is SourceKind.BACKWARD for source in run.totals.names.sources)
 
 
 def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:

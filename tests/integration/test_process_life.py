@@ -183,6 +183,52 @@ def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call
     assert "could not start" not in done.stderr
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_program_that_has_no_sys_exit_closes_its_session(when: str, tmp_path: Path) -> None:
+    """A sandbox removes it; ours stands in its place, and nothing may be missing when it is put back."""
+    done = run(
+        tmp_path,
+        """
+        if sys.argv[2] == "before":
+            del sys.exit
+        session = start(model)
+        if sys.argv[2] == "after":
+            del sys.exit
+        session.close()
+        print(session.summary()["state"], hasattr(sys, "exit"))
+        """,
+        when,
+    )
+
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["finished", "False"], "")
+
+
+def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None:
+    """Else a run without a single step ends without a word."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        textwrap.dedent("""
+        import sys
+        import otel_train
+        session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False)
+        import torch
+        for batch in torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4):
+            batch.requires_grad_().sum().backward()
+        if len(sys.argv) > 2:
+            otel_train.instrument()
+            torch.ones(1, requires_grad=True).sum().backward()
+    """)
+    )
+    for more, times in ([], 1), (["again"], 0):
+        command = [sys.executable, str(path), str(tmp_path / "runs"), *more]
+        done = subprocess.run(
+            command, env=environ(), capture_output=True, text=True, timeout=100, check=False
+        )
+
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("torch was imported after the call of instrument()") == times, done.stderr
+
+
 def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Path) -> None:
     """A stub of tests or of a documentation build: what fails is said, and everything is as without the call."""
     path = tmp_path / "program.py"
