@@ -129,6 +129,9 @@ class ExitHook:
         signal_word: memory for the number of a signal that came to end the program; None for none.
         extension: ``_edges.c``, which writes that number, and ends the program where the main thread never runs Python again.
             Without it the agent reads the end of the process from the kernel.
+
+    Attributes:
+        assumed: the state is ``finished`` because nothing else was seen. ``raise SystemExit(3)`` is not.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class ExitHook:
         signal_word: memoryview | None = None,
         extension: Any = None,  # Any: a module written in C
     ) -> None:
+        self.assumed = False
         self._state = "running"
         self._close = close
         self._pid = os.getpid()
@@ -291,6 +295,7 @@ class ExitHook:
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
             error = SystemExit(status)
+        self.assumed = error is None
         with suppress(
             KeyboardInterrupt
         ):  # Ctrl-C again: do not wait. The interpreter would print it, and go on

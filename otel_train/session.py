@@ -278,7 +278,7 @@ class Session:
             with sigchld_deferred():
                 self._exit_hook.hold()
                 self._exit_hook.set_state(state)
-                self._service.close(self._exit_hook.state)
+                self._service.close(self._exit_hook.state, assumed=self._exit_hook.assumed)
         finally:  # also where Ctrl-C ends this
             self._exit_hook.remove()
 

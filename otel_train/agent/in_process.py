@@ -148,7 +148,7 @@ class AgentClient:
                 self._await_opening()
         except BaseException as error:
             if greeted:
-                self.tell("end", ExitHook.of(error), system_clock())
+                self.tell("end", ExitHook.of(error), system_clock(), False)
             self._over = True
             self._listen_no_more()
             self.recording.end()
@@ -295,8 +295,8 @@ class AgentClient:
         """What could not be instrumented, with the reason."""
         return self._last[1] if self._last is not None else self._ask_now("instrumentation_gaps") or []
 
-    def close(self, state: str) -> None:
-        """Have the agent count to the end, and give everything back. Never raises."""
+    def close(self, state: str, *, assumed: bool = False) -> None:
+        """Have the agent count to the end, and give everything back. Never raises. ``assumed``: see ``ExitHook``."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
@@ -307,7 +307,7 @@ class AgentClient:
             lambda: self._await_agent(timeout_s),
             lambda: self.report(fresh=True),
             lambda: self._end_captures(timeout_s),
-            lambda: self._end(state, ended_ns, timeout_s, began_s),
+            lambda: self._end((state, ended_ns, assumed), timeout_s, began_s),
             self._close_trackers,
             self._let_go,
             self.recording.close,
@@ -596,15 +596,15 @@ class AgentClient:
             self._is_up.wait(BUSY_S)
             self._patiently(self._is_open.wait, timeout_s)
 
-    def _end(self, state: str, ended_ns: int, timeout_s: float, began_s: float) -> None:
+    def _end(self, said: tuple[str, int, bool], timeout_s: float, began_s: float) -> None:
         self._ending = True
 
         def patience_s() -> float:
             return max(LEAST_WRITING_S, began_s + END_S - time.monotonic()) if self._apart else timeout_s
 
-        said = self.ask("end", state, ended_ns, timeout_s=patience_s(), busy=True)
-        self._last = said or ({}, [])
-        if said is not None or not self._apart:
+        answer = self.ask("end", *said, timeout_s=patience_s(), busy=True)
+        self._last = answer or ({}, [])
+        if answer is not None or not self._apart:
             self.ask("written", timeout_s=patience_s(), busy=True)
 
     def _stop_capturing(self) -> None:

@@ -22,7 +22,7 @@ from otel_train.agent.messages import (
     Request,
     Response,
 )
-from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
+from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -84,6 +84,7 @@ class RankConnection:
         self._end = threading.Lock()
         self._said = self._reported_state = ""
         self._ended_ns = 0
+        self._assumed = False
         self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         self.exporters = ExportManager.make(
@@ -155,6 +156,8 @@ class RankConnection:
             self._finish_without_it()
         self._asked.put(None)
         self._worker.join(ANSWER_S)  # the last answer is on its way
+        if self._assumed:
+            self._correct()
         self._deliver()
 
     def _hangs(self) -> bool:
@@ -176,7 +179,8 @@ class RankConnection:
             self.loop.wake()
         elif isinstance(message, Request):
             if message.what == "end":
-                self._reported_state, self._ended_ns = message.args
+                self._reported_state, self._ended_ns, assumed = message.args
+                self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
             self._asked.put(message)
         elif isinstance(message, Response):
             self._link.take_response(message)
@@ -247,7 +251,7 @@ class RankConnection:
             self.loop.read_rings()
             self.service.run.close(system_clock())
 
-    def _do_end(self, state: str, _ended_ns: int) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    def _do_end(self, state: str, *_: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
@@ -275,8 +279,21 @@ class RankConnection:
             run = self.exporters.run_directory
             disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
             disk.do(Guard("captures"), self._captures.folder.withdraw)
-            with Guard("run directory"):  # the next start of this rank must not wait for a Collector
-                self.exporters.close_files()
+            if not self._assumed:
+                self._close_files()
+
+    def _close_files(self) -> None:
+        """The next start of this rank must not wait for a Collector."""
+        with Guard("run directory"):
+            self.exporters.close_files()
+
+    def _correct(self) -> None:
+        """Write how a program ended of which it was assumed, by the exit code that the kernel has."""
+        state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
+        with Guard("close"):
+            if state == "failed" and cause != "exec":
+                self.service.correct(state)
+        self._close_files()
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PATIENCE_S = 2.0
+EXITING_S: Final = 10.0
+"""How long a program may take from the end of its session to its own."""
+
 _POLL_S = 0.01
 _EXIT_CODE_FIELD = 50  # of /proc/<pid>/stat, counted from 1 behind the name: proc(5), field 52
 
@@ -29,13 +32,13 @@ _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, 64 bytes)
 _PIDFD_INFO_EXIT = 1 << 3
 
 
-def how_it_ended(pid: int, process: int) -> tuple[str, str]:
+def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tuple[str, str]:
     """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
 
     The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
     of it: ``process``, -1 where there is none.
     """
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         over = _is_over(process) if process >= 0 else not Path(f"/proc/{pid}").exists()
         status = _status(pid)

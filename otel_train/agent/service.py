@@ -466,6 +466,12 @@ class AgentService:
         if self._config.console:
             self.exporters.print_summary(document)
 
+    def correct(self, state: str) -> None:
+        """After the last turn: the run has ended otherwise."""
+        self._reporter.state = "finished" if state == "finished" else "failed"
+        self.loop.run_once(final=True)
+        self.exporters.write_summary(self.document(state), final=True)
+
     def undo(self) -> None:
         """Stop what has been started: the session does not come about."""
         self.loop.stop(1.0)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
+
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
     import os, sys, threading, time
@@ -636,6 +638,9 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
     [
         ("sys.exit(3)", "failed"),
         ("sys.exit()", "finished"),
+        ("raise SystemExit(3)", "failed"),
+        ("raise SystemExit", "finished"),
+        ("session.close(); raise SystemExit(3)", "finished"),
         ("raise KeyError('a')", "failed"),
         ("raise KeyboardInterrupt", "interrupted"),
         ("caught()", "finished"),
@@ -660,5 +665,8 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
     instrumented, bare = run(tmp_path, text), run(tmp_path, text, "bare")
     (folder,) = runs(tmp_path)
 
+    summary = folder / "rank0/summary.json"
+
     assert instrumented.returncode == bare.returncode, instrumented.stderr
-    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == state
+    # Of ``raise SystemExit(3)`` the agent learns when the program is gone.
+    until(lambda: json.loads(summary.read_text())["state"] == state, seconds=5)
