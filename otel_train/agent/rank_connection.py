@@ -118,6 +118,30 @@ class RankConnection:
 
     def serve(self) -> None:
         """Serve the rank until it has ended and everything of it is delivered, or kept."""
+        self._open()
+        while not self._ended.is_set():
+            others = (self._process,) if self._process >= 0 else ()
+            ready = self._link.wait(1.0, *others)
+            if self._link.fileno() in ready:
+                try:
+                    self._take(self._link.receive())
+                except EOFError:
+                    break
+            elif self._process in ready:
+                break
+            if self._hangs():
+                self.rings.limit(None)
+        self.left_s = time.monotonic()
+        if not self._ended.is_set():
+            self._finish_without_it()
+        self._asked.put(None)
+        self._worker.join(ANSWER_S)  # the last answer is on its way
+        if self._assumed:
+            self._correct()
+        self._deliver()
+
+    def _open(self) -> None:
+        """Start everything that serves the rank, and say where its data is."""
         with ExitStack() as undo:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
@@ -139,26 +163,6 @@ class RankConnection:
         self.rings.touch()
         with Guard("captures"):
             self._captures.ask_for_alerts()
-        while not self._ended.is_set():
-            others = (self._process,) if self._process >= 0 else ()
-            ready = self._link.wait(1.0, *others)
-            if self._link.fileno() in ready:
-                try:
-                    self._take(self._link.receive())
-                except EOFError:
-                    break
-            elif self._process in ready:
-                break
-            if self._hangs():
-                self.rings.limit(None)
-        self.left_s = time.monotonic()
-        if not self._ended.is_set():
-            self._finish_without_it()
-        self._asked.put(None)
-        self._worker.join(ANSWER_S)  # the last answer is on its way
-        if self._assumed:
-            self._correct()
-        self._deliver()
 
     def _hangs(self) -> bool:
         """Whether the rank can report no more. What later edges mean is not known otherwise."""
