@@ -407,20 +407,18 @@ def test_the_wait_for_the_agent_at_the_end_is_no_time_of_the_run(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that is still beginning takes half a second: a short run would be idle for most of its time."""
+    began_s = time.perf_counter()
     session = watch(Net())
-    service, waited = session._service, threading.Event()
+    service, begun_s = session._service, []
 
     def wait(_: float) -> None:
+        begun_s.append(time.perf_counter())
         time.sleep(0.5)
-        waited.set()
 
     monkeypatch.setattr(service, "_await_agent", wait)
-    began_s = time.perf_counter()
     session.close()
 
-    assert waited.is_set()
-    assert time.perf_counter() - began_s >= 0.5
-    assert session.summary()["wall_seconds"] < 0.4
+    assert session.summary()["wall_seconds"] < begun_s[0] - began_s
 
 
 def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
