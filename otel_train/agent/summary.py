@@ -160,13 +160,13 @@ def per_second(count: float | None, seconds: float) -> float | None:
 
 def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
     """How fast the work on each loader's batches goes: what it gave, over the time of those batches."""
-    phases: dict[int, int] = {}
-    for loader, _ in totals.batches:
-        phases[loader] = phases.get(loader, 0) + 1
+    rated = totals.rated()
+    phases = Counter(loader for loader, _ in rated)
     rows = []
-    for (loader, phase), batches in totals.batches.items():
-        if not loader or phase >= len(PHASES):
+    for loader, phase in rated:
+        if not loader:
             continue
+        batches = totals.batches[loader, phase]
         name = totals.names.loaders.names[loader]
         seconds = totals.loader_ns.get((loader, phase), 0) / NS_PER_S
         samples = totals.samples.get((loader, phase))
@@ -184,8 +184,9 @@ def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str,
 
 def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
     """Training over the wall clock of the run, with everything that was not training."""
-    batches = sum(count for (_, phase), count in totals.batches.items() if phase == TRAIN)
-    samples = [count for (_, phase), count in totals.samples.items() if phase == TRAIN]
+    trained = [pair for pair in totals.rated() if pair[1] == TRAIN]
+    batches = sum(totals.batches[pair] for pair in trained)
+    samples = [totals.samples[pair] for pair in trained if pair in totals.samples]
     steps = totals.steps_by_phase().get(PHASES[TRAIN], 0)
     return {
         "wall_seconds": wall_s,

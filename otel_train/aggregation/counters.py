@@ -590,6 +590,16 @@ class Totals:
             if (samples >= 0).any():
                 self.samples[pair] += int(samples[samples >= 0].sum())
 
+    def rated(self) -> list[tuple[int, int]]:
+        """Loaders and phases whose batches are those of the program's steps.
+
+        A loader that another thread reads is one of them, unless the thread that runs the steps asks a loader of its own in the
+        same phase: the queue between the two, which gives the same batches again.
+        """
+        pairs = [pair for pair in self.batches if pair[1] < len(PHASES)]
+        asked = {phase for _, phase in self.loader_ns}
+        return [pair for pair in pairs if pair in self.loader_ns or pair[1] not in asked]
+
     def _grow(self) -> None:
         more = len(self.names.keys) - len(self.self_ns)
         if more > 0:

@@ -181,9 +181,9 @@ class RunMetrics:
     def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
-            for (loader, phase), count in counts.items():
-                if phase < len(PHASES):
-                    builder.put(metric, count, self._loader(loader), PHASES[phase])
+            for loader, phase in totals.rated():
+                if (loader, phase) in counts:
+                    builder.put(metric, counts[loader, phase], self._loader(loader), PHASES[phase])
         for (loader, phase), ns in totals.loader_ns.items():
             if phase < len(PHASES):
                 builder.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])

@@ -133,7 +133,7 @@ def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         yield f"throughput: {wrong}"
     truth = times.truth
     counts = {"steps": truth.steps["train"]}
-    if truth.rated.keys() == truth.batches.keys() - set(truth.inside) and truth.samples is not None:
+    if "train" in truth.rated.values() and truth.samples is not None:
         trained = [loader for loader, phase in truth.rated.items() if phase == "train"]
         counts["batches"] = sum(truth.batches[loader] for loader in trained)
         counts["samples"] = sum(truth.samples[loader] for loader in trained)

@@ -104,7 +104,7 @@ def the_next_batch_is_fetched_after_the_update(watch: Watch) -> None:
 @timed
 def a_slow_loader_behind_a_queue(watch: Watch) -> None:
     """A thread iterates the loader: its waits are that thread's; the loop waits for the queue, which is instrumented."""
-    truth = watch.truth(threads=2, partial=None)
+    truth = watch.truth(threads=2, partial=None, rated={"queue": TRAIN})
     model = Slow(truth, 0.005)
     optimizer = sgd(model)
     ready: queue.Queue[Any] = queue.Queue(maxsize=2)
