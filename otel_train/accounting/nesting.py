@@ -33,6 +33,7 @@ DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHO
 """As integers, for speed."""
 
 _CLOSURE: Final = int(Flag.CLOSURE)
+_START: Final = int(Flag.START)
 
 DEEPEST: Final = 64
 """Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
@@ -101,6 +102,8 @@ class Nesting:
         self._last_ns = 0
         self._last_op = 0
         self._too_deep = 0
+        self._asked_by_loop: set[int] = set()
+        self._asked_by_closures: set[int] = set()
 
     def edge(self, ns: int, code: int) -> None:
         """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
@@ -114,8 +117,8 @@ class Nesting:
         elif op <= SUSPEND:
             self._end(ns, op, source, code >> PAYLOAD_SHIFT)
         else:
-            # A manual mark in an optimizer: it has raised. An iterator may be deleted anywhere.
-            if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER and not self._in_closure:
+            # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
+            if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
                 self._close_down_to(len(self.stages) - 1, ns)
             self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
 
@@ -139,6 +142,9 @@ class Nesting:
         kind, stages = self._kinds[source], self.stages
         if stages and kind in (DATA, OPTIMIZER):
             self._close_down_to(self._height_kept(source, kind), ns)
+        if kind == DATA and not code >> FLAG_SHIFT & _START:
+            by_closure = bool(stages) and any(stage.kind == OPTIMIZER for stage in stages)
+            (self._asked_by_closures if by_closure else self._asked_by_loop).add(source)
         if len(stages) == DEEPEST:
             self._too_deep += 1
             return
@@ -184,9 +190,15 @@ class Nesting:
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
-    @property
-    def _in_closure(self) -> bool:
-        """The innermost open optimizer has a closure, which has not failed in the stage that ended last."""
+    def _is_of_closure(self, source: int) -> bool:
+        """Whether an ask comes from the closure of the innermost open optimizer.
+
+        Not where something in it has just failed, nor of a loader that the loop itself asks: the closure has raised. Of a loader
+        that was never asked, closures may be the only ones that ask at all.
+        """
+        loop, closures = self._asked_by_loop, self._asked_by_closures
+        if source in loop or (loop and source not in closures):
+            return False
         inner = next((stage for stage in reversed(self.stages) if stage.kind == OPTIMIZER), None)
         if inner is None or not inner.flags & _CLOSURE:
             return False
@@ -200,7 +212,7 @@ class Nesting:
         """
         if kind == DATA:
             optimizers = (height for height, stage in enumerate(self.stages) if stage.kind == OPTIMIZER)
-            return len(self.stages) if self._in_closure else next(optimizers, len(self.stages))
+            return len(self.stages) if self._is_of_closure(source) else next(optimizers, len(self.stages))
         for height in range(len(self.stages) - 1, -1, -1):
             if self.stages[height].source == source:
                 return height if self.stages[height].has_inner else len(self.stages)

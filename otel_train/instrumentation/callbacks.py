@@ -131,6 +131,8 @@ class _ThreadCallbacks:
         self._open: list[_Open] = []
         self._busy = False
         self._failed = False
+        self._asked_by_loop: set[int] = set()
+        self._asked_by_closures: set[int] = set()
         self._backward_seen = False
 
     def add(self, stage: str, hook: _Callback) -> None:
@@ -202,13 +204,19 @@ class _ThreadCallbacks:
     def _raised(self, number: int) -> list[str]:
         """Ends an optimizer step that raised, at the next batch request: torch has no hook for that.
 
-        A closure may request batches itself, unless it has just failed.
+        A closure may request batches itself: see ``Nesting._is_of_closure``.
         """
-        optimizers = [each for each in self._open if each.source.kind is SourceKind.OPTIMIZER]
-        if not optimizers or self._sources[number].kind is not SourceKind.DATA:
+        if self._sources[number].kind is not SourceKind.DATA:
             return []
-        failed = self._failed and optimizers[-1] is self._open[-1]
-        return [] if optimizers[-1].closure and not failed else self._ends(optimizers[0].number)
+        optimizers = [each for each in self._open if each.source.kind is SourceKind.OPTIMIZER]
+        loop, closures = self._asked_by_loop, self._asked_by_closures
+        failed = self._failed and bool(optimizers) and optimizers[-1] is self._open[-1]
+        known = number in loop or (bool(loop) and number not in closures)
+        ended: list[str] = []
+        if optimizers and (known or failed or not optimizers[-1].closure):
+            ended, optimizers = self._ends(optimizers[0].number), []
+        (closures if optimizers else loop).add(number)
+        return ended
 
     def _call_after(self, stages: Sequence[str]) -> None:
         for stage in stages:

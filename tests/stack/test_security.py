@@ -103,7 +103,7 @@ def test_the_right_certificate_and_token_arrive(secure: LocalStack, tmp_path: Pa
 
     assert [line for line in said if "OTLP" in line] == []
     wait_for(lambda: steps(secure, run) == STEPS, what="every step in Prometheus")
-    assert not (tmp_path / run / "rank0" / "spool").exists()
+    wait_for(lambda: not (tmp_path / run / "rank0" / "spool").exists(), what="an empty spool")
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

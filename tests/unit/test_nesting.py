@@ -107,6 +107,18 @@ def test_a_closure_may_ask_for_its_batch() -> None:
         assert bool(nesting.stages) is (flags == Flag.CLOSURE and failed is not Op.FAIL)
 
 
+def test_an_ask_of_a_loader_that_the_loop_asks_ends_an_optimizer_whose_closure_raised() -> None:
+    """Also one of a loader that is new: another training has begun. Updates inside an open optimizer would not count."""
+    for loader in ("train", "another"):
+        tape = Tape().ask("train").begin(SourceKind.OPTIMIZER, "Adam", flags=Flag.CLOSURE)
+        tape.run(SourceKind.FORWARD, "model", 3)
+        tape.ask(loader).run(SourceKind.OPTIMIZER, "SGD", 3)
+
+        nesting, _ = nest(tape)
+
+        assert not nesting.stages
+
+
 def test_time_that_goes_back_stands_still() -> None:
     """Clocks of two processors may differ by a little; a negative duration would poison every sum."""
     tape = Tape(started_ns=100).begin(SourceKind.STAGE, "work").spend(-30).end(SourceKind.STAGE, "work")
