@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import until
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "integration" / "jobs" / "train.py"
 FAST = {
@@ -103,6 +105,16 @@ def job(runs: Path, world_size: int, **options: Any) -> Iterator[Job]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.launcher.pid, signal.SIGKILL)
         started.launcher.wait()
+        until(lambda: _is_gone(started.launcher.pid), "the end of all ranks")
+
+
+def _is_gone(group: int) -> bool:
+    """A rank that is still ending is alive for who reads its post-mortem: the other would be the one that vanished first."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def whole(runs: Path, world_size: int, **options: Any) -> list[str]:
