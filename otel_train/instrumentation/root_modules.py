@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 import weakref
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.registry import Probes
 
 FIRST_CALLS = 64
-"""Outermost calls inspected at the start, and again for a new loader, optimizer or model."""
+"""Outermost calls of a thread that are inspected at the start, and again where it has a new loader, optimizer or model."""
+
+CALLS_OF_OTHERS = 256
+"""Outermost calls of other threads meanwhile, after which the search ends: the thread that began it may call no model."""
 
 MOST_ROOTS = 64
 """Models found at most. A program that keeps calling new modules is no training loop."""
@@ -43,22 +47,28 @@ class RootFinder:
         self.notify = tell
         self._guard = Guard("finding models")
         self._known: set[int] = set()
-        self._left = 0.0
+        self._lock = free_in_forks(threading.RLock())
+        self._left: dict[int, float] = {}
+        self._left_to_others = 0.0
         self._over = False
 
     def look(self, calls: float = FIRST_CALLS) -> None:
-        """Inspects at least the next ``calls`` outermost calls."""
-        if self._over or self._guard.closed or calls <= self._left:
+        """Inspects at least the next ``calls`` outermost calls of this thread, and those of others meanwhile."""
+        if self._over or self._guard.closed:
             return
-        self._left = calls
-        _finders[:] = [self]
-        if torch.nn.Module.__call__ is _CALL:
-            torch.nn.Module.__call__ = _observed_call
+        with self._lock:
+            here = get_ident()
+            self._left[here] = max(calls, self._left.get(here, 0))
+            self._left_to_others = max(CALLS_OF_OTHERS, calls)
+            _finders[:] = [self]
+            if torch.nn.Module.__call__ is _CALL:
+                torch.nn.Module.__call__ = _observed_call
 
     def look_only(self) -> None:
-        """Inspects exactly ``FIRST_CALLS`` further calls."""
-        self._left = 0
-        self.look()
+        """Inspects ``FIRST_CALLS`` further calls of this thread, and no more."""
+        with self._lock:
+            self._left.clear()
+            self.look()
 
     def remove(self) -> None:
         """Stops looking."""
@@ -68,7 +78,7 @@ class RootFinder:
     @property
     def looking(self) -> bool:
         """Whether calls are inspected."""
-        return self._left > 0
+        return bool(self._left)
 
     def leads(self, model: torch.nn.Module) -> bool:
         """Returns whether this outermost call is one of a root module."""
@@ -80,27 +90,39 @@ class RootFinder:
             return False
         if id(model) not in self._known and not _is_being_tried():
             self._take_workers(model)
-        self._left -= 1
-        if self._left <= 0:
-            self._stop_looking()
+        self._count_call()
         return True
+
+    def _count_call(self) -> None:
+        with self._lock:
+            here = get_ident()
+            if here not in self._left:
+                self._left_to_others -= 1
+            elif self._left[here] > 1:
+                self._left[here] -= 1
+            else:
+                del self._left[here]
+            if not self._left or self._left_to_others <= 0:
+                self._stop_looking()
 
     def _take_workers(self, model: torch.nn.Module) -> None:
         if len(self._known) == MOST_ROOTS:
-            self._left = 0
+            self._stop_looking()
             return
-        # Known by id: a later module at the same address, of a sweep, say, is met by the forgetting below.
-        self._known.add(id(model))
-        weakref.finalize(model, self._known.discard, id(model)).atexit = False
         with self._guard:
             self.notify(model)
-        self._left = max(self._left, FIRST_CALLS)
+        # Known from here on: a thread that has called it meanwhile has waited for the same. Known by id: a later module at the
+        # same address, of a sweep, say, is met by the forgetting below.
+        self._known.add(id(model))
+        weakref.finalize(model, self._known.discard, id(model)).atexit = False
+        self.look()
 
     def _stop_looking(self) -> None:
-        self._left = 0
-        # If another library has wrapped this function, its wrapper stays and this one only forwards calls.
-        if torch.nn.Module.__call__ is _observed_call:
-            torch.nn.Module.__call__ = _CALL
+        with self._lock:
+            self._left.clear()
+            # If another library has wrapped this function, its wrapper stays and this one only forwards calls.
+            if torch.nn.Module.__call__ is _observed_call:
+                torch.nn.Module.__call__ = _CALL
 
 
 def _observed_call(self: Any, *args: Any, **kwargs: Any) -> Any:

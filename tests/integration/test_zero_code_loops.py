@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_later_model_is_found_with_its_optimizer_and_an_eval_only_model_with_i
     with zero_code(tmp_path, **QUIET) as sessions:
         first = Net()
         learn(first, sgd(first), batches)
-        assert "looked_at" not in torch.nn.Module.__call__.__qualname__
+        assert torch.nn.Module.__call__.__name__ != "_observed_call"
         second = Net()
         learn(second, sgd(second), batches)
         teacher = torch.nn.Sequential(torch.nn.Linear(4, 2))
@@ -121,6 +122,19 @@ def test_a_later_model_is_found_with_its_optimizer_and_an_eval_only_model_with_i
     summary = sessions[0].summary()
 
     assert forwards(summary) == {("Net", "train"): 100, ("Net_2", "train"): 100, ("Sequential", "eval"): 2}
+
+
+def test_a_model_is_found_while_another_thread_calls_its_own_much_more_often(tmp_path: Path) -> None:
+    """The search of a thread that begins a loader is not used up by the others."""
+    first, second = Net(), torch.nn.Sequential(torch.nn.Linear(4, 2))
+    with zero_code(tmp_path, **QUIET) as sessions, ThreadPoolExecutor(1) as another:
+        another.submit(learn, first, sgd(first), loader(100)).result()
+        with torch.no_grad():
+            for x, _ in loader(3):  # before the model of this thread is called for the first time
+                another.submit(lambda: [first(torch.zeros(1, 4)) for _ in range(80)]).result()
+                second(x)
+
+    assert forwards(sessions[0].summary())["Sequential", "eval"] == 3
 
 
 def test_losses_metrics_and_what_a_constructor_tries_are_no_models(tmp_path: Path) -> None:
