@@ -115,6 +115,17 @@ class Loop:
         ends[-1] = now()
         return np.diff(np.array(ends[warm_up:], dtype=np.int64))
 
+    def steps(self, count: int) -> Iterator[tuple[int, int]]:
+        """Train a step at a time; processor time of this thread and wall time of each, ns."""
+        batches = self._batches(count)
+        for _ in range(count):
+            begun = time.thread_time_ns(), time.perf_counter_ns()
+            _, (samples, targets) = next(batches)
+            self._optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(samples), targets).backward()
+            self._optimizer.step()
+            yield time.thread_time_ns() - begun[0], time.perf_counter_ns() - begun[1]
+
     def _run_observed(self, ends: list[int]) -> None:
         """The same steps, with a histogram per stage added to the loop."""
         data, forward, backward, optimizer = self.observe
@@ -149,6 +160,10 @@ class Loop:
     def steps_in(self, seconds: float) -> int:
         """How many bare steps fit into ``seconds``; at least one."""
         return max(1, int(seconds * 1e9 / self.bare_ns()))
+
+    def pad_like(self, other: Loop) -> None:
+        """Fill the step up as that of another loop."""
+        self._busy.repeats = other.products
 
     @property
     def products(self) -> int:

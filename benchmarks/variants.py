@@ -7,6 +7,9 @@ import gc
 import tempfile
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from torch.optim import optimizer as optimizers
+
 from benchmarks.loop import warm_up_of
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
@@ -83,6 +86,23 @@ def without_c() -> Iterator[None]:
         ring_buffer.EXTENSION = extension
 
 
+@contextlib.contextmanager
+def without_global_hooks() -> Iterator[None]:
+    """Hooks that are not of one loop stand aside: backward's and the optimizers'."""
+    tables = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks  # noqa: SLF001 - no other way
+    kept = [dict(table) for table in tables]
+    entry = torch.autograd._engine_run_backward  # noqa: SLF001 - as above
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward  # noqa: SLF001 - as above
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = entry  # noqa: SLF001 - as above
+        for table, hooks in zip(tables, kept, strict=True):
+            table.update(hooks)
+
+
 class Instrumented:
     """Opens a real session with everything exported; ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where to.
 
@@ -100,7 +120,8 @@ class Instrumented:
         """A session on ``loop``, closed at the end."""
         import otel_train
 
-        with tempfile.TemporaryDirectory(dir=self._folder) as runs:
+        # The agent may still write there when the session is closed.
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as runs:
             session = otel_train.instrument(
                 loop.model,
                 {"bench": loop.loader},
