@@ -32,18 +32,18 @@ $(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c otel_train/_device_e
 	@touch $@
 
 .PHONY: demo
-demo: setup  ## train a small model on real text, observed; about a minute
+demo: setup  ## train a small model on real text with instrumentation; about a minute
 	@$(VENV)/bin/otel-train demo
 
 # What these targets write lies in .profile, which git does not see; profile-clean removes nothing else.
 .PHONY: profile profile-check profile-train profile-dashboard profile-clean
 profile: setup .profile/.gitignore  ## capture 50 steps of the demo, and write its artifacts to .profile/artifacts
 	$(VENV)/bin/otel-train profile --steps 50 --run-dir .profile/runs --output-dir .profile/artifacts
-profile-check: setup  ## are those artifacts all there, do they agree, where did the time go
+profile-check: setup  ## validate those artifacts, print the analysis, write the report
 	$(VENV)/bin/otel-train validate .profile/artifacts --analysis --report
 profile-train: setup .profile/.gitignore  ## train the demo for 3 epochs with the profiler on
 	$(VENV)/bin/otel-train demo --profiler on --epochs 3 --steps-per-epoch 100 --run-dir .profile/runs
-profile-dashboard: setup  ## those runs in the browser, live; Ctrl-C ends it
+profile-dashboard: setup  ## show those runs in the browser; Ctrl-C ends it
 	@[ -d .profile/runs ] || { echo "no run there yet: make profile, or make profile-train"; exit 1; }
 	$(VENV)/bin/otel-train ui .profile/runs
 profile-clean:  ## remove what these targets wrote
@@ -65,7 +65,7 @@ WHOLE := (stack or slow) and not gpu and not matrix and not alone
 ONCE_MORE := $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 
 .PHONY: test
-test: setup  ## every test that needs nothing but this project; about ten minutes
+test: setup  ## all tests that need only this repository; about ten minutes
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(QUICK)" $(if $(COVERAGE),--cov --cov-report=term) || $(ONCE_MORE) -m "$(QUICK)"
 
 .PHONY: unit
@@ -74,7 +74,7 @@ unit: setup  ## the quick tests only
 	  || $(ONCE_MORE) -m "$(QUICK)"
 
 .PHONY: check
-check: static unit  ## style, types, layers, generated files, quick tests
+check: static unit  ## style, types, import order, generated files, quick tests
 
 .PHONY: static lint types layers
 static: setup lint types layers docs-check rules-check dashboards-check  ## the same without the tests
@@ -83,7 +83,7 @@ lint: setup  ## ruff, formatting included
 	$(VENV)/bin/ruff check .
 types: setup  ## mypy, strict
 	$(VENV)/bin/mypy
-layers: setup  ## data flows one way
+layers: setup  ## check the import order of packages
 	$(VENV)/bin/lint-imports
 
 .PHONY: docs docs-check
@@ -93,7 +93,7 @@ docs: setup  ## write the generated reference pages
 	$(PY) tools/cli_page.py --write
 	$(PY) tools/findings_page.py --write
 	$(PY) tools/loops_page.py --write
-docs-check: setup  ## the generated reference pages are fresh
+docs-check: setup  ## check that the generated reference pages are up to date
 	$(PY) tools/catalog_pages.py --check
 	$(PY) tools/settings_page.py --check
 	$(PY) tools/cli_page.py --check
@@ -106,13 +106,13 @@ loops: frameworks  ## count every loop again, and write docs/reference/loops.md
 	$(PY) tools/loops_page.py --write
 
 .PHONY: rules rules-check
-rules: setup  ## test Prometheus' rules with promtool; write their copy for Kubernetes and the pages about them
+rules: setup  ## test the Prometheus rules with promtool; write their Kubernetes copy and reference pages
 	$(PY) tools/alerts_pages.py --write
 	$(PY) deploy/kubernetes/build.py --write
 	tools/get_components.sh prometheus
 	"$(OTEL_TRAIN_TEST_BIN)/promtool" check rules deploy/prometheus/rules/*.yml
 	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
-rules-check: setup  ## what is written from the rules is fresh
+rules-check: setup  ## check that the files made from the rules are up to date
 	$(PY) tools/alerts_pages.py --check
 	$(PY) deploy/kubernetes/build.py --check
 
@@ -120,7 +120,7 @@ rules-check: setup  ## what is written from the rules is fresh
 dashboards: setup  ## write Grafana's dashboards and their reference page
 	$(PY) -m grafana.build --write
 	$(PY) deploy/kubernetes/build.py --write
-dashboards-check: setup  ## the written dashboards are fresh
+dashboards-check: setup  ## check that the dashboards are up to date
 	$(PY) -m grafana.build --check
 
 .PHONY: screenshots
@@ -128,16 +128,16 @@ screenshots: setup  ## photograph each dashboard in a real Grafana; needs Docker
 	$(PY) tools/screenshots.py
 
 .PHONY: fix
-fix: setup  ## format, and repair what can be repaired
+fix: setup  ## format, and apply automatic fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 .PHONY: bench
-bench: setup  ## what watching costs; writes benchmarks/results and docs/reference/overhead.md
+bench: setup  ## measure the overhead; writes benchmarks/results and docs/reference/overhead.md
 	$(PY) -m benchmarks
 
 .PHONY: bench-scale
-bench-scale: setup  ## what simulated ranks ask of Collector and Prometheus; writes docs/explanation/scale.md; 7 minutes
+bench-scale: setup  ## measure the load of simulated ranks on Collector and Prometheus; writes docs/explanation/scale.md; 7 minutes
 	tools/get_components.sh collector prometheus jaeger
 	$(PY) -m benchmarks.scale.sweep
 
@@ -147,11 +147,11 @@ bench-scale: setup  ## what simulated ranks ask of Collector and Prometheus; wri
 	"$$uv" venv --quiet .hta && "$$uv" pip install --quiet --python .hta/bin/python 'HolisticTraceAnalysis==0.5.0' 'pandas<3'
 
 .PHONY: bench-analyze
-bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and whether HolisticTraceAnalysis agrees
+bench-analyze: setup .hta/bin/python  ## measure the trace analysis; compare it with HolisticTraceAnalysis
 	$(PY) -m benchmarks.traces --hta .hta/bin/python
 
 .PHONY: coverage
-coverage: setup  ## the same tests, measured: what lines and branches they miss; fails below fail_under of pyproject.toml
+coverage: setup  ## the same tests with line and branch coverage; fails below fail_under of pyproject.toml
 	$(MAKE) test COVERAGE=1
 
 .PHONY: components
@@ -159,22 +159,22 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 	tools/get_components.sh
 
 .PHONY: test-stack
-test-stack: setup components frameworks browser  ## the whole stack with real parts, and whole runs that take longer
+test-stack: setup components frameworks browser  ## test a real stack, and long runs
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(WHOLE)" || $(ONCE_MORE) -m "$(WHOLE)"
 	$(PY) -m pytest -q -m alone || $(ONCE_MORE) -m alone
 
 .PHONY: test-matrix
-test-matrix: setup  ## the same loop on the oldest torch, the newest, and two between; downloads them
+test-matrix: setup  ## test one loop on four versions of torch; downloads them
 	$(PY) -m pytest -q -m matrix tests/integration/test_torch_matrix.py
 
 .PHONY: stack-up stack-down
-stack-up: setup  ## the stack in containers; without an engine: otel-train stack up --local
+stack-up: setup  ## start the stack in containers; without Docker: otel-train stack up --local
 	$(VENV)/bin/otel-train stack up
-stack-down: setup  ## stop it; its data stays
+stack-down: setup  ## stop the stack; keep its data
 	$(VENV)/bin/otel-train stack down
 
 .PHONY: frameworks
-frameworks: setup $(VENV)/.frameworks  ## libraries that own their loop, for the tests of their examples
+frameworks: setup $(VENV)/.frameworks  ## install the frameworks and trackers that tests and examples use
 $(VENV)/.frameworks: $(STAMP)
 	@uv=uv; "$$uv" --version >/dev/null 2>&1 || uv=.uv/bin/uv; \
 	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo,frameworks]'
@@ -192,12 +192,12 @@ browser:  ## Chromium, for the tests of the local page and of the report
 .PHONY: test-gpu bench-gpu
 test-gpu: setup  ## tests that need a CUDA device
 	$(PY) -m pytest -q -m gpu
-bench-gpu: setup  ## what watching costs on a CUDA device
+bench-gpu: setup  ## measure the overhead on a CUDA device
 	$(PY) -m benchmarks --device cuda
 	$(PY) -m benchmarks.device_time
 	$(PY) -m benchmarks.transfers
 
 .PHONY: clean
-clean:  ## remove what these targets made here
+clean:  ## remove what these targets have built
 	rm -rf $(VENV) .uv .hta .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* dist
 	find otel_train tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -127,7 +127,7 @@ LOADER: Final = Label("train.loader", 16, open=True,
     meaning="Name of the loader, as given to `instrument` or found.")
 PHASE: Final = Label("train.phase", 4, values=PHASES, meaning="What the batch was for.")
 ACTIVITY: Final = Label("train.run.activity", 10, values=ACTIVITIES,
-    meaning="What the run was doing, from afar; `outside` is in no batch: between passes, or after the loop.")
+    meaning="Activity of the run; the activities add up to the wall time. `outside`: in no batch, such as between passes or after the loop.")
 RUN_STATE: Final = Label("train.run.state", 8, values=RUN_STATES, meaning="State the run can be in.")
 SKIP_REASON: Final = Label("train.step.skip.reason", 6, values=("amp_overflow", "nonfinite", "user"),
     meaning="Why an optimizer step changed nothing.")
@@ -172,22 +172,22 @@ CLUSTER: Final = Label("train.cluster", 1, open=True,
 NAMESPACE: Final = Label("train.namespace", 1, open=True,
     meaning="The same within the cluster: resource attribute `k8s.namespace.name`, `slurm.partition` or `train.namespace`.")
 PEER_RANK: Final = Label("train.peer.rank", 3, open=True,
-    meaning="The rank that is spoken of. Rank 0 sends the series, three ranks at a time.")
-PEER_HOST: Final = Label("train.peer.host", 3, open=True, meaning="Host of the rank that is spoken of.")
+    meaning="The rank that the value is about. Rank 0 exports the series, at most three ranks at a time.")
+PEER_HOST: Final = Label("train.peer.host", 3, open=True, meaning="Host of `train.peer.rank`.")
 PROCESS_GROUP: Final = Label("train.process_group", 6, open=True, meaning="Which process group.")
 PROFILER_TRIGGER: Final = Label("train.profiler.trigger", 5,
     values=("schedule", "on_demand", "slow_step", "alert", "signal"),
-    meaning="What armed the capture.")
+    meaning="What requested the capture.")
 PROFILER_ALERT: Final = Label("train.profiler.alert", 1, open=True,
-    meaning="Name of the alert that armed the capture; absent where none did. One at a time.")
+    meaning="Name of the alert that requested the capture; absent for other captures. One at a time.")
 CAPTURE_FILE: Final = Label("train.profiler.file", 1, open=True,
     meaning="The newest trace of this process, within its run directory.")
 CAPTURE_FINDING: Final = Label("train.profiler.finding.name", 13,
     values=("input_bound", "launch_bound", "host_bound", "sync_bound", "exposed_communication", "pageable_copies",
         "no_tensor_cores", "unfused_optimizer", "heavy_op", "memory_growth", "straggler", "no_finding", "nothing_recorded"),
-    meaning="The rule whose finding leads in that trace; absent where it was not analysed. One at a time.")
+    meaning="Name of the first finding of that trace; absent if it was not analysed. One at a time.")
 SIGNAL: Final = Label("train.telemetry.signal", 3, values=("metrics", "spans", "records"),
-    meaning="What kind of record.")
+    meaning="Signal of the record.")
 DROP_REASON: Final = Label("train.telemetry.drop.reason", 8,
     values=("queue_full", "rate_limited", "serialization", "shutdown", "sampled_out", "overrun", "export_failed",
         "rejected"),
@@ -197,9 +197,9 @@ OVERFLOWN: Final = Label("train.telemetry.attribute", 12, open=True,
 COMPONENT: Final = Label("train.telemetry.component", 16, open=True,
     meaning="Component of otel_train that failed.")
 GAP_KIND: Final = Label("train.instrumentation.gaps.kind", 4, values=("stage", "model", "loop", "flops"),
-    meaning="What could not be seen.")
+    meaning="What could not be instrumented.")
 GAP_REASON: Final = Label("train.instrumentation.gaps.reason", 4, values=("never_seen", "ambiguous", "unhooked"),
-    meaning="Never seen at all, seen but not distinguished from another, or seen until its hook was gone.")
+    meaning="Never observed, observed but not distinguished from another one, or observed until its hook was removed.")
 
 STAGE_DURATION: Final = Metric("train.stage.duration", "s", Kind.HISTOGRAM,
     labels=(STAGE, LOADER, PHASE), bounds=DURATION_BOUNDS,
@@ -276,7 +276,7 @@ NONFINITE_DETECTIONS: Final = Metric("train.nonfinite.detections", "{detection}"
     meaning="Times a loss, gradient, parameter or activation was not finite. More than a few: look at the last good checkpoint.")
 METRIC_VALUE: Final = Metric("train.metric.value", "{value}", Kind.GAUGE,
     labels=(METRIC_NAME, PHASE, LOADER), emit=Emit.RANK0, priority="P2",
-    meaning="User-defined metrics, names from an allow-list.")
+    meaning="Value logged under a user-defined name.")
 LOADER_BATCH_BUILD_DURATION: Final = Metric("train.loader.batch.build.duration", "s", Kind.HISTOGRAM,
     labels=(LOADER,), bounds=DURATION_BOUNDS, priority="P1",
     meaning="Time a worker took to fetch and collate one batch, measured in the worker.")
@@ -472,17 +472,17 @@ SPAN_NONFINITE_KIND: Final = Attribute("train.nonfinite.kind", "str", "What was 
 SPAN_EXHAUSTION_REASON: Final = Attribute("train.loader.exhaustion.reason", "str", "Why the loader ended.")
 WORKER_NUMBER: Final = Attribute("train.loader.worker.id", "int", "Which worker of the loader, from 0.")
 WORKER_PID: Final = Attribute("train.loader.worker.pid", "int", "The worker's process.")
-SPAN_PROFILER_TRIGGER: Final = Attribute("train.profiler.trigger", "str", "What armed the capture.")
+SPAN_PROFILER_TRIGGER: Final = Attribute("train.profiler.trigger", "str", "What requested the capture.")
 SPAN_PROFILER_ALERT: Final = Attribute("train.profiler.alert", "str",
-    "Name of the alert that armed the capture.")
+    "Name of the alert that requested the capture.")
 STEP_FIRST: Final = Attribute("train.step.first", "int", "First step of several.")
 STEP_LAST: Final = Attribute("train.step.last", "int", "Last step of several.")
 PROFILER_FILE: Final = Attribute("train.profiler.file", "str", "Path of the trace, on the host of the rank.")
 PROFILER_SIZE: Final = Attribute("train.profiler.size", "int", "Bytes of that file.")
 PROFILER_FINDING: Final = Attribute("train.profiler.finding", "str",
-    "What the trace shows first, in a sentence.")
+    "First finding of the trace, as a sentence.")
 PROFILER_PROBLEM: Final = Attribute("train.profiler.problem", "str",
-    "Why a capture is not what was asked for.")
+    "Why the capture differs from the request.")
 # fmt: on
 
 ATTRIBUTES: Final = _defined(Attribute)
@@ -517,13 +517,13 @@ _STAGE_ATTRIBUTES: Final = (
 )
 
 RUN_SPAN: Final = SpanType("train.run", attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, TRACE_CLASS),
-    meaning="The start of an attempt; over in milliseconds. Everything else links to it.")
+    meaning="Start of an attempt; lasts milliseconds. All other traces link to it.")
 INIT_MODEL_SPAN: Final = SpanType("train.init.model", parent="train.run", published=False,
-    meaning="Making the model ready.")
+    meaning="Preparing the model.")
 INIT_LOADERS_SPAN: Final = SpanType("train.init.loaders", parent="train.run", published=False,
-    meaning="Making the loaders ready.")
+    meaning="Preparing the loaders.")
 STEP_SPAN: Final = SpanType("train.step", attributes=_STEP_ATTRIBUTES,
-    meaning="A step worth keeping: warm-up, slow, failed, not finite, captured, or every Nth.")
+    meaning="A sampled step: warm-up, slow, failed, not finite, captured, or every Nth.")
 RANK_STEP_SPAN: Final = SpanType("train.rank_step", attributes=(*_STEP_ATTRIBUTES, SPAN_RANK), parent="train.step",
     meaning="The same step as one rank saw it.")
 DATA_SPAN: Final = SpanType("train.data", attributes=_STAGE_ATTRIBUTES, parent="train.rank_step",
@@ -540,13 +540,13 @@ STAGE_SPAN: Final = SpanType("train.stage", attributes=_STAGE_ATTRIBUTES, parent
     meaning="A user-defined stage; `train.stage` says which.")
 CHECKPOINT_SAVE_SPAN: Final = SpanType("train.checkpoint.save",
     attributes=(STEP_NUMBER, CHECKPOINT_SIZE_BYTES, TRACE_CLASS, SPAN_ERROR_TYPE),
-    meaning="Saving, as long as the loop waited for it.")
+    meaning="Saving a checkpoint: the time that the loop waited.")
 CHECKPOINT_PERSIST_SPAN: Final = SpanType("train.checkpoint.persist",
     attributes=(STEP_NUMBER, CHECKPOINT_SIZE_BYTES, SPAN_ERROR_TYPE), parent="train.checkpoint.save", published=False,
     meaning="The background part of saving.")
 CHECKPOINT_LOAD_SPAN: Final = SpanType("train.checkpoint.load",
     attributes=(STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE), published=False,
-    meaning="Reading a checkpoint back.")
+    meaning="Loading a checkpoint.")
 EVAL_SPAN: Final = SpanType("train.eval",
     attributes=(STEP_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_COUNT, TRACE_CLASS, SPAN_ERROR_TYPE),
     meaning="One evaluation pass.")
@@ -559,9 +559,9 @@ PROFILER_CAPTURE_SPAN: Final = SpanType("train.profiler.capture",
     meaning="One profiler capture; links to the steps inside it.")
 RUN_END_SPAN: Final = SpanType("train.run.end",
     attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE),
-    meaning="The end; an error when the process was killed and its launcher wrote this.")
+    meaning="End of the run. Status error if the run failed; written by the agent if the process was killed.")
 PROBE_SPAN: Final = SpanType("train.probe", attributes=(RUN_ID,),
-    meaning="What `otel-train doctor` sent, to find it again.")
+    meaning="Test span of `otel-train doctor`.")
 # fmt: on
 
 SPANS: Final = _defined(SpanType)
@@ -589,9 +589,9 @@ LOADER_WORKER_EXIT_EVENT: Final = SpanType("train.loader.worker.exit",
 RECOMPILE_EVENT: Final = SpanType("train.recompile", attributes=(STEP_NUMBER,),
     meaning="The compiler compiled again.")
 RUN_KILLED_EVENT: Final = SpanType("train.run.killed", attributes=(STEP_NUMBER, SPAN_STAGE, RUN_END_CAUSE),
-    meaning="The process is gone without an end of its own; its launcher wrote this.")
+    meaning="The process was killed; written by the agent.")
 STRAGGLER_EVENT: Final = SpanType("train.straggler", attributes=(SPAN_RANK, SPAN_STAGE, STRAGGLER_EXCESS, STEP_NUMBER),
-    meaning="One rank is slow again and again, and the others wait for it.")
+    meaning="One rank was slow in several consecutive windows, and the others wait for it.")
 # fmt: on
 
 EVENTS: Final = _defined(SpanType)[len(SPANS) :]

@@ -127,9 +127,8 @@ def meanings() -> Mapping[str, str]:
 
 
 def unread() -> set[str]:
-    """Settings that no module but ``config`` looks at, and no tracker declares."""
-    modules = [path for path in (ROOT / "otel_train").rglob("*.py") if path.parent.name != "config"]
-    source = "\n".join(path.read_text(encoding="utf-8") for path in modules)
+    """Settings that no module reads and no tracker declares."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "otel_train").rglob("*.py"))
     return {name for name in settings.DEFAULTS if not re.search(rf"\.{name}\b|setting=.{name}\b", source)}
 
 

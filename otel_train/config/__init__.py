@@ -1,4 +1,4 @@
-"""Settings: their names and defaults, what is allowed, where they come from."""
+"""Settings: names, defaults, rules and sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Former names of settings, accepted until version 0.2, and what is said of unknown ones."""
+"""Former names of settings, accepted until version 0.2, and messages for unknown ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _pairs(parts: dict[str, Any]) -> str:
 
 
 def _switched_on(parts: dict[str, Any]) -> str:
-    """The names of what is on; a value that is no switch stays, for the rule of the setting to refuse."""
+    """Names of the options that are on; a value that is no switch is kept, so that the rule of the setting rejects it."""
     states = {name: switch_of(str(value)) for name, value in parts.items()}
     return ",".join(
         f"{name}={parts[name]}" if on is None else name for name, on in states.items() if on is not False
@@ -67,7 +67,7 @@ def _address(parts: dict[str, Any]) -> str:
 
 
 def _largest(parts: dict[str, Any]) -> object:
-    """The larger limit: no name that was kept before becomes ``_OTHER``."""
+    """The larger limit: no label value becomes ``_OTHER`` that was kept before."""
     loaders, stages = parts.get("loaders", 16), parts.get("stages", 8)
     twice = 2 * _number(stages)
     return int(twice) if _number(loaders) < twice < float("inf") else loaders

@@ -1,4 +1,4 @@
-"""One frozen object that says how a run is observed."""
+"""The settings, as one frozen object."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ T = TypeVar("T", bool, int, float, str)
 
 
 def setting(*, default: T, rule: ValueRule = ValueRule(), secret: bool = False) -> T:  # noqa: B008 - a rule has no state
-    """A field of ``Config``. Its docstring is the row of the setting in the reference."""
+    """Define a field of ``Config``. Its docstring is the row of the setting on the reference page."""
     made: T = field(default=default, metadata={"rule": rule, "secret": secret})
     return made
 
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Config:
-    """How a run is observed. Keyword settings win over a Config, that over the environment, that over files.
+    """The settings of a session. Keywords take precedence over a Config, a Config over the environment, the environment over files.
 
     Standard ``OTEL_*`` variables (endpoint, headers, protocol, service name) keep their meaning and are
     not repeated here.
@@ -119,186 +119,185 @@ class Config:
     """
 
     disabled: bool = setting(default=False)
-    """Do nothing at all: no hook, no thread, no file."""
+    """Disable otel_train: no hook, no thread, no socket, no file."""
 
     run_id: str = setting(default="", rule=Plain())
-    """Id of the run, the same on all ranks and after restarts. Empty: detected or made. No control characters."""
+    """Id of the run, the same on all ranks and after restarts. Empty: taken from the launcher, else generated. No control characters."""
 
     run_name: str = setting(default="", rule=Plain())
-    """A name for people. Empty: the run id. No control characters."""
+    """Display name of the run. Empty: the run id. No control characters."""
 
     run_dir: str = setting(default="runs", rule=Plain(filled=True))
-    """Folder that holds one run directory per run. Made when missing."""
+    """Folder that holds one run directory per run. Created if missing."""
 
     attempt: int = setting(default=-1, rule=Between(-1, 1 << 31))
-    """Which start of the run this is, from 0. -1: detected."""
+    """Number of this start of the run, from 0. -1: detected."""
 
     prometheus: bool = setting(default=True)
     """Serve ``/metrics``."""
 
     prometheus_address: str = setting(default="127.0.0.1:9464", rule=Address())
-    """Where ``/metrics`` listens, as host:port; the next free port if it is taken, port 0 for any free one. A host that is
-    not loopback shows the run to the network."""
+    """Address of ``/metrics``, as host:port. The next free port is used if it is taken; port 0: any free port. Every client that
+    reaches a host other than loopback can read the metrics."""
 
     otlp: str = setting(default="auto", rule=OneOf("auto", "on", "off"))
-    """Send by OTLP: ``auto`` (when an ``OTEL_EXPORTER_OTLP*_ENDPOINT`` is set), ``on`` or ``off``."""
+    """Export by OTLP: ``auto`` (if an ``OTEL_EXPORTER_OTLP*_ENDPOINT`` is set), ``on`` or ``off``."""
 
     export_interval_s: float = setting(default=15.0, rule=Between(0.1, 3600))
     """Seconds between exports of metrics, 0.1 to 3600. Alert rules assume at most 60."""
 
     agent: str = setting(default="process", rule=OneOf("process", "thread", "off"))
-    """Where everything but recording is done: ``process`` (an agent beside the program; a thread of it where none can be
-    started), ``thread`` (of the program, for places that forbid a process) or ``off`` (nothing is recorded)."""
+    """Where events are aggregated and exported: ``process`` (an agent process; a thread if no process can be started),
+    ``thread`` (a thread of the program, for sandboxes that forbid child processes) or ``off`` (nothing is recorded)."""
 
     log_every_steps: int = setting(default=0, rule=Between(0))
-    """Training steps between two rows for trackers, and between two lines of progress on the console. 0: 50 for
-    trackers, and no lines."""
+    """Training steps between two rows for trackers, and between two progress lines on the console. 0: 50 for trackers, no
+    progress lines."""
 
     log_every_epochs: int = setting(default=1, rule=Between(0))
-    """Epochs between two rows of throughput for trackers. 0: none."""
+    """Epochs between two throughput rows for trackers. 0: none."""
 
     console: bool = setting(default=True)
     """Print the run summary at the end, on rank 0."""
 
     flight_recorder: bool = setting(default=True)
-    """Map the flight file, so that the last steps survive a crash. False: plain memory."""
+    """Write ``flight.bin``, a copy of the last steps that survives a crash."""
 
     flight_recorder_events: int = setting(default=1 << 18, rule=PowerOfTwo(1 << 12, 1 << 24))
-    """Edges a thread's ring holds; two per stage. A power of two from 4096 to 16777216."""
+    """Begin and end events that the ring buffer of a thread holds; two per stage. A power of two from 4096 to 16777216."""
 
     trace_slow_factor: float = setting(default=2.0, rule=MoreThan(1))
-    """Keep the trace of a step this many times slower than the run's median. More than 1."""
+    """Keep the trace of a step that takes this many times the median step. More than 1."""
 
     trace_rate_per_s: float = setting(default=2.0, rule=MoreThan(0))
-    """Traces kept per second, on average. More than 0."""
+    """Step traces kept per second, on average. More than 0."""
 
     stall_after_s: float = setting(default=300.0, rule=MoreThan(0))
-    """Seconds without progress that count as a stall, at least; 20 median steps if that is longer. More than 0."""
+    """Seconds without progress after which the run counts as stalled; 20 median steps if that is longer. More than 0."""
 
     max_label_values: int = setting(default=16, rule=Between(1, 64))
-    """Loader names in metrics, 1 to 64, and half as many names of user-defined stages; further ones become ``_OTHER``."""
+    """Most loader names in metrics, 1 to 64, and half as many names of user-defined stages; further names become ``_OTHER``."""
 
     exit_timeout_s: float = setting(default=1.5, rule=Between(0, 60))
-    """Seconds that sending may delay the end of the program, 0 to 60. What is left waits in the spool."""
+    """Seconds that exporting may delay the end of the program, 0 to 60. Unsent requests stay in the spool."""
 
     total_steps: int = setting(default=0, rule=Between(0))
-    """Steps planned, for progress. 0: unknown."""
+    """Planned number of steps, for ``train.run.progress.ratio``. 0: unknown."""
 
     checkpoint_every_s: float = setting(default=0.0, rule=Between(0, 1e9))
-    """Seconds between checkpoints, for the alert on missing ones. 0: learned from the run."""
+    """Expected seconds between checkpoints, for the alert on missing ones. 0: learned from the run."""
 
     flops_per_sample: float = setting(default=0.0, rule=Between(0, 1e30))
     """Model FLOPs of one training sample, forward and backward. 0: unknown."""
 
     device_flops: float = setting(default=0.0, rule=Between(0, 1e30))
-    """Peak dense FLOP/s of one device at the dtype of training. 0: BF16 of the data sheet, for devices that are known."""
+    """Peak dense FLOP/s of one device at the dtype of training. 0: the BF16 rate of the data sheet, for known devices."""
 
     flops: str = setting(default="given", rule=OneOf("given", "auto"))
-    """Where the model FLOPs come from: `given` by `flops_per_sample`; `auto`: where that is 0, one step of the run is counted."""
+    """Source of the model FLOPs: ``given`` (``flops_per_sample``) or ``auto`` (if that is 0, one step of the run is counted)."""
 
     max_run_dir_bytes: int = setting(default=256 * MIB, rule=Between(16 * MIB))
-    """Bytes one rank's part of the run directory may take, flight file included. At least 16 MiB."""
+    """Most bytes in the run directory per rank, ``flight.bin`` included. At least 16 MiB."""
 
     cuda_timing: str = setting(default="events", rule=OneOf("events", "sync", "off"))
-    """Device time: ``events`` (read later), ``sync`` (waits at stage edges: exact, slow) or ``off``."""
+    """Device time: ``events`` (CUDA events, read later), ``sync`` (synchronises at begin and end of each stage: slow) or ``off``."""
 
     hardware: str = setting(default="auto", rule=ChoiceOrAddress("auto", "on", "off"))
-    """Utilisation, power and temperature of GPUs by NVML: ``auto`` (where no DCGM exporter answers at 127.0.0.1:9400),
-    ``on``, ``off``, or ``auto`` with another address of the DCGM exporter, as host:port."""
+    """Utilisation, power and temperature of GPUs from NVML: ``auto`` (if no DCGM exporter answers at 127.0.0.1:9400), ``on``,
+    ``off``, or the host:port of the DCGM exporter to check instead."""
 
     profiler: str = setting(default="on_demand", rule=OneOf("on_demand", "auto", "off"))
-    """Profiler captures: ``on_demand`` (by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert, the schedule
-    below), ``auto`` (and when steps become slow) or ``off``."""
+    """Profiler captures: ``on_demand`` (requested by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert or
+    ``profiler_every``), ``auto`` (also when steps become slow) or ``off``."""
 
     alertmanager_url: str = setting(default="", rule=HttpUrl(), secret=True)
-    """Address of an Alertmanager, such as ``http://alertmanager:9093``. Every 15 s each rank asks it for firing alerts of
-    its own that carry the label ``capture="true"``, and captures. Empty: no alert captures."""
+    """Address of an Alertmanager, such as ``http://alertmanager:9093``. It is polled every 15 s for firing alerts on this rank
+    with the label ``capture="true"``; each starts a capture. Empty: no captures by alerts."""
 
     alertmanager_headers: str = setting(default="", rule=Plain(), secret=True)
-    """Headers of those questions, ``name=value`` with commas between, values percent-encoded, as in
+    """HTTP headers of requests to ``alertmanager_url``: ``name=value``, separated by commas, values percent-encoded, as in
     ``OTEL_EXPORTER_OTLP_HEADERS``."""
 
     profiler_schedule: str = setting(
         default="",
         rule=NamedNumbers(ProfilerSchedule, wait=(0, 10_000), warmup=(0, 10_000), active=(1, 10_000)),
     )
-    """Steps of a capture, in the words of ``torch.profiler.schedule``: ``active=5`` recorded, after ``warmup=1`` whose output is
-    discarded, after ``wait=0``. Captures by ``profiler_every`` begin after ``skip_first=10`` steps; there are ``repeat=0`` of
-    them at most, 0 for any number. Empty: these values. The end of a capture costs training 15 ms for every MB of trace."""
+    """Steps of a capture, as in ``torch.profiler.schedule``: ``wait=0``, then ``warmup=1``, whose output is discarded, then
+    ``active=5`` recorded steps. Captures by ``profiler_every`` begin after ``skip_first=10`` steps; at most ``repeat=0`` of them
+    are made, 0: any number. Empty: these values. The end of a capture blocks training for 15 ms per MB of trace."""
 
     profiler_every: str = setting(
         default="", rule=NamedNumbers(ProfilerEvery, minutes=(0, 1e9), epoch=(1, math.inf))
     )
-    """Captures by schedule, the same ones on every rank: every ``steps=500``, the first steps of every ``epochs=2`` passes over
-    the training data, every ``minutes=30``, or the first steps of chosen passes, ``epoch=1,epoch=3``. Several are divided by
-    commas. Empty: none."""
+    """Captures by schedule, on all ranks: every ``steps=500`` steps, at the begin of every ``epochs=2`` epochs, every
+    ``minutes=30``, or at the begin of given epochs, ``epoch=1,epoch=3``; separated by commas. Empty: none."""
 
     profiler_activities: str = setting(default="cpu,cuda", rule=SomeOf(*ACTIVITIES))
-    """What to record, of ``cpu``, ``cuda``, ``xpu``, ``mtia``; what a machine lacks is left out and said."""
+    """Activities to record, of ``cpu``, ``cuda``, ``xpu``, ``mtia``. Unavailable ones are skipped and logged."""
 
     profiler_options: str = setting(default="", rule=SomeOf("", *PROFILER_OPTIONS))
-    """What torch.profiler records beside operations, some of ``record_shapes``, ``with_stack`` (20 to 30 % slower while it
-    lasts), ``profile_memory`` (every allocation) and ``with_flops``, divided by commas; in code also a list."""
+    """Options of ``torch.profiler``, of ``record_shapes``, ``with_stack`` (recorded steps take 20 to 30 % longer),
+    ``profile_memory`` (every allocation) and ``with_flops``, separated by commas; in code also a list."""
 
     profiler_max_bytes: int = setting(default=64 * MIB, rule=Between(1))
-    """Largest file kept. Once a capture has shown what a step takes, no more steps are captured than fit."""
+    """Largest trace file in bytes. A larger one is deleted; later captures have fewer steps, so that they fit."""
 
     profiler_kept: int = setting(default=8, rule=Between(1))
-    """Captures kept per rank; the oldest that is not pinned goes first. 1 or more."""
+    """Captures kept per rank; the oldest one that is not pinned is removed first. 1 or more."""
 
     profiler_token: str = setting(default="", rule=Plain(), secret=True)
-    """Opens ``POST /capture``. Empty: made, and written to ``capture-token`` in the folder of the rank."""
+    """Token that ``POST /capture`` requires. Empty: generated, and written to ``capture-token`` in the folder of the rank."""
 
     profiler_tensorboard: str = setting(default="", rule=Plain())
-    """Folder for TensorBoard's profiler plugin. Empty: none."""
+    """Folder to which traces are copied for TensorBoard's profiler plugin. Empty: none."""
 
     profiler_output_dir: str = setting(default="", rule=Plain())
-    """Folder that gets each trace as plain ``epoch_N.json`` as well; nothing is removed from it. Empty: none."""
+    """Folder to which each trace is also written, as uncompressed ``epoch_N.json``; none is removed. Empty: none."""
 
     profiler_top: int = setting(default=5, rule=Between(0, MOST_TOP))
-    """Operators and kernels shown on the console after a capture, below what was found, 0 to 100. 0: nothing."""
+    """Operators and kernels printed below the finding after a capture, 0 to 100. 0: nothing is printed."""
 
     artifacts: bool = setting(default=False)
-    """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,
-    ``otel-train run`` writes them; ``otel-train export`` does at any time."""
+    """Write the artifacts of rank 0 to ``artifacts/`` in the run directory at the end of the run. After a crash ``otel-train run``
+    writes them. ``otel-train export`` writes them at any time."""
 
     export_profile: str = setting(
         default="auto", rule=OneOf("auto", "full", "reduced", "rank0_aggregate", "rank0")
     )
-    """Which ranks export how much: ``full`` (all), ``reduced`` (all, few series), ``rank0_aggregate`` (rank 0 for all; traces of one
-    rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""
+    """What each rank exports: ``full`` (everything), ``reduced`` (fewer series), ``rank0_aggregate`` (rank 0 exports for all ranks;
+    traces of one rank per node) or ``rank0`` (only rank 0 exports). ``auto``: ``full`` up to 64 ranks, ``reduced`` up to 2048,
+    above ``rank0_aggregate``."""
 
     tensor_parallel: int = setting(default=1, rule=Between(1, 1 << 31))
-    """Ranks in a row that work on the same samples: the tensor parallel size times the context parallel one. One of them
-    counts the samples. Needed only where the process groups do not tell, by a ``DeviceMesh`` or Megatron."""
+    """Consecutive ranks that process the same samples: tensor parallel size times context parallel size. Only the first of them
+    counts samples. Needed only without a ``DeviceMesh`` or Megatron, from which it is detected."""
 
     pipeline_parallel: int = setting(default=1, rule=Between(1, 1 << 31))
-    """Pipeline stages that the ranks are divided into, in order; the ranks of the first count the samples."""
+    """Number of pipeline stages, each of consecutive ranks. Only ranks of the first stage count samples."""
 
     wandb: str = setting(default="auto", rule=TrackerChoice())
-    """Log to W&B, on rank 0: ``auto`` (beside what the program logs, to the run that it opens; none is opened), ``on``
-    (a run of our own) or ``off``. In code also True, False, a run, or a dict of what ``wandb.init`` takes."""
+    """Log to W&B, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. In code
+    also True, False, a run, or a dict of arguments of ``wandb.init``."""
 
     mlflow: str = setting(default="auto", rule=TrackerChoice())
-    """Log to MLflow, on rank 0: ``auto`` (to the run that the program opens; none is opened), ``on`` (a run of our own)
-    or ``off``. In code also True, False, a run, or a dict of ``tracking_uri``, ``experiment_name``, ``run_name``."""
+    """Log to MLflow, on rank 0: ``auto`` (to the run that the program opens, if any), ``on`` (to a separate run) or ``off``. In code
+    also True, False, a run, or a dict of ``tracking_uri``, ``experiment_name``, ``run_name``."""
 
     tensorboard: str = setting(default="auto", rule=TrackerChoice())
-    """Write event files for TensorBoard, on rank 0, into ``tensorboard`` in the run directory: ``auto`` (once the program
-    itself has imported TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with
-    ``log_dir``."""
+    """Write TensorBoard event files, on rank 0, to ``tensorboard/`` in the run directory: ``auto`` (once the program has imported
+    TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with ``log_dir``."""
 
     exporters: str = setting(default="auto", rule=Plain(filled=True, listed=True))
-    """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (every one that is installed),
-    ``off``, or some by name, divided by commas; in code also a list."""
+    """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (all that are installed), ``off``, or names,
+    separated by commas; in code also a list."""
 
     console_metrics: str = setting(default="", rule=SomeOf("", *BLOCKS))
-    """What to print on standard error, on rank 0, some of ``profiling`` (operations, every ``log_every_steps``) and
-    ``throughput`` (every ``log_every_epochs``), divided by commas; in code also a list. Empty: nothing."""
+    """Blocks printed on standard error, on rank 0, of ``profiling`` (stage times, every ``log_every_steps``), ``throughput`` (every
+    ``log_every_epochs``) and ``profiler`` (after a capture), separated by commas; in code also a list. Empty: none."""
 
     throughput_metrics: str = setting(default="timing,memory", rule=SomeOf("timing", "memory", "none"))
-    """What the throughput of an epoch has beside rates and efficiency: some of ``timing`` (times to load and to
-    transform a batch) and ``memory``, divided by commas, or ``none``; in code also a list."""
+    """What a throughput row has in addition to rates and efficiency: ``timing`` (times to load and to transform a batch) and
+    ``memory``, separated by commas, or ``none``; in code also a list."""
 
     tuning: str = setting(
         default="",
@@ -307,10 +306,10 @@ class Config:
             trace_burst=(1, math.inf), profiler_cooldown_s=(0, 1e9), profiler_max_s=(1e-3, 1e9),
         ),
     )  # fmt: skip
-    """Intervals and limits that no run has to change, for tests and measurements of otel_train; they may change in any version:
-    ``poll_interval_s=0.5`` between two reads of what was recorded, ``summary_interval_s=30``, ``rank_report_interval_s=5`` (0:
-    ranks tell each other nothing), ``trace_warmup_steps=5``, ``trace_every_steps=0`` (0: by the step rate), ``trace_burst=20``,
-    ``profiler_cooldown_s=600`` between two captures of one cause, ``profiler_max_s=60`` for the longest capture."""
+    """Intervals and limits for tests and measurements of otel_train; they may change in any version: ``poll_interval_s=0.5``
+    (between two reads of the ring buffers), ``summary_interval_s=30``, ``rank_report_interval_s=5`` (0: no rank reports),
+    ``trace_warmup_steps=5``, ``trace_every_steps=0`` (0: by the step rate), ``trace_burst=20``, ``profiler_cooldown_s=600``
+    (between two automatic captures of one cause), ``profiler_max_s=60`` (longest capture)."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 
@@ -333,9 +332,9 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
-        """Read ``OTEL_TRAIN_FLIGHT_RECORDER_EVENTS`` and so on. An empty value counts as not set.
+        """Read the variables ``OTEL_TRAIN_*``. An empty value counts as not set.
 
-        A value that does not fit, and a name with our prefix that is not a setting, is warned of and ignored.
+        A wrong value, or a variable with this prefix that is not a setting, is logged and ignored.
         """
         given = settings_in(environ)
         config = cls(**given.values)
@@ -385,7 +384,7 @@ class Origins(dict[str, str]):
 
 
 class ResolvedConfig(FastNamedTuple):
-    """What holds for a run.
+    """The settings in force.
 
     Attributes:
         config: the settings.
@@ -415,7 +414,7 @@ def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[
 
 
 def unknown(name: str, *, variables: bool = False) -> str:
-    """What the user reads when there is no such setting, or no such variable."""
+    """The message for a setting or variable that does not exist."""
     from otel_train.config import deprecated
 
     known = (*map(variable_of, SETTINGS), FILE_VARIABLE) if variables else tuple(SETTINGS)
@@ -423,7 +422,7 @@ def unknown(name: str, *, variables: bool = False) -> str:
 
 
 class GivenSettings(FastNamedTuple):
-    """What one source says, what of it cannot be honoured, and former names with what to write instead."""
+    """Settings of one source: values, ignored ones, and former names with their replacement."""
 
     values: dict[str, Any]
     ignored: list[IgnoredSetting]
@@ -431,7 +430,7 @@ class GivenSettings(FastNamedTuple):
 
 
 def settings_in(environ: Mapping[str, str]) -> GivenSettings:
-    """The settings that an environment holds."""
+    """Read the settings in an environment."""
     texts: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX)
@@ -470,7 +469,7 @@ def _read_standard_interval(
 
 
 def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[IgnoredSetting, ...]:
-    """The same, each with what holds in its place."""
+    """The ignored settings, each with the value that is used instead."""
     return tuple(
         each._replace(used=_used(each.name.removeprefix(PREFIX).lower(), config)) for each in ignored
     )

@@ -1,4 +1,4 @@
-"""Where settings come from: the program, the environment, a YAML file, the project's ``pyproject.toml``."""
+"""Sources of settings: code, environment, a YAML file, the nearest ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def resolve(
 
 
 def _merged(sources: list[_Source]) -> ResolvedConfig:
-    """The nearest source that has a setting decides."""
+    """Take each setting from the nearest source that has it."""
     values: dict[str, Any] = {}
     origins = Origins()
     for origin, given in sources:
@@ -142,7 +142,7 @@ def _read(path: Path) -> bytes:
 
 
 def _from_project(path: Path) -> _Source:
-    """What ``[tool.otel_train]`` holds."""
+    """Settings in the table ``[tool.otel_train]``."""
     try:
         raw = _read(path)
         if not re.search(_MAY_HAVE_TABLE, raw):  # parsing takes 5 ms, with the import of the parser
@@ -168,7 +168,7 @@ def _wrong(name: str, origin: str, problem: str) -> _Source:
 
 
 def _from_yaml(path: Path, named: str) -> _Source:
-    """The settings in a YAML file that was asked for."""
+    """Settings in a YAML file that was given."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -186,7 +186,7 @@ def _from_yaml(path: Path, named: str) -> _Source:
 
 
 def _checked(held: object, origin: str, where: str) -> _Source:
-    """The settings in a file, each as good as one from code."""
+    """The settings in a file, checked as in code."""
     if held is not None and not isinstance(held, Mapping):
         rule = "expected names of settings with a value each"
         return _unread(Path(origin), f"{where}: {type(held).__name__}: {rule}. Write run_name: mine")
@@ -205,7 +205,7 @@ def _checked(held: object, origin: str, where: str) -> _Source:
 
 
 def _native(name: str, value: object) -> object:
-    """What a file holds, as code would say it."""
+    """Convert a value of a file to the form that code uses."""
     if name not in DEFAULTS:
         raise ConfigError(unknown(str(name)[:MOST_CHARS]))
     known = SETTINGS[name]

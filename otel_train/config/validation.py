@@ -1,4 +1,4 @@
-"""Rules for the values of settings, and how a value reads as text."""
+"""Rules for the values of settings, and their text form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class ValueRule:
-    """What the value of a setting may be: anything of its type."""
+    """Rule for the value of a setting. This one accepts any value of the type."""
 
     table = False
     """Whether a dict, in files a table, may stand for the value."""
@@ -158,7 +158,7 @@ class Plain(ValueRule):
 
 
 class HttpUrl(Plain):
-    """An address that can be asked over HTTP, or nothing."""
+    """An HTTP URL, or empty."""
 
     def broken(self, value: str) -> str:
         """What an address looks like."""
@@ -189,7 +189,7 @@ class ChoiceOrAddress(OneOf):
 
 
 class NamedNumbers(ValueRule):
-    """Several numbers in one setting: ``name=value``, divided by commas; in code and in files also a dict.
+    """Several numbers in one setting: ``name=value``, separated by commas; in code and in files also a dict.
 
     Args:
         kind: a NamedTuple: the names, and the value of each that is left out. A tuple takes its name several times.
@@ -265,7 +265,7 @@ def _listed(value: object) -> Sequence[object]:
 
 
 class Setting(FastNamedTuple):
-    """What is known of a setting.
+    """Name, default and rule of a setting.
 
     Attributes:
         name: of the field of ``Config``.
@@ -287,7 +287,7 @@ class Setting(FastNamedTuple):
         return typed
 
     def read(self, variable: str, text: str) -> Any:  # Any: as above
-        """The value that a text says."""
+        """Parse the text of a value."""
         kind, word = type(self.default), text.strip().lower()
         value: object = text
         if kind is not str:
@@ -323,7 +323,7 @@ class Setting(FastNamedTuple):
 
 
 class IgnoredSetting(FastNamedTuple):
-    """A setting in the environment or in a file that is not honoured: the run goes on as if it were not there.
+    """A wrong setting in the environment or in a file; the run continues without it.
 
     Attributes:
         name: of the variable or the key, or the file that cannot be read.
@@ -359,7 +359,7 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of the value of a setting whose rule is ``Address``."""
+    """Host and port in the value of a setting with the rule ``Address``."""
     found = split_address(text)
     return found if found is not None else ("", 0)
 
@@ -370,7 +370,7 @@ def words_of(text: str) -> list[str]:
 
 
 def switch_of(text: str) -> bool | None:
-    """What a text says that switches something on or off; None for any other text."""
+    """Parse the text of a switch; None if it is none."""
     return _SWITCH.get(text.strip().lower())
 
 
