@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import command_of, environ
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -38,21 +38,9 @@ PRELUDE = """
 """
 
 
-def program(tmp_path: Path, text: str) -> list[str]:
-    """A command that runs the prelude and ``text``; runs lie in ``tmp_path / "runs"``."""
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
-    return [sys.executable, str(path), str(tmp_path / "runs")]
-
-
-def environ(**more: str) -> dict[str, str]:
-    """Of the programs here."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
-
-
 def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
-    command = [*program(tmp_path, text), *arguments]
+    command = [*command_of(tmp_path, PRELUDE, text), *arguments]
     return subprocess.run(
         command, env=environ(), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
     )
@@ -579,8 +567,9 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
     """Batch systems send it to the group and again to the process; the first one's work is not done yet."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and never answers
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        command = program(
+        command = command_of(
             tmp_path,
+            PRELUDE,
             """
             session = start(model)
             data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.programs import written
 from tests.support.ranks import free_port
 from tests.support.receiver import Received, http_receiver
 from tests.support.waiting import until
@@ -60,17 +60,11 @@ RANKS = """
 """
 
 
-def program(folder: Path, *parts: str) -> Path:
-    path = folder / "script.py"
-    path.write_text("\n".join(textwrap.dedent(part) for part in parts), encoding="utf-8")
-    return path
-
-
 def test_output_and_weights_are_those_of_a_bare_run(tmp_path: Path) -> None:
     """To the last digit; and its metrics are there."""
     import subprocess
 
-    script = program(tmp_path, TRAINING, "print(train(20)); print(torch.rand(2), sys.argv)")
+    script = written(tmp_path / "script.py", TRAINING, "print(train(20)); print(torch.rand(2), sys.argv)")
     bare = subprocess.run(
         [sys.executable, script, "a"], env=environment(), capture_output=True, text=True, check=True
     )
@@ -90,7 +84,8 @@ def test_output_and_weights_are_those_of_a_bare_run(tmp_path: Path) -> None:
 def test_an_import_of_torch_is_no_training(tmp_path: Path) -> None:
     """Launchers and tools leave no run behind."""
     done = run_zero_code(
-        [program(tmp_path, "import torch; print(torch.ones(2).sum().item())")], tmp_path / "runs"
+        [written(tmp_path / "script.py", "import torch; print(torch.ones(2).sum().item())")],
+        tmp_path / "runs",
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
@@ -100,8 +95,8 @@ def test_an_import_of_torch_is_no_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_loader_workers_are_silent(context: str, tmp_path: Path) -> None:
     """A worker that trains a little to make its batches is no rank."""
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         f"import sys; sys.path.insert(0, {str(ROOT)!r})",
         TRAINING,
         f"""
@@ -133,7 +128,7 @@ def steps_in(received: Received) -> float:
 
 def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
     """Sent to the collector by the agent, while the launcher dies as the program died."""
-    script = program(tmp_path, TRAINING, "train(500); os.kill(os.getpid(), 9)")
+    script = written(tmp_path / "script.py", TRAINING, "train(500); os.kill(os.getpid(), 9)")
     with http_receiver() as received:
         environ = environment(OTEL_EXPORTER_OTLP_ENDPOINT=received.endpoint)
         done = run_zero_code(
@@ -154,8 +149,8 @@ def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", [0, 3], ids=["parent not yet trained", "parent has trained"])
 def test_a_forked_training_is_a_run_of_its_own(before: int, tmp_path: Path) -> None:
     """Neither counts what the other does."""
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         TRAINING,
         f"""
         {before} and train({before})
@@ -181,7 +176,7 @@ def test_a_forked_training_is_a_run_of_its_own(before: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("way", ["torchrun above", "a launcher per rank", "spawn"])
 def test_ranks_are_one_run(way: str, tmp_path: Path) -> None:
     """However they are started."""
-    script, runs = program(tmp_path, TRAINING, RANKS), tmp_path / "runs"
+    script, runs = written(tmp_path / "script.py", TRAINING, RANKS), tmp_path / "runs"
     elastic = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     words: list[Any] = {
         "torchrun above": ["-m", *elastic, script],
@@ -201,7 +196,7 @@ def test_ranks_are_one_run(way: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_was_killed_is_distinguished_from_the_one_that_was_not(tmp_path: Path) -> None:
     """Only the launcher of all is left to say it."""
-    script, runs = program(tmp_path, TRAINING, RANKS), tmp_path / "runs"
+    script, runs = written(tmp_path / "script.py", TRAINING, RANKS), tmp_path / "runs"
 
     done = run_zero_code([script, "spawn", str(free_port()), "dies"], runs)
     summaries = {summary["rank"]: summary for summary in summaries_below(runs)}

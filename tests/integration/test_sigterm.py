@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.agent.process import ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
-from tests.support import waiting
+from tests.support.programs import command_of, ended_summary, environ, line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,12 +79,11 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     begun: list[subprocess.Popen[str]] = []
 
     def start(text: str, *words: str) -> subprocess.Popen[str]:
-        path = tmp_path / "program.py"
-        path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
-        command = [sys.executable, str(path), str(tmp_path / "runs"), *words]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [*command_of(tmp_path, PRELUDE, text), *words]
         begun.append(
-            subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            subprocess.Popen(
+                command, env=environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
         )
         return begun[-1]
 
@@ -98,36 +93,12 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         process.communicate()
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    """The next line that the program says."""
-    assert process.stdout is not None
-    text = process.stdout.readline().strip()
-    assert text, process.stderr.read() if process.stderr else ""
-    return text
-
-
 def terminated_in_s(process: subprocess.Popen[str]) -> float:
     """Sends SIGTERM; seconds until the process is gone."""
     began_s = time.monotonic()
     process.terminate()
     assert process.wait(30) == -signal.SIGTERM
     return time.monotonic() - began_s
-
-
-def summary(tmp_path: Path, state: str) -> dict[str, Any]:
-    """The summary of the only run, once it has ended so."""
-
-    def ended() -> dict[str, Any] | None:
-        for path in (tmp_path / "runs").glob("*/rank0/summary.json"):
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found if found["state"] != "running" else None
-        return None
-
-    waiting.until(lambda: ended() is not None, "the run has ended", seconds=60.0)
-    found = ended()
-    assert found is not None
-    assert found["state"] == state
-    return found
 
 
 @beside
@@ -140,7 +111,7 @@ def test_a_rank_ends_at_once(begin: Begin, tmp_path: Path, how: str) -> None:
     line(process)
 
     assert terminated_in_s(process) < AT_ONCE_S
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}
 
 
 @in_c
@@ -178,7 +149,7 @@ def test_what_is_open_in_the_program_alone_is_closed_first(begin: Begin, tmp_pat
 
     assert process.returncode == -signal.SIGTERM
     assert "[Throughput] Epoch 1:" in errors
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}
 
 
 @beside
@@ -205,7 +176,7 @@ def test_a_tracker_is_closed_before_the_main_thread_has_set_the_handler(begin: B
 
     assert process.returncode == -signal.SIGTERM
     assert "[Throughput] Epoch 1:" in errors
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}
 
 
 @beside
@@ -222,7 +193,7 @@ def test_providers_of_the_program_are_flushed_first(begin: Begin, tmp_path: Path
     process.terminate()
 
     assert process.wait(30) == -signal.SIGTERM
-    summary(tmp_path, "terminated")
+    ended_summary(tmp_path, "terminated")
 
 
 @beside
@@ -248,7 +219,7 @@ def test_a_capture_is_closed_first_and_no_longer_once_it_is_written(begin: Begin
 
     assert [line(process), line(process)] == ["default", "['_terminated', 'default']"]
     terminated_in_s(process)
-    summary(tmp_path, "terminated")
+    ended_summary(tmp_path, "terminated")
 
 
 @in_c
@@ -276,7 +247,7 @@ def test_a_forked_child_ends_at_once_and_leaves_the_session_alone(
     said, errors = process.communicate(timeout=60)
 
     assert (process.returncode, said.split()) == (0, ["default", "hangs", "-15", "True"]), errors
-    assert summary(tmp_path, "finished")["steps"] == {"train": 20}
+    assert ended_summary(tmp_path, "finished")["steps"] == {"train": 20}
 
 
 @pytest.mark.parametrize("agent", ["process", "thread"])
@@ -288,7 +259,7 @@ def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
     process = begin(
         """
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from otel_train.agent.in_process import AgentClient
+        from otel_train.agent.client import AgentClient
         hello, opening = AgentClient._say_first_hello, AgentClient._await_opening
 
         def say_hello(self):
@@ -319,7 +290,7 @@ def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
     said, _ = process.communicate(timeout=60)
 
     assert (process.returncode, said) == (-number, "")
-    summary(tmp_path, "terminated" if number == signal.SIGTERM else "interrupted")
+    ended_summary(tmp_path, "terminated" if number == signal.SIGTERM else "interrupted")
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -348,7 +319,7 @@ def test_a_handler_of_the_program_is_called_and_ends_it_as_it_wants(
     said, errors = process.communicate(timeout=60)
 
     assert (process.returncode, said) == (42, "saves 15\n"), errors
-    assert summary(tmp_path, "terminated" if where == "before" else "failed")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated" if where == "before" else "failed")["steps"] == {"train": 10}
 
 
 @pytest.mark.parametrize("agent", ["process", "thread"])
@@ -376,7 +347,7 @@ def test_a_program_that_takes_its_handler_away_again_ends_as_one_that_never_had_
     said, errors = process.communicate(timeout=60)
 
     assert (process.returncode, said) == (-signal.SIGTERM, ""), errors
-    summary(tmp_path, "terminated")
+    ended_summary(tmp_path, "terminated")
 
 
 @in_c
@@ -395,7 +366,7 @@ def test_a_handler_that_a_library_has_set_in_c_goes_on_with_its_work(begin: Begi
 
     assert process.returncode == -signal.SIGTERM
     assert "most recent call first" in errors
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}
 
 
 @in_c
@@ -413,4 +384,4 @@ def test_a_session_of_another_thread_ends_as_one_of_the_main_thread(begin: Begin
     process.terminate()
 
     assert process.wait(30) == -signal.SIGTERM
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 10}
+    assert ended_summary(tmp_path, "terminated")["steps"] == {"train": 10}

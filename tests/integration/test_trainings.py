@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.programs import written
 from tests.support.zero_code import LIMIT_S, QUIET, environment, launched, run_zero_code
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
@@ -39,12 +39,6 @@ IN_CODE = """
 """
 
 
-def program(folder: Path, *parts: str) -> Path:
-    path = folder / "script.py"
-    path.write_text("\n".join(textwrap.dedent(part) for part in parts), encoding="utf-8")
-    return path
-
-
 def variables(runs: Path) -> dict[str, str]:
     return {f"OTEL_TRAIN_{name.upper()}": value for name, value in {**QUIET, "run_dir": str(runs)}.items()}
 
@@ -65,7 +59,7 @@ def kept(runs: Path) -> dict[str, tuple[int, int, str, int]]:
 
 def test_trainings_one_after_another_in_one_process_are_all_kept(tmp_path: Path) -> None:
     """Folds and sweeps are loops of a program; only the last one was left of them."""
-    script = program(tmp_path, TRAINING, IN_CODE, "for steps in (3, 5, 7): observed(steps)")
+    script = written(tmp_path / "script.py", TRAINING, IN_CODE, "for steps in (3, 5, 7): observed(steps)")
     done = run(script, tmp_path / "runs")
 
     assert done.returncode == 0, done.stderr
@@ -78,8 +72,8 @@ def test_trainings_one_after_another_in_one_process_are_all_kept(tmp_path: Path)
 
 def test_a_training_that_failed_is_kept_when_its_process_trains_again(tmp_path: Path) -> None:
     """A program that goes on after an exception has not been restarted."""
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         TRAINING,
         IN_CODE,
         """
@@ -104,8 +98,8 @@ def test_a_training_that_failed_is_kept_when_its_process_trains_again(tmp_path: 
 def test_trainings_of_one_job_in_processes_one_after_another_are_all_kept(way: str, tmp_path: Path) -> None:
     """A script that trains twice by starting itself lost 10 of 24 steps."""
     train = "observed" if way == "in code" else "train"
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         TRAINING,
         IN_CODE,
         f"""
@@ -128,8 +122,8 @@ def test_trainings_of_one_job_in_processes_one_after_another_are_all_kept(way: s
 
 def test_a_restart_after_a_crash_is_an_attempt_of_the_same_training(tmp_path: Path) -> None:
     """It goes on with what was begun; and the training that had finished before is not touched."""
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         TRAINING,
         IN_CODE,
         """
@@ -155,8 +149,8 @@ def test_a_restart_after_a_crash_is_an_attempt_of_the_same_training(tmp_path: Pa
 
 def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp_path: Path) -> None:
     """Two processes that do not know of each other must not write into one folder."""
-    script = program(
-        tmp_path,
+    script = written(
+        tmp_path / "script.py",
         TRAINING,
         IN_CODE,
         """
@@ -190,7 +184,7 @@ def test_trainings_with_the_same_rank_at_the_same_time_are_runs_of_their_own(tmp
 
 def test_every_reader_shows_the_newest_and_says_where_the_others_are(tmp_path: Path) -> None:
     """A summary that cannot be found is lost like one that was overwritten."""
-    script = program(tmp_path, TRAINING, IN_CODE, "observed(3); observed(5)")
+    script = written(tmp_path / "script.py", TRAINING, IN_CODE, "observed(3); observed(5)")
     runs = tmp_path / "runs"
     assert run(script, runs).returncode == 0
     home, first = runs / "job", runs / "job" / "training-1"

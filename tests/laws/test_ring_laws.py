@@ -18,6 +18,7 @@ from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.ring_buffer import Ring
 from otel_train.recording.shared_memory import FlightMemory
+from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 
 pytestmark = pytest.mark.usefixtures("both_writers")
@@ -32,21 +33,11 @@ def hectic() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-class Dial:
-    """A clock that shows what it was set to."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
-
-
-def writer_of(edge: Callable[[int], None], dial: Dial) -> Callable[[int], None]:
+def writer_of(edge: Callable[[int], None], dial: FakeClock) -> Callable[[int], None]:
     """Writes edges whose time is their code."""
 
     def write(number: int) -> None:
-        dial.now = number
+        dial.now_ns = number
         edge(number)
 
     return write
@@ -54,7 +45,7 @@ def writer_of(edge: Callable[[int], None], dial: Dial) -> Callable[[int], None]:
 
 def ring_of(edges: int, owner: int) -> tuple[Ring, Callable[[int], None]]:
     """A ring, and what writes edges whose time is their code."""
-    words, dial = memoryview(bytearray(edges * 16)).cast("q"), Dial()
+    words, dial = memoryview(bytearray(edges * 16)).cast("q"), FakeClock()
     ring = Ring(words, clock=dial, owner=owner, elsewhere=lambda _: None)
     return ring, writer_of(ring.edge, dial)
 
@@ -105,7 +96,7 @@ def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
     capacity: int, turns: list[tuple[str, int]]
 ) -> None:
     """Against a ring that is a list: edges, other owners, and a fork in between."""
-    dial = Dial()
+    dial = FakeClock()
     sent: list[int] = []
     lent: list[int] = []
     words = memoryview(bytearray(capacity * 16)).cast("q")
@@ -119,10 +110,10 @@ def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
                 routed.append((elsewhere, number))
             else:
                 slot = kept % capacity * 2
-                expected[slot : slot + 2] = number, dial.now
+                expected[slot : slot + 2] = number, dial.now_ns
                 kept += 1
         elif what == "tick":
-            dial.now += number
+            dial.now_ns += number
         elif what == "disown":
             ring.disown()
             mine, over = False, True
@@ -168,7 +159,7 @@ def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path,
     """Another process may follow a live run."""
     path = tmp_path / "flight.bin"
     memory = FlightMemory(64, Anchor(0, 0), make=in_file(path))
-    dial = Dial()
+    dial = FakeClock()
     recorder = Recorder(memory, clock=dial)
     write = writer_of(recorder.edge, dial)
     stop = threading.Event()

@@ -13,23 +13,14 @@ import pytest
 
 from otel_train.instrumentation.dataloader_workers import BuildTimeReader
 from otel_train.instrumentation.worker_timer import SharedRows, WorkerTimer, time_fetches
-
-
-class Dial:
-    """A clock that shows what it was set to."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
+from otel_train.testing import FakeClock
 
 
 class Worker:
     """Fetchers like torch's on a clock of their own, timed; ``built`` are the times that were written."""
 
     def __init__(self) -> None:
-        dial = self.dial = Dial()
+        dial = self.dial = FakeClock()
 
         class MapFetcher:
             def fetch(self, index: Any) -> Any:
@@ -37,7 +28,7 @@ class Worker:
 
         class IterableFetcher(MapFetcher):
             def fetch(self, index: Any) -> Any:
-                dial.now += 1
+                dial.now_ns += 1
                 return index(self)
 
         self.module = SimpleNamespace(_MapDatasetFetcher=MapFetcher, _IterableDatasetFetcher=IterableFetcher)
@@ -48,7 +39,7 @@ class Worker:
 
     def fetch(self, ns: int, *, kind: str = "_MapDatasetFetcher", then: Any = None) -> Any:
         def index(fetcher: Any) -> Any:
-            self.dial.now += ns
+            self.dial.now_ns += ns
             return then() if then else ns
 
         return getattr(self.module, kind)().fetch(index)
