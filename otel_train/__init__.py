@@ -1,4 +1,4 @@
-"""Training time, accounted for: ``otel_train.instrument(model, loaders)`` in an unchanged PyTorch loop."""
+"""Training observability for PyTorch: ``otel_train.instrument(model, loaders)`` before an unchanged loop."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DisabledSession:
-    """Has what a ``Session`` has, and leaves everything as it is.
+    """No-op ``Session``, for disabled telemetry.
 
     Args:
         config: says that it is disabled; None where it is not known what it says.
@@ -71,7 +71,7 @@ class DisabledSession:
         """Takes what the method of a session takes."""
 
     log = event = end = report = track = provide = find_models = name_loaders = show_blocks = _nothing
-    let_go_in_fork = reset_window = close = __exit__ = _nothing
+    release_in_fork = reset_window = close = __exit__ = _nothing
 
     def begin(self, name: str) -> Token:
         """Nothing is timed."""
@@ -126,7 +126,7 @@ def instrument(
     tracer_provider: Any = None,
     **settings: Any,  # Any: the fields of Config
 ) -> Session:
-    """Watch a training loop. The loop stays as it is.
+    """Instrument a training loop. The loop does not change.
 
     Args:
         model: what the loop calls: a Module, a sequence or a mapping of them.
@@ -180,7 +180,7 @@ def _begun(
     trackers: Mapping[str, Any],
     providers: Mapping[str, Any],
 ) -> Session:
-    """The session of this process, with these models and loaders; a new one is closed if they are refused."""
+    """Return the session of this process with these models and loaders added; close a new one if they are wrong."""
     from otel_train.session import Session
 
     session = current()
@@ -209,7 +209,7 @@ def _begun(
 def _resolved(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
-    """Resolve the settings, and separate tracker objects from them. Where telemetry is disabled, errors are ignored."""
+    """Resolve the settings, and separate tracker objects from them. Errors are ignored if telemetry is disabled."""
     from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import resolve
 
@@ -250,9 +250,9 @@ def current() -> Session | None:
 
 
 def forget_in_fork() -> None:
-    """In a forked child: take out what it has inherited of its parent's session, which goes on there."""
+    """Drop the parent's session in a forked child; it continues in the parent."""
     for session in _sessions:
-        session.let_go_in_fork()
+        session.release_in_fork()
     _sessions.clear()
 
 
@@ -280,7 +280,7 @@ def begin(name: str) -> Token:
 
 
 def end(token: Token) -> None:
-    """End what ``begin`` began. A token that has been ended, or is of another session, is said and left alone.
+    """End the operation that ``begin`` started. A token that has ended, or is of another session, is logged and ignored.
 
     Raises:
         ConfigError: it is no token.
@@ -315,7 +315,7 @@ def epoch(of: int | None = None) -> Epoch: ...
 @overload
 def epoch(of: Iterable[T]) -> Epochs[T]: ...
 def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
-    """Mark epochs: as a with-block, around what a loop goes over, or by a call where each one begins.
+    """Mark epochs: as a with-block, around an iterable, or by a call at the begin of each.
 
     Where epochs are marked they are counted by the marks and by nothing else; without marks an epoch is a pass of
     the training loader. One ends when the next begins, at the end of its block, or at ``end()`` of what this
@@ -364,7 +364,7 @@ def log(**values: Any) -> None:  # Any: numbers, or tensors of one element
 
 
 def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth values; else their text
-    """Note that something happened, with what there is to say about it.
+    """Record an event with attributes.
 
     Raises:
         ConfigError: ``name`` is no name.

@@ -1,4 +1,4 @@
-"""Two runs or traces, as ratios with confidence intervals."""
+"""Compares two runs or traces: ratios with confidence intervals."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Side:
 
 
 def compare(before: Side, after: Side) -> dict[str, Any]:
-    """What became slower and what faster.
+    """Compare two sides: which rows became slower or faster.
 
     Returns:
         A document: docs/reference/comparison.md says what is in it. ``rows`` begin with the whole step.
@@ -187,7 +187,7 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
 
 
 def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
-    """Whether the step has become longer by more than ``limit`` (0.05 is 5 %), beyond doubt.
+    """Whether the step is longer by more than ``limit`` (0.05 is 5 %), with 95 % confidence.
 
     Returns:
         None where it is undecided: the limit lies within the interval, or there is none.

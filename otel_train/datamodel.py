@@ -1,4 +1,4 @@
-"""The facts that move from the recorder to the exporters, and the clock that dates them.
+"""Data that moves from the recorder to the exporters, and the anchor between monotonic and Unix time.
 
 Facts are frozen and carry no behaviour. Durations are differences of a monotonic clock, in integer nanoseconds. Unix time is derived
 from it through one ``Anchor`` alone, so that a stepped system clock cannot bend a duration. ``*_unix_ns`` counts from the Unix
@@ -35,7 +35,7 @@ system_clock: Clock = time.perf_counter_ns
 
 
 class Anchor(FastNamedTuple):
-    """One instant, read from both clocks.
+    """One instant on the monotonic and on the Unix clock.
 
     Attributes:
         unix_ns: nanoseconds since the Unix epoch.
@@ -63,7 +63,7 @@ AttributeValue = str | int | float | bool | tuple[str, ...] | tuple[int, ...] | 
 
 
 class Exemplar(FastNamedTuple):
-    """One observation that stands for its bucket, and the trace that shows it.
+    """An exemplar of a histogram bucket, with the trace it refers to.
 
     Attributes:
         value: what was observed, in the unit of its metric.
@@ -79,14 +79,14 @@ class Exemplar(FastNamedTuple):
 
 
 class Point(FastNamedTuple):
-    """The present value of one series of a counter, an up-down counter or a gauge."""
+    """Value of one series of a counter, an up-down counter or a gauge."""
 
     attributes: Attributes
     value: float
 
 
 class HistogramPoint(FastNamedTuple):
-    """The present state of one series of a histogram, cumulative since the start of the session.
+    """Value of one series of a histogram, cumulative since the start of the session.
 
     The same observations in two forms: base-2 exponential buckets for OTLP, explicit ones for the
     classic Prometheus view.
@@ -193,7 +193,7 @@ class Event:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One statement about where training time goes, with its evidence.
+    """One finding about training time, with evidence and advice.
 
     Attributes:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
@@ -300,7 +300,7 @@ class Compile(FastNamedTuple):
 
 
 class Pace(FastNamedTuple):
-    """How far a device ran behind the host at the edges of training steps, and how long it may have waited for it.
+    """How far a device lags behind the host at the events of training steps, and how long it may have been idle.
 
     All but the counts are sums over those steps. The lag at an edge is how long after the host the device got there.
 
@@ -334,7 +334,7 @@ class Pace(FastNamedTuple):
 
 
 class DeviceTimes(FastNamedTuple):
-    """What the device did for occurrences of the training thread. All columns are int64[occurrences].
+    """Device times of stage calls of the training thread. All columns are int64[calls].
 
     Attributes:
         source: number of the source that was called.
@@ -354,7 +354,7 @@ class DeviceTimes(FastNamedTuple):
 
 
 class Outcomes(FastNamedTuple):
-    """What became of updates under a gradient scaler, of optimizers that skip on their device.
+    """Results of updates under a gradient scaler, of optimizers that skip on the device.
 
     Attributes:
         made: updates seen, whatever became of them.
@@ -368,7 +368,7 @@ class Outcomes(FastNamedTuple):
 
 
 class DeviceMemory(FastNamedTuple):
-    """What the allocator of one device says; bytes, and counts since the process began. None where it does not say.
+    """Allocator values of one device: bytes, and counts since process start. None if not available.
 
     Attributes:
         device: its name, such as ``cuda:0``.

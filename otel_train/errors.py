@@ -1,4 +1,4 @@
-"""The errors that otel_train raises on purpose, and the checks of arguments and packages that raise them.
+"""Exceptions of otel_train, and checks of arguments and packages that raise them.
 
     OtelTrainError
     |-- ConfigError         a setting or an argument has a value that cannot be used
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class OtelTrainError(Exception):
-    """Base of every error that otel_train raises on purpose."""
+    """Base class of the exceptions of otel_train."""
 
 
 class ConfigError(OtelTrainError, ValueError):
-    """A setting has a value we cannot honour; the message says value, rule and remedy."""
+    """A wrong argument or setting; the message has value, rule and remedy."""
 
 
 class MissingExtraError(OtelTrainError, ImportError):
-    """A feature was asked for whose package is not installed; the message says how to install it."""
+    """A package for the requested feature is not installed; the message has the command to install it."""
 
 
 class RunDirectoryError(OtelTrainError):
@@ -41,19 +41,19 @@ class RunDirectoryError(OtelTrainError):
 
 
 class TraceError(OtelTrainError):
-    """A profiler trace cannot be read, or traces of ranks do not belong together; the message says why."""
+    """A profiler trace cannot be read, or traces of ranks do not belong together; the message has the reason."""
 
 
 class ComparisonError(OtelTrainError):
-    """Two traces or two runs cannot be compared; the message says why."""
+    """Two traces or runs cannot be compared; the message has the reason."""
 
 
 class StackError(OtelTrainError):
-    """The stack, or a part of it, cannot be started or reached; the message says what to do."""
+    """The stack, or a part of it, cannot be started or reached; the message has the remedy."""
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import ``module``, or say which extra provides it. What fails inside it, such as a broken CUDA build, is raised."""
+    """Import ``module``; MissingExtraError if it is not installed. Errors raised inside it pass through."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -87,7 +87,7 @@ def has_control(text: str) -> bool:
 
 
 def refused(call: str, rule: str, remedy: str) -> ConfigError:
-    """The error for a wrong argument: ``call`` repeats the value, ``rule`` says what may stand there."""
+    """The error for a wrong argument: ``call`` repeats the value, ``rule`` is the rule."""
     return ConfigError(f"{call}: expected {rule}. {remedy}")
 
 
@@ -101,7 +101,7 @@ def shown(value: object) -> str:
 
 
 def text(call: str, value: object, remedy: str) -> str:
-    """``value``, which names something: text, not empty, without control characters.
+    """Check that ``value`` is a name: text, not empty, without control characters.
 
     Args:
         call: the call in which it stands, with ``{}`` for the value.
@@ -118,7 +118,7 @@ def text(call: str, value: object, remedy: str) -> str:
 def whole(
     call: str, value: Any, remedy: str, *, least: int = 0, most: int | None = None, other: str = ""
 ) -> int:  # Any: the user's own
-    """``value`` as a whole number: Python's own, or numpy's, or a tensor of one. ``other``: what else may stand there."""
+    """Convert ``value`` to an int: from Python, numpy, or a one-element tensor. ``other``: further values, for the message."""
     try:
         number = least - 1 if isinstance(value, bool) else index(value)
     except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several elements

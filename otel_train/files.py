@@ -1,4 +1,4 @@
-"""Files below a run directory, which may hold anything: the one module that opens them.
+"""Opens files below a run directory, which is untrusted; no other module opens them.
 
 A run directory is untrusted: others may have put links, pipes, devices and endless files there. A path is divided into
 the run directory, which the user named and up to which links are followed, and the part below it, which has folders of
@@ -34,7 +34,7 @@ REMOTE = (
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds ``folder``, such as ``ext4``; "" where the system does not tell."""
+    """Type of the file system of ``folder``, such as ``ext4``; "" if unknown."""
     import psutil
 
     best, kind = "", ""
@@ -79,7 +79,7 @@ _OURS: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|reject
 
 
 class Mark(NamedTuple):
-    """What tells one version of a file from the next."""
+    """Identifies a version of a file."""
 
     inode: int
     size_bytes: int
@@ -90,7 +90,7 @@ class Mark(NamedTuple):
 
 
 class _Owners(NamedTuple):
-    """Whose files are opened below a run directory, ``home``: its owner is user ``uid``."""
+    """Trusted owners of files below the run directory ``home``, which belongs to user ``uid``."""
 
     home: Path
     uid: int
@@ -111,7 +111,7 @@ class _Owners(NamedTuple):
 
 @contextmanager
 def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owners]]:
-    """Descriptor of the folder that ``path`` lies in, its name there, and the owners that are trusted there."""
+    """Descriptor of the folder of ``path``, the name in it, and its trusted owners."""
     outer, below = divided(path, root)
     at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -180,7 +180,7 @@ def _check_file(status: os.stat_result, owners: _Owners) -> None:
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
-    """A descriptor of a file to read; for ``root`` see ``divided``.
+    """Open a file for reading; for ``root`` see ``divided``.
 
     Raises:
         OSError: there is none: it is gone, a link, a pipe, a device, of another user, or may not be read.
@@ -199,7 +199,7 @@ def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
 
 
 def open_given(path: Path) -> BinaryIO:
-    """A file that the user named: links are followed, unless it lies in a folder of a run directory."""
+    """Open a file that the user named: links are followed, unless it is in a folder of a run directory."""
     if len(divided(path)[1]) > 1:
         return open_binary(path)
     return os.fdopen(_named(path), "rb")
@@ -225,7 +225,7 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file to write; nothing lies there yet, not even a link."""
+    """Create a file for writing; fails if anything has that name, even a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
@@ -254,7 +254,7 @@ def check_run_folder(run: Path, rank: Path) -> None:
 
 
 def mark_of(path: Path) -> Mark | None:
-    """The version of a regular file that lies there now; None if there is none."""
+    """The current version of a regular file; None if there is none."""
     try:
         status = path.lstat()
     except OSError:
@@ -271,7 +271,7 @@ def is_folder(path: Path) -> bool:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Names of the folders in a folder, links left out; none if it cannot be read."""
+    """Names of the folders in a folder, without links; none if it cannot be read."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -314,7 +314,7 @@ def read_word(path: Path) -> str:
 
 
 def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """A regular file that a user has named, wherever it lies: links are followed."""
+    """Read a regular file that the user named; links are followed."""
     return _bounded(_named(path), most_bytes)
 
 
@@ -338,7 +338,7 @@ def _bounded(descriptor: int, most_bytes: int) -> bytes:
 
 
 def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[bytes]:
-    """The lines of a file with their ends; of a longer line comes what is allowed, without an end."""
+    """The lines of a file with their ends; a longer line is cut, without an end."""
     while line := file.readline(most_bytes):
         yield line
         while len(line) == most_bytes and not line.endswith(b"\n"):
@@ -371,7 +371,7 @@ class JsonFileCache:
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
 
     def get(self, path: Path) -> dict[str, Any]:
-        """What the file says; raises as ``read_json``."""
+        """The content of the file; raises as ``read_json``."""
         mark = mark_of(path)
         kept = self._kept.get(path)
         if mark is not None and kept is not None and kept[0] == mark:
@@ -439,7 +439,7 @@ _decoder: Final = json.JSONDecoder(
 # --- replacing --------------------------------------------------------------------------------------
 
 
-def make_ignored(folder: Path) -> None:
+def make_gitignored_folder(folder: Path) -> None:
     """Make a missing folder, for this user alone, and let git ignore it. One that is there stays as it is."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -503,7 +503,7 @@ _METRICS_TAIL_BYTES = 1 << 22
 
 
 class BoundedLines:
-    """An append-only file of lines that never holds more than ``max_bytes`` with its predecessor.
+    """An append-only file of lines, limited to ``max_bytes`` together with its predecessor.
 
     When half of the bound is full the file becomes ``<name>.1``, and the ``.1`` before it is dropped with
     its lines counted. Nothing is created before the first line. A line is whole or not there at all: what
@@ -583,7 +583,7 @@ def append_whole(fd: int, data: bytes, size_bytes: int) -> None:
 
 
 def predecessor(path: Path) -> Path:
-    """Where the older half of a bounded file lies."""
+    """Path of the older half of a bounded file."""
     return path.with_name(path.name + ".1")
 
 

@@ -91,7 +91,7 @@ class Jax(NamedTuple):
 
 
 class TimedFunction:
-    """A function whose calls are timed; everything else is the function's own.
+    """A function whose calls are timed; all other attributes are the function's.
 
     A call that JAX traces is not timed, because the computation runs later. It may be wrapped first and then passed to
     ``jit``, ``grad`` or ``vmap``, or the other way round. For JAX it is a pytree node that holds the function.

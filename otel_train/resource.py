@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Launcher(FastNamedTuple):
-    """The variables in which one kind of launcher tells a process its place. "" where it has none."""
+    """Environment variables of one kind of launcher; "" for those it does not set."""
 
     rank: str
     world_size: tuple[str, ...]
@@ -74,7 +74,7 @@ class RankPlace(FastNamedTuple):
 
 
 def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
-    """Where a process with this environment stands. ``live``: rank and world size from a better source."""
+    """Rank, world size and node of a process with this environment. ``live``: rank and world size from a better source."""
     launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
@@ -145,7 +145,7 @@ def slurm_job(environ: Mapping[str, str]) -> str:
 
 
 def torchrun_start(environ: Mapping[str, str]) -> str:
-    """What tells this start of torchrun on this host from every other, also where it restarts its workers; "" elsewhere.
+    """Unique id of this start of torchrun on this host, also across restarts of its workers; "" without torchrun.
 
     It is the folder with a random name that torchrun makes for what workers leave behind.
     """
@@ -312,13 +312,13 @@ def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def parent_mark() -> str:
-    """What tells the parent process from every other of this host; all its children see the same."""
+    """Unique id of the parent process on this host; equal for all its children."""
     parent = os.getppid()
     return process_mark(parent) or str(parent)
 
 
 def process_mark(pid: int) -> str:
-    """What tells a process of this host from every other, also from a later one with its number; "" if it is gone."""
+    """Unique id of a process on this host, different from a later one with the same pid; "" if it has ended."""
     try:
         # Ticks since boot: unlike a start time in seconds they do not move when the clock is set.
         stat = (
@@ -351,7 +351,7 @@ def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/nam
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Process:
-    """What a process knows of itself without reading its environment. Tests pass their own."""
+    """What a process knows without its environment. Tests pass their own."""
 
     pid: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
@@ -370,7 +370,7 @@ class Process:
 def detect(
     config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
 ) -> RunInfo:
-    """Find the identity of this process in its environment; ranks on several hosts ask ``process.start`` as well.
+    """Detect the identity of this process from its environment; ranks on several hosts also call ``process.start``.
 
     The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
     ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
@@ -466,7 +466,7 @@ ABOUT: Final = (
 
 
 def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
-    """Whose run it is, and where: the values of the labels of ``train.run.info``."""
+    """Values of the labels of ``train.run.info``: owner and place of the run."""
     return tuple(next((str(resource[name]) for name in names if resource.get(name)), "") for names in ABOUT)
 
 
@@ -495,7 +495,7 @@ def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
 
 
 def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
-    """The id of a run without a name: when it began, in UTC, and what tells it from others of that second."""
+    """Id of an unnamed run: start time in UTC, and a unique suffix."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_ns / 1e9))}-{entropy.hex()}"
 
 
@@ -516,7 +516,7 @@ def _job_id(
     process: Process,
     scope: tuple[str, str, str],
 ) -> str:
-    """The id of the job that a scheduler or torchrun knows this run by; "" if there is none."""
+    """Id of the scheduler's or torchrun's job; "" without one."""
     rendezvous, slurm, uid = rendezvous_of(environ), slurm_job(environ), resource.get("k8s.job.uid", "")
     job = slurm and "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), slurm)))
     if not job and environ.get("RAY_JOB_ID"):  # counted by each cluster of Ray for itself
@@ -531,7 +531,7 @@ def _job_id(
 
 
 def _start(environ: Mapping[str, str], place: RankPlace, process: Process) -> str:
-    """What all ranks of one start have in common, and no other start; "" where ranks on several hosts cannot tell."""
+    """Id shared by all ranks of one start, and by no other start; "" if ranks on several hosts cannot agree on one."""
     # In a pod a container that is started again goes on with the job.
     in_pod = "KUBERNETES_SERVICE_HOST" in environ
     if place.local_world_size < place.world_size:

@@ -1,4 +1,4 @@
-"""What keeps otel_train from disturbing the program: fault isolation, exit hooks, fork-safe locks, printable text, reversible patches."""
+"""Isolation from the program: fault isolation, exit hooks, fork-safe locks, printable text, reversible patches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("otel_train")
 
 
 class _ContainedLogger(logging.Logger):
-    """What a handler raises ends here. Where standard error is closed, ``logging`` raises as well."""
+    """Logger that drops exceptions of handlers. If standard error is closed, ``logging`` raises too."""
 
     def handle(self, record: logging.LogRecord) -> None:
         """Pass the record to the handlers."""
@@ -38,7 +38,7 @@ log.__class__ = type("Logger", (_ContainedLogger, log.__class__), {})
 
 
 class Guard:
-    """Keeps a fault in one part of the telemetry from reaching the training loop.
+    """Stops faults of one component of otel_train before they reach the training loop.
 
     The first fault is logged, with its traceback unless the system refused something: a full disk is no error of the
     code. Later ones are only counted. After ``limit`` faults the part is switched off for the rest of the run: ``closed``
@@ -84,7 +84,7 @@ class Guard:
 
 
 class Handle:
-    """Stands for something registered; ``remove()``, or the end of its with-block, takes it back."""
+    """A registration; ``remove()``, or the end of its with-block, undoes it."""
 
     __slots__ = ("_undo",)
 
@@ -114,7 +114,7 @@ ENDS = ("finished", "failed", "interrupted", "terminated")
 
 
 class Terminated(BaseException):
-    """SIGTERM has come in the middle of ``instrument()``, which undoes what it has begun. The program never sees it."""
+    """SIGTERM arrived during ``instrument()``, which undoes what it has started. The program never sees it."""
 
 
 class ExitHook:
@@ -230,7 +230,7 @@ class ExitHook:
         self._closing = True
 
     def remove(self) -> None:
-        """Put everything back. A handler that was set over this one stays. A SIGTERM that waits comes now."""
+        """Restore the previous handlers. A handler that was set over this one stays. A deferred SIGTERM is delivered now."""
         atexit.unregister(self._at_exit)
         if self._child is not None:
             self._child.cancel()
@@ -246,7 +246,7 @@ class ExitHook:
             self._held = False
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def let_go_in_fork(self) -> None:
+    def release_in_fork(self) -> None:
         """In a forked child SIGTERM does what it does without a session."""
         if not self._removed:
             self._put_back()
@@ -302,12 +302,12 @@ class ExitHook:
             self._close(self.of(error))
 
     def _child_ends(self) -> None:
-        """A child of ``multiprocessing`` ends without ``atexit``, with the exception that ends it on its way."""
+        """Called when a child of ``multiprocessing`` ends, which it does without ``atexit``."""
         if self._closes_first:  # else the agent sees the end, and delivers what is left
             self._close("")
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
-        """SIGTERM: write down what there is, then do what would have been done without us."""
+        """Handle SIGTERM: deliver the data, then do what would have been done without otel_train."""
         mine = os.getpid() == self._pid
         if self._extension is not None:
             self._extension.term_begun()
@@ -358,9 +358,9 @@ def _adapt_on_main_thread() -> None:
         ctypes.pythonapi.Py_AddPendingCall(_pending[0], None)
 
 
-def _let_go_in_fork() -> None:
+def _release_in_fork() -> None:
     for hook in list(_hooks):
-        hook.let_go_in_fork()
+        hook.release_in_fork()
 
 
 _Lock = TypeVar("_Lock")
@@ -380,7 +380,7 @@ def _free_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_locks)
-    os.register_at_fork(after_in_child=_let_go_in_fork)
+    os.register_at_fork(after_in_child=_release_in_fork)
 
 
 def is_importing_main() -> bool:
@@ -394,7 +394,7 @@ def is_importing_main() -> bool:
 
 @contextmanager
 def sigchld_deferred() -> Iterator[None]:
-    """Inside the block no handler of SIGCHLD runs; afterwards it is called if there was cause.
+    """Defers SIGCHLD handlers within the block; they are called afterwards if a signal arrived.
 
     Torch raises from that handler when a DataLoader's worker has died: wherever the main thread happens to be.
     What it raises then leaves this block at its end, as it would have left the line that it interrupted.
@@ -441,7 +441,7 @@ def collection_deferred() -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
-    """Inside the block this thread, and those that it starts, block these signals and no others."""
+    """Block these signals, and no others, in this thread and those that it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,4 +1,4 @@
-"""A session: the parts of the telemetry of one process, built, wired, and undone."""
+"""The session: creates, connects and closes the components of telemetry in a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.in_process import AgentClient
+from otel_train.agent.client import AgentClient
 from otel_train.config.settings import BLOCKS
 from otel_train.config.validation import words_of
 from otel_train.datamodel import Anchor
@@ -126,7 +126,7 @@ class Session:
         self._recording.probes.called = name
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
-        """Print these blocks on the console, beside those of ``console_metrics``.
+        """Print these blocks on the console, in addition to ``console_metrics``.
 
         Raises:
             ConfigError: one of them does not exist.
@@ -135,10 +135,10 @@ class Session:
         self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, BLOCKS) for block in chosen))
 
     def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
-        """Captures that begin and end with epochs, asked for by whoever owns the loop."""
+        """Captures that begin and end with epochs, for callbacks of frameworks."""
         return self._service.epoch_captures()
 
-    def let_go_in_fork(self) -> None:
+    def release_in_fork(self) -> None:
         """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
         if os.getpid() != self._pid:
             self._recording.end()
@@ -177,7 +177,7 @@ class Session:
         self._recording.values.log(values)
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Note that something happened.
+        """Record an event.
 
         Raises:
             ConfigError: it has no name, or what there is to say about it has none.
@@ -207,7 +207,7 @@ class Session:
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
     ) -> Handle:
-        """Run code of the program's own before and after every run of a stage, on the thread that calls this.
+        """Register callbacks before and after each call of a stage, on the calling thread.
 
         (From a thread that runs no stages: on the thread that started the session.) What it takes is not part of
         the stage. One that fails is said once, counted, and off after three times.
@@ -262,7 +262,7 @@ class Session:
     unobserved = instrumentation_gaps  # the former name, for one release
 
     def close(self, state: str = "") -> None:
-        """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.
+        """Export the remaining data and remove all instrumentation: hooks, patches, threads, sockets, files.
 
         Args:
             state: how the run ended; found out when empty.

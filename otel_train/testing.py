@@ -1,4 +1,4 @@
-"""Stand-ins for tests of code that uses otel_train: a clock that tests advance, an exporter that keeps."""
+"""Test doubles for code that uses otel_train: a fake clock and an in-memory exporter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NS_PER_US, _NS_PER_MS, _NS_PER_S = 10**3, 10**6, 10**9
 
 
 class FakeClock:
-    """Monotonic nanoseconds that move only when advanced; goes wherever a clock goes.
+    """Monotonic clock in nanoseconds that moves only when advanced.
 
     Args:
         now_ns: first reading.
@@ -46,7 +46,7 @@ class FakeClock:
 
 
 class Kept:
-    """An exporter that sends nothing and keeps every batch it is given.
+    """In-memory exporter: keeps every batch.
 
     Attributes:
         batches: in the order in which they came.

@@ -1,1 +1,1 @@
-"""The process beside training: it reads what ranks record, and does everything else."""
+"""The agent process: reads recorded events, aggregates and exports them."""

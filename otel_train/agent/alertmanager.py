@@ -1,4 +1,4 @@
-"""Asks an Alertmanager for the firing alerts of this rank that want a capture."""
+"""Polls an Alertmanager for firing alerts of this rank and requests captures for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _log = logging.getLogger("otel_train")
 
 
 class FiringAlert(NamedTuple):
-    """One alert that fires; one that is resolved and comes back has another ``starts_at``."""
+    """One firing alert. An alert that is resolved and fires again has another ``starts_at``."""
 
     name: str
     fingerprint: str
@@ -50,7 +50,7 @@ class FiringAlert(NamedTuple):
 
 
 class AlertPoller:
-    """Arms captures by alerts, on a thread of its own.
+    """Polls an Alertmanager on a thread and requests captures for firing alerts.
 
     An alert arms one capture each time that it begins to fire. One that is refused, by the cooldown of its name or because
     another capture runs, arms it later, if it still fires then. An Alertmanager that does not answer as it should costs
@@ -105,7 +105,7 @@ class AlertPoller:
         return {PART: self.faults + self._guard.faults}
 
     def poll(self) -> None:
-        """Ask once, and arm what is due."""
+        """Poll once; request captures that are due."""
         try:
             firing = {alert: None for labels in self._questions() for alert in self._ask(labels)}
         except OSError as error:
@@ -133,7 +133,7 @@ class AlertPoller:
                 self.poll()
 
     def _questions(self) -> Iterator[Mapping[str, str]]:
-        """Matchers, by label. Whoever names another rank of the run as its subject has it in ``train_peer_rank``."""
+        """Label matchers of the queries. An alert about another rank names it in ``train_peer_rank``."""
         yield {PEER_RANK: f"={_quoted(self._rank)}"}
         yield {PEER_RANK: '=""', RANK: '=~"0?"' if self._rank == "0" else f"={_quoted(self._rank)}"}
 
@@ -154,7 +154,7 @@ class AlertPoller:
         return filter(None, (self._read(each) for each in document))
 
     def _read(self, alert: Any) -> FiringAlert | None:
-        """The alert, if it is of this run: the response is checked."""
+        """Parse and check one alert; None if it is not of this run."""
         labels, status = (_object(alert, name) for name in ("labels", "status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
         ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")

@@ -1,4 +1,4 @@
-"""Captures of a rank and the count of its FLOP: ``torch.profiler`` runs in the training process, the account lies in the agent."""
+"""Captures and the FLOP count of a rank: the profiler runs in the training process, step accounting in the agent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoopProgress
-from otel_train.agent.reports import captures_unasked
+from otel_train.agent.reports import has_automatic_captures
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_train.agent.in_process import AgentClient
+    from otel_train.agent.client import AgentClient
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor, Capture
     from otel_train.profiler.controller import LoopState
@@ -28,7 +28,7 @@ STOP_S = 1.0
 
 
 class RankCaptures:
-    """Sets captures and the FLOP count up when something first needs them, and drives them on the service thread.
+    """Creates the capture components on first use and runs them on the service thread.
 
     Attributes:
         account: what the agent knows of the loop.
@@ -48,11 +48,11 @@ class RankCaptures:
 
     @property
     def follows(self) -> bool:
-        """Whether captures are made that depend on how the loop goes, or the FLOP of a step are still to be counted."""
+        """Whether a capture depends on the state of the loop, or the FLOP of a step are still to be counted."""
         flops, capturing = self.flops, self.capturing
         counts = flops is not None and not (flops.flops or flops.refusal)
         return counts or (
-            capturing is not None and (captures_unasked(self._config) or capturing.controller.wanted)
+            capturing is not None and (has_automatic_captures(self._config) or capturing.controller.wanted)
         )
 
     @property
@@ -115,7 +115,7 @@ class RankCaptures:
         return self.capturing
 
     def set_up_now(self) -> Capturing | None:
-        """The same, knowing how the loop goes now: the agent does not say that all the time."""
+        """As ``set_up``, with the current state of the loop, which the agent does not send continuously."""
         capturing = self.set_up()
         if capturing is not None and not self.follows:
             with self._accounted():
@@ -139,7 +139,7 @@ class RankCaptures:
     # -- the service thread ------------------------------------------------------------------------
 
     def turn(self, *, asked: bool) -> None:
-        """Do what is due. ``asked``: something asks for what captures."""
+        """Run one iteration. ``asked``: a capture was requested."""
         client = self._client
         if self.flops is not None:
             with self._flops_guard, client.reporting:
@@ -189,7 +189,7 @@ class RankCaptures:
 
 
 class _RemoteAccount:
-    """See ``profiler.controller.TrainingState`` and ``profiler.endpoint.Requests``: account and files are the agent's.
+    """Implements ``profiler.controller.TrainingState`` and ``profiler.endpoint.Requests`` by messages to the agent.
 
     Attributes:
         state: how the loop goes, as the agent said last.

@@ -114,7 +114,7 @@ class CoverageReporter:
         self._logged: set[tuple[str, str]] = set()
 
     def tell(self, *, final: bool = False) -> None:
-        """Log what has not been logged before. Early in a run it may yet come, unless this is the end."""
+        """Log gaps that were not logged before; before the end of the run, only those that can no longer be closed."""
         now_ns, run = self._clock(), self._run
         early = not final and run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (now_ns - run.started_ns) / NS_PER_S < STEPLESS_S:
@@ -131,12 +131,12 @@ def _is_hooked(run: RunState) -> bool:
 
 
 def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:
-    """Whether JAX computes, as far as can be seen."""
+    """Whether the program computes with JAX, as far as known."""
     return bool(run.compiles.jax.functions) or WAIT in stages or ("jax" in loaded and "torch" not in loaded)
 
 
 def _has_no_step(run: RunState, stages: set[str]) -> bool:
-    """Whether neither JAX nor torch has made a step that could be seen."""
+    """Whether no step of JAX or torch was observed."""
     if run.totals.updates or stages & {"forward", "backward"}:
         return False
     updating = any(source.kind in _OF_JAX for source in run.totals.names.sources)

@@ -1,4 +1,7 @@
-"""What a rank and its agent tell each other, and the socket that carries it. Both run the same version, on one machine, as one user."""
+"""Messages between a rank and its agent, and the socket that carries them.
+
+Both run the same version, on one machine, as one user.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 
 
 class OomKills:
-    """Processes that the kernel has killed for want of memory in the control group of a process, since this was made.
+    """Counts processes that the kernel has killed for lack of memory in a process's control group since construction.
 
     Args:
         pid: of the process.
@@ -86,7 +89,7 @@ def _counters(pid: int, groups: Path) -> list[Path]:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The first message of a rank. The descriptors of its memory and of its process come with it.
+    """First message of a rank, sent with the descriptors of its memory and of its process.
 
     Attributes:
         origins: where settings come from.
@@ -108,7 +111,7 @@ class Hello:
 
 
 class LoopProgress(FastNamedTuple):
-    """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``LoopState``.
+    """State of the training loop that captures need; without ``ring`` and ``slow`` the same as ``LoopState``.
 
     Attributes:
         ring: of the thread that trains.
@@ -141,7 +144,7 @@ class Opened:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class LoaderReport:
-    """What no edge tells of a loader; the names are those of ``LoaderProbe``."""
+    """State of a loader that events do not contain; names as in ``LoaderProbe``."""
 
     phase: str
     token_count: int
@@ -157,7 +160,7 @@ class LoaderReport:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class State:
-    """What a rank knows of itself now. The last one holds.
+    """Current state of a rank; replaces the previous one.
 
     Attributes:
         barrier: stage in which the models wait for other ranks; "" if that is not known.
@@ -204,7 +207,7 @@ class State:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a rank has seen since its last report, beside its edges.
+    """What a rank has collected since its last report, except events.
 
     Attributes:
         changes: number of the last change when this was made; see ``Recorder.changed``.
@@ -237,7 +240,7 @@ class Report:
 
 
 class Request(FastNamedTuple):
-    """A question, answered by an ``Response`` of the same number; 0 where no answer is wanted."""
+    """A request, answered by the ``Response`` of the same number; 0: no answer is expected."""
 
     number: int
     what: str
@@ -245,7 +248,7 @@ class Request(FastNamedTuple):
 
 
 class Response(FastNamedTuple):
-    """What was asked for; ``error`` says why there is nothing."""
+    """The answer to a request; ``error`` is the reason if there is none."""
 
     number: int
     value: Any
@@ -263,7 +266,7 @@ _SEND_TIMEOUT_S = 5.0
 
 
 class Link:
-    """One end of a connection between a rank and its agent.
+    """One end of the socket between a rank and its agent.
 
     A message is a pickle: both ends run otel_train as one user, and no other process can open the socket.
     """
@@ -288,7 +291,7 @@ class Link:
             self._limit(socket.SO_SNDTIMEO, seconds)
 
     def send(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message, with descriptors.
+        """Send one message, with file descriptors.
 
         Where the other end takes only a part of it in time, the rest goes ahead of the next message: no end ever reads half
         of one.
@@ -320,7 +323,7 @@ class Link:
             self.send(Request(0, what, args))
 
     def ask(self, wait: Callable[[ResponseBox], Response], what: str, *args: Any) -> Any:
-        """What the other end answers; None where it cannot, or is gone.
+        """Send a request and return its answer; None if the connection is closed or no answer arrives in time.
 
         Any thread may ask, also in a handler of a signal that came while it asked. ``wait`` takes the response out of its
         box, and raises ``queue.Empty`` where none comes in time.
@@ -345,12 +348,12 @@ class Link:
             box.put(response)
 
     def fail_questions(self) -> None:
-        """No response comes any more."""
+        """Fail all pending requests: no further response will arrive."""
         for number in list(self._boxes):
             self.take_response(Response(number, None))
 
     def receive(self) -> Any:
-        """The next message; waits for it.
+        """Return the next message; blocks.
 
         Raises:
             EOFError: the other end is gone.
@@ -358,7 +361,7 @@ class Link:
         return self._read(self._exactly(_LENGTH.size))
 
     def receive_first(self, descriptors: int, timeout_s: float) -> tuple[Any, list[int]]:
-        """The next message, with up to so many descriptors. Pauses in it last no longer than ``timeout_s``.
+        """Return the next message with at most that many descriptors; ``timeout_s`` limits each pause within it.
 
         Raises:
             EOFError: the other end is gone, or silent.

@@ -1,4 +1,4 @@
-"""Readings that no edge tells, put beside the account: memory, logged values, our own health."""
+"""Builds metric snapshots from the totals of the run and from sampled values: memory, logged values, self metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SelfMetrics(NamedTuple):
-    """What the telemetry costs and loses, asked from its parts."""
+    """Overhead and losses of telemetry, as functions to call."""
 
     drops: Callable[[], Mapping[tuple[str, str], int]]
     faults: Callable[[], Mapping[str, int]]
@@ -37,7 +37,7 @@ class SelfMetrics(NamedTuple):
 
 
 class MetricSources(NamedTuple):
-    """Where a reporter reads what no edge tells."""
+    """Sources of metrics that are not computed from events."""
 
     signals: Signals
     process: ProcessReader
@@ -123,7 +123,7 @@ class MetricReader:
         return found
 
     def events(self) -> dict[str, int]:
-        """How often what other ranks should know of has happened here, by ``train.rank.event``."""
+        """Counts of the events of this rank that other ranks need, by ``train.rank.event``."""
         lost = sum(n for (_, reason), n in self._sources.health.drops().items() if reason != "sampled_out")
         return {
             "oom": self._sources.accelerators.ooms(),
@@ -189,7 +189,7 @@ class MetricReader:
             builder.put(c.MODEL_FLOPS, sum(trained) * per_sample)
 
     def _counted_per_sample(self) -> float:
-        """FLOP of the step that was counted over the mean samples of a step up to then; it stays what it is."""
+        """FLOP of the counted step over the mean samples per step up to it; constant afterwards."""
         step_flops, totals = self.step_flops(), self._run.totals
         samples = sum(number for (_, phase), number in totals.samples.items() if phase == TRAIN)
         if not self._per_sample and step_flops and samples:
@@ -237,7 +237,7 @@ class LoggedValueReader:
                 self._pending.append(entry)
 
     def tell(self) -> None:
-        """Tell what was read as events; by now it is known in which step it happened."""
+        """Emit the values read as events, now that their step is known."""
         pending, self._pending = self._pending, []
         for event in pending:
             plain = with_plain_attributes(event).attributes

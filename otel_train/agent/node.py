@@ -1,4 +1,4 @@
-"""The agent of a node: one process that serves all ranks of a run there, each in a thread of its own."""
+"""The agent process of a node: serves all ranks of a run there, each on a thread."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class NodeAgent:
         self._shared.connections.close()
 
     def _serves(self) -> bool:
-        """Whether a rank is served. One that let go long ago, and waits for a disk that hangs, is given up."""
+        """Whether a rank is served. One that has ended and only waits for a hanging disk is abandoned after a while."""
         with self._lock:
             services = list(self._services)
         late_s = time.monotonic() - DELIVERY_S - _WRITING_S
@@ -107,7 +107,7 @@ class NodeAgent:
         daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
 
     def terminate(self) -> None:
-        """SIGTERM has come: the ranks get it as well, soon."""
+        """Handle SIGTERM: the ranks receive it too."""
         self._terminated = True
         for service in list(self._services):
             service.terminate()
@@ -174,7 +174,7 @@ def opened(
 
 
 class LogsToRanks(logging.Handler):
-    """Has a rank log what the agent has to say: there are the program's own handlers.
+    """Forwards log records to a rank, whose process has the program's handlers.
 
     Records of a thread that serves one rank go to that rank; all others to the rank that connected first.
     """

@@ -1,4 +1,4 @@
-"""How a rank comes to its agent: a process of the node, or a thread of its own."""
+"""Connects a rank to the agent of its node, or starts one: a process, or a thread of the program."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AgentConnection(FastNamedTuple):
 
 
 def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
-    """Connect to the agent of this node, and start it if there is none yet.
+    """Connect to the agent of this node; start it if there is none.
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
     abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
@@ -92,7 +92,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
 
 
 def _first(address: bytes) -> AgentConnection | None:
-    """To an agent that is started here; None where another rank has taken the name."""
+    """Start an agent and connect to it; None if another rank has bound the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(address)
@@ -112,7 +112,7 @@ def _first(address: bytes) -> AgentConnection | None:
 
 
 def _found(address: bytes) -> AgentConnection:
-    """To the agent that another rank has started.
+    """Connect to the agent that another rank has started.
 
     Raises:
         ConnectionRefusedError: no process listens.
@@ -135,7 +135,7 @@ def _found(address: bytes) -> AgentConnection:
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
-    """Where ranks of this run meet. All that a process has one of is part of it."""
+    """Socket name of the agent, from everything that must be equal for its ranks."""
     spaces = [_namespace(name) for name in ("pid", "mnt", "net", "user")]
     variables = sorted(
         (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
@@ -163,7 +163,7 @@ def _folder() -> str:
 
 
 def _start_alone() -> AgentConnection:
-    """To an agent for this rank alone."""
+    """Start an agent for this rank alone and connect to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -212,7 +212,7 @@ def _another_has_ended() -> bool:
 
 
 class AgentThread(DaemonThread):
-    """An agent in a thread of the training process: where no process can be started, or none is wanted.
+    """The agent in a thread of the training process, if no process can be started or ``agent="thread"``.
 
     Attributes:
         link: the rank's end of the connection.
@@ -264,7 +264,7 @@ LEAST_SHARE: Final = 0.2
 
 
 class ProcessActivity:
-    """The work of a process, on a processor or waiting for one, as Linux tells it in /proc/<pid>/task.
+    """Whether a process runs or waits for a processor, from /proc/<pid>/task.
 
     Args:
         pid: of the process. The thread that asks is left out.
@@ -275,13 +275,13 @@ class ProcessActivity:
         self._before_ns = time.monotonic_ns(), self._look()[0]
 
     def is_working(self) -> bool:
-        """Whether it has worked since the last look, or would if it had a processor. False where the system does not tell."""
+        """Whether it has run since the last call, or is runnable. False if the system does not say."""
         before_ns, (spent_ns, is_runnable) = self._before_ns, self._look()
         self._before_ns = now_ns, _ = time.monotonic_ns(), spent_ns
         return is_runnable or spent_ns - before_ns[1] > LEAST_SHARE * (now_ns - before_ns[0])
 
     def _look(self) -> tuple[int, bool]:
-        """Nanoseconds on processors and waiting for one, and whether a thread runs or waits for a processor now.
+        """Nanoseconds running or runnable, and whether a thread is now.
 
         The kernel adds the time of a wait when that is over, so a process that starves shows in its state alone.
         """

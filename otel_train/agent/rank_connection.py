@@ -1,4 +1,4 @@
-"""What an agent does for one rank: accounting, exports, the run directory, and the end."""
+"""The agent's side of one rank: accounting, exports, run directory, end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _log = logging.getLogger("otel_train")
 
 
 class RankConnection:
-    """Everything about one rank that is not recording.
+    """Serves one rank: everything except recording.
 
     Args:
         memory: its memory, or the descriptor of it.
@@ -141,7 +141,7 @@ class RankConnection:
         self._deliver()
 
     def _open(self) -> None:
-        """Start everything that serves the rank, and say where its data is."""
+        """Start all components and send the rank their addresses."""
         with ExitStack() as undo:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
@@ -165,7 +165,7 @@ class RankConnection:
             self._captures.ask_for_alerts()
 
     def _hangs(self) -> bool:
-        """Whether the rank can report no more. What later edges mean is not known otherwise."""
+        """Whether the rank can no longer report, so that later events must be interpreted without it."""
         now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
         if written != self._written:
             self._written, self._moved_s = written, now_s
@@ -249,20 +249,20 @@ class RankConnection:
             self.exporters.add_elsewhere(RemoteProviders(self._remote))
 
     def _do_close_run(self) -> None:
-        """Nothing is recorded any more: the last steps get their numbers."""
+        """Recording has ended: number the last steps."""
         self.loop.stop(self._hello.config.exit_timeout_s)
         with self.loop.lock:
             self.loop.read_rings()
             self.service.run.close(system_clock())
 
     def _do_end(self, state: str, *_: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """The run is over: its summary, and what could not be instrumented. Does not wait for the disk."""
+        """The run has ended: return summary and instrumentation gaps. Does not wait for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
         return self.service.document(state, self._window), self.service.instrumentation_gaps()
 
     def _do_written(self) -> bool:
-        """After the end: whether everything is on the disk. Waits for it."""
+        """After the end: wait for the disk; returns whether everything was written."""
         return self.exporters.disk.written(self._deliver_s)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -287,12 +287,12 @@ class RankConnection:
                 self._close_files()
 
     def _close_files(self) -> None:
-        """The next start of this rank must not wait for a Collector."""
+        """Release the run directory first: the next start of this rank must not wait for a Collector."""
         with Guard("run directory"):
             self.exporters.close_files()
 
     def _correct(self) -> None:
-        """Write how a program ended of which it was assumed, by the exit code that the kernel has."""
+        """Replace an assumed end state when the kernel reports another exit code."""
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
             if state == "failed" and cause != "exec":
@@ -300,7 +300,7 @@ class RankConnection:
         self._close_files()
 
     def _finish_without_it(self) -> None:
-        """The rank is gone, or its connection is: bring it to its end."""
+        """Finish for a rank that has died or lost its connection."""
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
             return
@@ -322,7 +322,7 @@ class RankConnection:
             self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
 
     def _deliver(self) -> None:
-        """Send what waits, or leave it in the spool."""
+        """Send pending requests, or leave them in the spool."""
         self._launcher.closed()
         self.exporters.close(self._deliver_s)
         self._link.close()

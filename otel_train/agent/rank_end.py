@@ -1,4 +1,4 @@
-"""How a rank ended: what its launcher, the kernel and its own last words say."""
+"""Determines how a rank ended: from its launcher, the kernel and its last message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _is_over(process: int) -> bool:
 
 
 def _status(pid: int) -> int | None:
-    """Status as of ``waitpid``, of a process that has ended and whose parent has not waited for it; else None."""
+    """Status as of ``waitpid`` of a process that has ended and was not waited for; else None."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -69,7 +69,7 @@ def _status(pid: int) -> int | None:
 
 
 def _status_of_reaped(process: int) -> int | None:
-    """Status as of ``waitpid``, of a process whose parent has waited for it; None where the kernel does not tell."""
+    """Status as of ``waitpid`` of a process that its parent has waited for; None if the kernel does not report it."""
     try:
         fields = _PIDFD_INFO.unpack(ioctl(process, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0)))
     except OSError:
@@ -112,7 +112,7 @@ class RankEnd(NamedTuple):
 
 
 class LauncherFolder:
-    """Tells a launcher that a rank is observed, and how it ended. Does nothing without a launcher."""
+    """Reports to the launcher, by files, that a rank is observed and how it ended. No effect without a launcher."""
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
         folder = environ.get(FOLDER, "")
@@ -123,7 +123,7 @@ class LauncherFolder:
         self._write(_OPEN, {"agent": agent})
 
     def ended(self, end: RankEnd) -> None:
-        """The rank is gone, and was counted to its end."""
+        """Report that the rank has ended and its data is complete."""
         self._write(_ENDED, {**end._asdict(), "rank_path": str(end.rank_path)})
         self.closed()
 

@@ -1,4 +1,4 @@
-"""A rank as its agent sees it: what it reports, and stand-ins for what lives in the training process."""
+"""The training process as seen by the agent: its reports, and proxies for objects that live there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ ALERTS_END_S = 0.2
 
 
 class RemoteRecording:
-    """What a rank records and reports, for the export loop. One thread takes reports in, the export loop's takes them out.
+    """Recorded events and reports of a rank, for the export loop.
+
+    One thread puts reports in, the export loop's takes them out.
 
     Args:
         send: ``send(what, *args)`` has the rank do something; no answer is wanted.
@@ -86,7 +88,7 @@ class RemoteRecording:
         self._asking = threading.Lock()
 
     def advance(self) -> None:
-        """Let the export loop read what is there now. Where the rank has to report first, ask it for that."""
+        """Let the export loop read the events written up to now. Request a report first if one is needed to interpret them."""
         if self.state.follows:  # it reports by itself; its report tells whether a step was captured
             return
         self.recorder.advance()
@@ -98,7 +100,7 @@ class RemoteRecording:
             self.send("report")
 
     def take_in(self, report: Report) -> None:
-        """A report of the rank has come."""
+        """Store a report of the rank."""
         self.asked_s = 0.0
         if report.state is not None:
             self.state = report.state
@@ -121,7 +123,7 @@ class RemoteRecording:
         self.recorder.limit(report.positions, report.changes)
 
     def take_in_unreported(self) -> None:
-        """The rank is gone: take in what it had not reported."""
+        """After the rank has died: read from shared memory what it had not reported."""
         values, operations = self.recorder.unreported()
         self.logged.extend(values)
         if len(operations):
@@ -148,7 +150,7 @@ class RemoteRecording:
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self._operations)])
 
     def device_times(self) -> DeviceTimes | None:
-        """What the devices did since the last call, as far as the rank or its memory tell."""
+        """Device times since the last call, from reports or from shared memory."""
         times = self._pairs.take()
         if times is None:
             return None
@@ -178,7 +180,7 @@ class RemoteRecording:
 
 
 class RemoteTrackers:
-    """In place of ``Trackers``: they live in the training process, which waits for them, counts their faults and closes them."""
+    """Proxy of ``Trackers``: the training process runs them, counts their faults and closes them."""
 
     def __init__(self, remote: RemoteRecording) -> None:
         self._remote = remote
@@ -200,7 +202,7 @@ class RemoteTrackers:
 
 
 class RemoteExchange:
-    """In place of ``Exchange``: only the training process has a connection to the store of the job. It closes it."""
+    """Proxy of ``Exchange``: the training process has the connection to the job's store."""
 
     def __init__(self, remote: RemoteRecording, **which: Any) -> None:
         self._remote = remote
@@ -226,7 +228,7 @@ class RemoteExchange:
 
 
 class RemoteProviders:
-    """An exporter that has the rank export by way of the program's own providers, which the rank closes."""
+    """Exporter that sends batches to the rank, which exports them through the program's OpenTelemetry providers."""
 
     def __init__(self, remote: RemoteRecording) -> None:
         self._remote = remote
@@ -240,7 +242,7 @@ class RemoteProviders:
 
 
 class RemoteCaptures:
-    """In place of ``Capturing``: ``torch.profiler`` runs in the training process, and what decides about it.
+    """Proxy of ``Capturing``: ``torch.profiler`` and the capture controller run in the training process.
 
     Passes on what asks for captures: clients of HTTP, requests in the folder of the rank, an Alertmanager.
     """
@@ -265,7 +267,7 @@ class RemoteCaptures:
             )  # fmt: skip
 
     def post(self, body: bytes, token: str) -> tuple[int, object]:
-        """A request over HTTP. The rank answers one that brings the token."""
+        """Handle a ``POST /capture``; the rank answers one with the right token."""
         if not self._on:
             return 404, {"error": "captures are off"}
         refusal = self.folder.refusal(token)
@@ -284,7 +286,7 @@ class RemoteCaptures:
         self._disk.do(self._guard, self.folder.done)
 
     def ask_for_alerts(self) -> None:
-        """Begin to. The rank knows its run directory by now, so it can capture."""
+        """Start polling for alerts. The rank knows its run directory by now, so it can capture."""
         if self._alerts is not None:
             self._alerts.start()
 
@@ -293,7 +295,7 @@ class RemoteCaptures:
         return self._alerts.counted_faults() if self._alerts is not None else {}
 
     def turn(self, run: RunState, account: Callable[[], None]) -> None:
-        """Tell the rank how the loop goes, where that has changed."""
+        """Send the rank the state of its loop if it has changed."""
         if self._remote.state.needs_step_numbers:
             account()
         self._disk.refresh(self._guard, self._look_for_request)
@@ -318,7 +320,7 @@ class RemoteCaptures:
         self._request = self.folder.waiting()
 
     def _arm(self, alert: str) -> str:
-        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
+        """Request a capture by an alert; "" if accepted, else the reason."""
         refusal: str | None = self._ask("alert", alert)
         return _NO_ANSWER if refusal is None else refusal
 
@@ -330,7 +332,7 @@ _MOST_REQUEST_BYTES = 1 << 16
 
 
 class RequestFolder:
-    """The folder of a rank: requests that are left there, and the token that opens ``POST /capture``.
+    """Request files in the folder of a rank, and the token for ``POST /capture``.
 
     Without a folder (no run directory, or captures are off) there are none. The token is made when empty.
     """
@@ -340,7 +342,7 @@ class RequestFolder:
         self._token = token or secrets.token_urlsafe(24)
 
     def refusal(self, token: str) -> str:
-        """Why a client that brings this token may not ask; "" where it may."""
+        """Why a client with this token is refused; "" if it is not."""
         if hmac.compare_digest(token.encode(), self._token.encode()):
             return ""
         where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
@@ -357,7 +359,7 @@ class RequestFolder:
             (self._folder / KEY_FILE).unlink(missing_ok=True)
 
     def waiting(self) -> object:
-        """The request that waits, or text that says why it cannot be read; None for none."""
+        """The waiting request, or text that says why it cannot be read; None if there is none."""
         if self._folder is None:
             return None
         try:
@@ -396,7 +398,7 @@ def rule_of(run: RunState) -> StepRule | None:
 
 
 def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
-    """What the rank must know of its loop."""
+    """The state of the loop as a message to the rank."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0

@@ -1,4 +1,4 @@
-"""What a rank reports beside its edges, gathered in the training process."""
+"""Builds the reports of a rank: everything the agent needs except events."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _DEVICES_EVERY_S = 5.0
 _DATASETS_EVERY_S = 10.0
 
 
-class Reports:
-    """Makes reports, one at a time. ``make`` never raises.
+class ReportBuilder:
+    """Builds and sends reports, one at a time. ``make`` never raises.
 
     Attributes:
         trackers: what is logged to, once there is any.
-        may_log: there may be a tracker to log to, now or later.
+        may_use_trackers: there may be a tracker to log to, now or later.
         captures: profiler captures and the FLOP count, once they can be made.
         exchange: of records between ranks, once there is a process group.
     """
@@ -65,7 +65,7 @@ class Reports:
     def __init__(self, recording: InstrumentationManager, caches: CacheSizes, ranks: int = 1) -> None:
         self._ranks = ranks
         self.trackers: Trackers | None = None
-        self.may_log = False
+        self.may_use_trackers = False
         self.captures: RankCaptures | None = None
         self.exchange: Exchange | None = None
         self._recording = recording
@@ -165,7 +165,7 @@ class Reports:
         return self.captures is not None and self.captures.follows
 
     def pause_s(self, interval_s: float) -> float:
-        """Seconds from one report to the next, where the agent asks for none.
+        """Seconds between two reports that the agent does not request.
 
         Args:
             interval_s: as long where something is new all the time, which nothing announces.
@@ -176,7 +176,7 @@ class Reports:
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
-        without_passes = self.may_log and not loaders  # when a tracker would be looked for
+        without_passes = self.may_use_trackers and not loaders  # when a tracker would be looked for
         of_state = without_state or without_passes or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
 
@@ -271,7 +271,7 @@ class Reports:
             faults=self._faults(),
             datasets=self._datasets,
             caches=self._caches.read() if listened else {},
-            trackers=self.may_log or (trackers is not None and trackers.any),
+            trackers=self.may_use_trackers or (trackers is not None and trackers.any),
             listened=listened,
             captured_ns=captures.within_ns if captures is not None else (0, 0),
             needs_step_numbers=captures is not None and captures.needs_step_numbers,
@@ -289,7 +289,7 @@ class Reports:
             self._hardware = self._do("devices", devices.hardware_ids, {})
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        """By loader: its dataset, and the bytes of it. Read past properties: no code of the program's is run for it."""
+        """Bytes of the dataset by loader. Reads past properties: no code of the program is run."""
         from otel_train.instrumentation.dataset_size import dataset_bytes  # imported with the trackers
 
         found, known = {}, dict[int, int]()
@@ -312,13 +312,13 @@ class Reports:
         return by_part
 
 
-def may_log(config: Config) -> bool:
+def may_use_trackers(config: Config) -> bool:
     """Whether there may be a tracker to log to, now or later."""
     return any(getattr(config, name) != "off" for name in TRACKERS) or bool(config.console_metrics)
 
 
-def log_now(config: Config) -> bool:
-    """Whether there is one: it is asked for, or the program has imported it. Until then ``trackers`` need not be imported."""
+def uses_trackers(config: Config) -> bool:
+    """Whether a tracker is in use: requested by a setting, or imported by the program."""
     wishes = {name: getattr(config, name) for name in TRACKERS}
     loaded = (
         any(module in sys.modules for module in TRACKER_MODULES[name])
@@ -328,8 +328,8 @@ def log_now(config: Config) -> bool:
     return "on" in wishes.values() or bool(config.console_metrics) or any(loaded)
 
 
-def captures_unasked(config: Config) -> bool:
-    """Whether captures are made that nothing asks for while the program runs: by schedule, and of slow steps."""
+def has_automatic_captures(config: Config) -> bool:
+    """Whether captures start without a request: by schedule, or for slow steps."""
     return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
 
 

@@ -1,4 +1,4 @@
-"""The rings of a rank, read out of the memory that it shares."""
+"""Reads the ring buffers of a rank from shared memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TRIES = 16
 
 
 class SharedRing(RingReader):
-    """One ring of another process; ``progress`` is int64[2], see ``Ring``.
+    """One ring buffer of another process; ``progress`` is int64[2], see ``Ring``.
 
     Attributes:
         limit: edges that may be read: of later ones it is not known yet what they mean.
@@ -74,7 +74,7 @@ class SharedRing(RingReader):
 
 @dataclass(slots=True)
 class SharedThread:
-    """One thread of another process; see ``ThreadRing``."""
+    """One recording thread of another process; see ``ThreadRing``."""
 
     ring: SharedRing
     slot: int
@@ -84,7 +84,7 @@ class SharedThread:
 
 
 class SharedRings:
-    """What a ``Recorder`` of another process writes, for the export loop.
+    """Reads what a ``Recorder`` in another process writes, for the export loop.
 
     Args:
         memory: of the rank, or its descriptor.
@@ -122,7 +122,7 @@ class SharedRings:
         words[:: PAGE // words.itemsize].max()
 
     def unreported(self) -> tuple[list[Value | UserEvent], np.ndarray]:
-        """What the rank had logged, and timed by token, since its last report. Call it once the rank is gone."""
+        """Logged values and timed operations since the last report. Call it after the rank has died."""
         values, operations = (self._memory.pending(index) for index in (0, 1))
         return unreported_values(values), unreported_operations(operations)
 
@@ -167,7 +167,7 @@ class SharedRings:
 
     @property
     def covered(self) -> bool:
-        """Whether the last report of the rank tells what all edges mean that are there now."""
+        """Whether the last report describes all sources of the events written up to now."""
         return not self._limited or self._memory.changes_word[0] == self._reported_changes
 
     def advance(self) -> None:
@@ -200,7 +200,7 @@ class SharedRings:
 
     @property
     def ended_by(self) -> str:
-        """Name of the signal that came to end the process; "" for none."""
+        """Name of the signal that ended the process; "" if none was received."""
         number = self._memory.signal_word[0]
         return signal.Signals(number).name if number in set(signal.Signals) else ""
 
@@ -210,7 +210,7 @@ class SharedRings:
         return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
 
     def close(self) -> None:
-        """Copy what is left, and let go of the file."""
+        """Copy the remaining events and close the file."""
         copy = self._copy
         if copy is not None:
             self._disk.do(self.guard, lambda: copy.save(time.time_ns()))
@@ -230,7 +230,7 @@ class SharedRings:
 
 
 class FlightCopy:
-    """A flight file of memory that has no file itself: what is new is copied to it."""
+    """Copies the rings to ``flight.bin``."""
 
     def __init__(self, path: Path, memory: RankMemory) -> None:
         self._path = path
@@ -240,7 +240,7 @@ class FlightCopy:
         self._names = b""
 
     def save(self, unix_ns: int) -> None:
-        """Copy what has been written since the last time.
+        """Copy what was written since the last call.
 
         Raises:
             OSError: the disk is full, or gone.

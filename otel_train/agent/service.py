@@ -1,4 +1,4 @@
-"""What an agent does for one rank: a loop that reads rings, accounts, and hands batches to the exporters."""
+"""The agent's work for one rank: reads rings, accounts, exports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
 from otel_train.trackers.metrics import EpochWindow, left_out
-from otel_train.trackers.schedule import Tracking, calls_of
+from otel_train.trackers.schedule import RowScheduler, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,11 +80,11 @@ def gil_release(clock: Clock) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """In a process of its own no thread waits for the GIL of the agent."""
+    """A separate process has no GIL to release."""
 
 
 class PeriodicTask(NamedTuple):
-    """Something the export loop does now and then.
+    """Something that the export loop does periodically.
 
     Attributes:
         every_s: seconds between two calls; 0 on every turn.
@@ -96,7 +96,7 @@ class PeriodicTask(NamedTuple):
 
 
 class ExportLoop:
-    """Reads the rings, accounts the edges, and hands batches to the exporters."""
+    """Polls the rings, feeds the account, and passes batches to the exporters."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class ExportLoop:
         return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
 
     def _gives_up(self) -> bool:
-        """Whether this is the thread of the loop, which has been stopped. The last turn, on another thread, goes on from here."""
+        """Whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
         return self._stop.is_set() and threading.current_thread() is self._thread
 
     def _read(self, thread: SharedThread, most: int) -> None:
@@ -239,7 +239,7 @@ class ExportLoop:
         return piece
 
     def _with_engine(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Edges of autograd's own threads, put where they belong: into the backward that waits for them."""
+        """Add the events of autograd's threads to the backward that waits for them."""
         if not self._engine or not len(times):
             return times, codes
         engine_times = np.concatenate([part[0] for part in self._engine])
@@ -275,7 +275,7 @@ class ExportLoop:
                 route.exporter.export(batch)
 
     def _rested(self) -> bool:
-        """Pause until the next turn is due. Whether it was the last pause."""
+        """Wait for the next iteration. Returns whether the loop has stopped."""
         until_s = time.monotonic() + self._every_s
         left_s: float = self._every_s
         while left_s > 0:
@@ -292,7 +292,7 @@ class ExportLoop:
         return self._stop.is_set()
 
     def _pause_s(self) -> float:
-        """Seconds until the rings are looked at again: less than a turn while edges come fast."""
+        """Seconds until the next poll: less than a full interval while many events arrive."""
         (then_s, before), now_s = self._counted, time.monotonic()
         if now_s - then_s >= _RATE_OVER_S:
             written = sum(thread.ring.written for thread in self._recorder.threads)
@@ -313,7 +313,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class AgentService:
-    """Everything behind the rings of one rank: the account, its metrics, the tasks."""
+    """Everything behind the rings of one rank: account, metrics, periodic tasks."""
 
     def __init__(
         self, hello: Hello, *, recording: RemoteRecording, captures: RemoteCaptures, exporters: ExportManager
@@ -371,7 +371,7 @@ class AgentService:
         return reader
 
     def _rank_coordinator(self, attempt: int) -> RankCoordinator:
-        """``attempt``: as the launcher counts, the same on all ranks; what lies in a rank's folder need not be."""
+        """Create the rank coordinator; ``attempt`` is the launcher's count, which is equal on all ranks."""
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
@@ -420,7 +420,7 @@ class AgentService:
         )  # fmt: skip
         looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
         epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
-        self.tracking = Tracking(
+        self.tracking = RowScheduler(
             config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,
             first=self.info.rank == 0
         )  # fmt: skip
@@ -439,7 +439,7 @@ class AgentService:
                 self.tracking.hand_over()
 
     def last_turn(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
-        """Account and export everything, and write the summary. The thread has been stopped. ``cause`` ended it from outside.
+        """Account and export everything, and write the summary, after the loop's thread has stopped. ``cause``: the signal.
 
         ``ended_ns``: when the rank said so; 0 for now.
         """
@@ -473,7 +473,7 @@ class AgentService:
         self.exporters.write_summary(self.document(state), final=True)
 
     def undo(self) -> None:
-        """Stop what has been started: the session does not come about."""
+        """Stop everything that was started: the session is not created."""
         self.loop.stop(1.0)
         self.captures.close()
         self.close()
@@ -506,7 +506,7 @@ class AgentService:
         self.tracking.hold(calls)
 
     def _overhead_s(self) -> float:
-        """On the training thread, as sampled there."""
+        """Overhead on the training thread, from its samples."""
         return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
@@ -519,7 +519,7 @@ class AgentService:
         }
 
     def _faults(self) -> Counter[str]:
-        """By component. Parts without a fault are listed as well; a part in the rank and in the agent adds up."""
+        """Faults by component, zeros included; those in the rank and in the agent are added up."""
         hardware = self._hardware.guard
         faults = Counter({hardware.part: hardware.faults + self._memory_monitor.guard.faults})
         for more in (

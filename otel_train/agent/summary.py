@@ -1,4 +1,4 @@
-"""The metrics of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
+"""Builds ``summary.json``; docs/reference/summary.md describes it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def summary_values(
     processors: int | None = None,
     gaps: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """The part of a summary that comes from edges, over ``wall_s`` seconds. A loader that was never read shows with 0 batches."""
+    """Values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches."""
     rows = totals.rows()
     activities = _activities(totals, wall_s)
     steps = totals.steps_by_phase()
@@ -101,7 +101,7 @@ def _compiled(totals: Totals) -> Compiled:
 
 
 def _rule_inputs(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
-    """Inputs of the bottleneck rules that no table has."""
+    """Inputs of the bottleneck rules that are in no table."""
     return {
         "model_stages": model_stages(rows, compiled),
         "recompiles": compiled.recompiled.count,
@@ -111,7 +111,7 @@ def _rule_inputs(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dic
 
 
 def _pace(pace: Pace) -> dict[str, Any] | None:
-    """How many steps were timed on the device and how far it ran behind the host, on average; None where none was."""
+    """Number of steps timed on the device, and its mean lag; None if none was."""
     if not pace.sampled:
         return None
     return {
@@ -159,7 +159,7 @@ def per_second(count: float | None, seconds: float) -> float | None:
 
 
 def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
-    """How fast the work on each loader's batches goes: what it gave, over the time of those batches."""
+    """Rates of each loader: what its batches contained, over the time of those batches."""
     rated = totals.rated()
     phases = Counter(loader for loader, _ in rated)
     rows = []
@@ -213,14 +213,14 @@ def _step_durations(totals: Totals) -> list[dict[str, Any]]:
 
 
 def _processors() -> int | None:
-    """Those that this process may use."""
+    """Number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def _cost(service: AgentService) -> tuple[float, float, int, int]:
-    """What the telemetry took of the training thread and of the agent, in seconds; records so far, and those lost."""
+    """Overhead on the training thread and of the agent, in seconds; records, and lost ones."""
     loop = service.loop
     return service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed
 

@@ -493,7 +493,7 @@ class Totals:
         return self.activity_ns
 
     def take_over(self, activity_ns: np.ndarray) -> None:
-        """Makes another thread's time the time of the run, but for as much of the earliest as is published.
+        """Switches the time of the run to another thread, except for the part that is already published.
 
         What both have spent alike is taken for the same time; of what the other has spent in its place, the first
         activities are left out. So the sum is the time of the run, and no published value falls.
@@ -591,7 +591,7 @@ class Totals:
                 self.samples[pair] += int(samples[samples >= 0].sum())
 
     def rated(self) -> list[tuple[int, int]]:
-        """Loaders and phases whose batches are those of the program's steps.
+        """Loaders and phases whose batches belong to steps.
 
         A loader that another thread reads is one of them, unless the thread that runs the steps asks a loader of its own in the
         same phase: the queue between the two, which gives the same batches again.

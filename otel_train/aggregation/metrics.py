@@ -74,7 +74,7 @@ class MetricBuilder:
         self, metric: Metric, histograms: Histograms, series: int, *labels: str,
         exemplars: tuple[Exemplar, ...] = (),
     ) -> None:  # fmt: skip
-        """Adds one histogram series; an empty one is left out."""
+        """Adds one histogram series unless it is empty."""
         left_out = self._only is not None and metric.name not in self._only
         if left_out or not histograms.count(series):
             return
@@ -102,7 +102,7 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
 
 
 class LabelLimiter:
-    """Replaces label values beyond a bound by ``_OTHER``, first come first served."""
+    """Replaces label values beyond a bound by ``_OTHER``; the first values are kept."""
 
     def __init__(self, bound: int) -> None:
         self.overflown: set[str] = set()

@@ -369,7 +369,7 @@ class RunState:
         return not (thread.main or thread.account.computes or thread.account.marks)
 
     def _helps(self, thread: ThreadState) -> bool:
-        """It makes gradients, or updates, of forwards that another thread runs, or marks them: the steps are that thread's."""
+        """Whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
         others = (each.account for each in self._threads.values())
         return thread.account.is_part and any(other.computes and not other.is_part for other in others)
 
@@ -432,6 +432,6 @@ class RunState:
 
 
 def _rank(thread: ThreadState) -> int:
-    """How much a thread's time is the run's: it only reads a loader, evaluates or does a part of steps, or trains."""
+    """Precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
     account = thread.account
     return int(account.computes or account.marks) + int(account.trains and not account.is_part)

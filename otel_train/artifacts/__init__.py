@@ -1,1 +1,1 @@
-"""The files of a run under names of their own, made from its run directory."""
+"""Writes and validates artifacts: JSON, CSV and trace files made from a run directory."""

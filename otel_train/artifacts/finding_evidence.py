@@ -1,4 +1,4 @@
-"""The numbers beside a finding, recomputed from the keys of a summary: the rules of docs/howto/fix-a-bottleneck.md."""
+"""Recomputes the evidence of findings from the keys of a summary, by the rules in docs/howto/fix-a-bottleneck.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_ACTIVITIES = ("outside", "eval", "compile", "checkpoint")
 
 
 class Bounds(NamedTuple):
-    """Between what a number must lie. Where all that it is made of is a key, both ends are the same."""
+    """Bounds of a value. Both are equal if everything it is computed from is a key."""
 
     least: float
     most: float
@@ -172,7 +172,7 @@ def _dispatch(summary: Summary) -> tuple[float, float]:
 
 
 def _key(*path: str) -> Rule:
-    """A number that is a key."""
+    """Evidence that is a key."""
     return lambda summary, _: reduce(getitem, path, summary.document)
 
 

@@ -1,4 +1,4 @@
-"""Whether the artifacts of a run are all there and agree."""
+"""Checks that the artifacts and files of a run are complete and consistent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _EDGE_BYTES = 4096
 
 
 class Fault(NamedTuple):
-    """What is wrong, and where."""
+    """One fault: the file and what is wrong."""
 
     file: str
     what: str
@@ -209,7 +209,7 @@ def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterato
 
 
 def _metrics(rows: Mapping[tuple[str, ...], Document], metrics: Document) -> Iterator[Fault]:
-    """Names may be folded in metrics: phases are compared."""
+    """Loader names may be ``_OTHER`` in metrics, so phases are compared."""
     exported = defaultdict[str, int](int)
     for row in metrics["metrics"]:
         if row["name"] == "train.stage.duration":
@@ -524,7 +524,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
 
 
 def _lines(path: Path) -> Iterator[Fault]:
-    """Lines that are whole must be JSON; a last one that a crash tore off is none of those."""
+    """Complete lines must be JSON; the last one may be cut by a crash."""
     for part in parts_of(path):
         try:
             with open_binary(part) as file:
@@ -537,7 +537,7 @@ def _lines(path: Path) -> Iterator[Fault]:
 
 
 def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
-    """What breaks a law, and what was lost."""
+    """Violated laws, and lost records."""
     if not summary:
         return
     yield from (Fault(name, broken) for broken in laws_of(summary))

@@ -1,4 +1,4 @@
-"""Writes the artifacts of a run: documents, tables, how it ended."""
+"""Writes the artifacts of a run: documents, tables, trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import (
     make_folder,
-    make_ignored,
+    make_gitignored_folder,
     open_given,
     problem_of,
     replace_json,
@@ -54,7 +54,7 @@ _NUMBERS = (
 
 
 def schema(name: str) -> str:
-    """What the key ``schema`` of a document says."""
+    """Value of the key ``schema`` of a document."""
     return f"otel_train.artifacts.{name}/{VERSIONS.get(name, 1)}"
 
 
@@ -65,7 +65,7 @@ def config(left: RunReader) -> dict[str, Any]:
 
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``run.json`` says; of a setting that opens doors only whether it is set. Settings are always an object."""
+    """``run.json`` with secret settings reduced to whether they are set. Settings are always an object."""
     settings = about.get("settings")
     settings = dict(settings) if isinstance(settings, dict) else {}
     hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
@@ -131,7 +131,7 @@ def number(value: object) -> float | int | None:
 
 
 def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
-    """Where the totals come from, and a row for each phase, loader, model and stage.
+    """Totals with their source, and a row per phase, loader, model and stage.
 
     The summary counts from the start of the process. That of a run which was killed is older than its last edge:
     then the flight file knows more, if it still holds the first edge.
@@ -301,7 +301,7 @@ def home_of(run: Path, rank: int) -> Path:
 
 
 def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
-    """Write the artifacts of one rank to ``folder``. What is there of an earlier time is replaced, file by file, as a whole.
+    """Write the artifacts of one rank to ``folder``. Existing files are replaced atomically.
 
     Nothing in the run directory is changed but its folder of artifacts. A RunDirectoryError where the rank has left nothing,
     or the folder is another user's or cannot be written.
@@ -372,7 +372,7 @@ def _doubts(left: RunReader, source: str) -> list[str]:
 
 
 def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any]:
-    """Write ``op_stats.csv``; what the analysis of the newest capture says."""
+    """Write ``op_stats.csv`` from the analysis of the newest capture."""
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
         return {"absent": _NO_CAPTURE}
@@ -413,7 +413,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenAr
 
 
 def _captures(left: RunReader, written: WrittenArtifacts) -> None:
-    """The captures as they are, with their records; what is there of captures that are gone stays."""
+    """Copy the captures with their metadata; copies of removed captures stay."""
     if not left.captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
@@ -429,7 +429,7 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
-    """Make a folder, or make sure that what lies there under our names is ours: a RunDirectoryError else."""
+    """Create the folder, or check that files of these names in it are ours; else raise RunDirectoryError."""
     if ours and (folder.is_symlink() or folder.parent.is_symlink()):
         raise RunDirectoryError(
             f"{folder}: is a link, so it is left alone. Say where to write with --output-dir"
@@ -444,7 +444,7 @@ def _prepare_folder(folder: Path, *, ours: bool) -> None:
                 "Give another folder with --output-dir"
             )
     else:
-        make_ignored(folder)
+        make_gitignored_folder(folder)
     for name in (CAPTURES, BY_STAGE.partition("/")[0]):
         if (folder / name).is_symlink():
             raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")
@@ -466,7 +466,7 @@ _NS_PER_US = 1e3
 
 
 def _unpack(capture: Path, target: Path) -> None:
-    """Write a capture as plain JSON, with a key that says which it is; a RunDirectoryError if no viewer opens that much."""
+    """Write a capture as plain JSON with a key that names it; RunDirectoryError if it is too large for a viewer."""
     about = {"source": "capture", "capture": capture.name}
     with replacing(target) as sink, open_given(capture) as file:
         source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file

@@ -12,7 +12,7 @@ from otel_train.instrumentation.stages import active_session
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from otel_train.autoinstrument.jax_detector import JaxEvidence
+    from otel_train.autoinstrument.jax_detector import JaxTrainingDetector
     from otel_train.autoinstrument.training_detector import TrainingDetector
     from otel_train.session import Session
 
@@ -34,7 +34,7 @@ class Attachment:
     def __init__(self) -> None:
         self._packages: list[str] = []
         self._torch: TrainingDetector | None = None
-        self._jax: JaxEvidence | None = None
+        self._jax: JaxTrainingDetector | None = None
         self._over = False
         # A failure is not retried: the program continues without instrumentation.
         self._guard = Guard("observing this program", limit=1)
@@ -53,9 +53,9 @@ class Attachment:
 
     def _wait(self, package: str) -> None:
         if package == "jax":
-            from otel_train.autoinstrument.jax_detector import JaxEvidence
+            from otel_train.autoinstrument.jax_detector import JaxTrainingDetector
 
-            self._jax = JaxEvidence(self._start)
+            self._jax = JaxTrainingDetector(self._start)
             self._jax.wait()
         else:
             from otel_train.autoinstrument.training_detector import TrainingDetector
@@ -87,7 +87,7 @@ class Attachment:
                     import_module(name)
 
     def _join(self, session: Session | None) -> None:
-        """Ends the wait when a session has started; None: the program has disabled it."""
+        """End the wait when a session has started; None: the program has disabled it."""
         if session is None:
             self._give_up()
             return

@@ -33,7 +33,7 @@ _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
 _log = logging.getLogger("otel_train")
 
 
-class JaxEvidence(FirstSign):
+class JaxTrainingDetector(FirstSign):
     """Waits until JAX compiles in a program that has requested a gradient.
 
     The gradient functions are wrapped: a wrapper records the call and forwards it, so results and traces are JAX's own.

@@ -205,7 +205,7 @@ def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def _limit(run: RuleInput, beside: Sequence[Finding]) -> Finding:
-    """The main finding of a run to which no leading rule applies: what limits its steps."""
+    """The main finding if no leading rule applies: what limits the steps."""
     for rule in LIMIT_RULES:
         found = rule.find(run)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print, exit code."""
+"""The command line: parses arguments, calls one function, prints, sets the exit code."""
 
 from __future__ import annotations
 

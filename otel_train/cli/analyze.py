@@ -1,4 +1,4 @@
-"""``otel-train analyze``: where the time of a profiler trace goes."""
+"""``otel-train analyze``: analyzes profiler traces."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the traces say."""
+    """Analyze the traces and print the result."""
     traces = read_all(chosen(args.trace, Path(args.run_dir)))
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):

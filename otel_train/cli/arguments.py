@@ -1,4 +1,4 @@
-"""Runs, ranks and traces that are named on the command line."""
+"""Runs, ranks and traces given on the command line."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """The traces, with a line on a terminal that says how far a large one is."""
+    """Read the traces, with a progress line on a terminal."""
     return [_numbered(read(path, progress=progress(path, sys.stderr))) for path in paths]
 
 
 def _numbered(trace: Trace) -> Trace:
-    """The trace, with the rank that its file's name says where it does not say so itself."""
+    """Set the rank of a trace from its file name if it contains none."""
     match = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or match is None:
         return trace
@@ -99,7 +99,7 @@ def add_arguments(
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
-    """Where a command that is given the name of a run looks for it."""
+    """Add the option ``--run-dir``."""
     folder = "folder of the run directories (default: the setting run_dir, else runs)"
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
 
@@ -112,7 +112,7 @@ def positive_int(text: str) -> int:
 
 
 class FormerOption(argparse.Action):
-    """An option under its former name: says the present one on standard error."""
+    """An option under its former name; prints the new name to standard error."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         """Set the present option."""
@@ -122,12 +122,12 @@ class FormerOption(argparse.Action):
 
 
 def default_run_dir() -> str:
-    """Where a program that is started here leaves its runs, unless it says so itself."""
+    """The run folder that settings in this folder select."""
     return resolve().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
-    """The folder of each rank asked for that has ``file_name``, by rank."""
+    """The folder of each selected rank that has ``file_name``, by rank."""
     run = find_run(args.run, Path(args.run_dir))
     every = rank_folders(run).items()
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
@@ -142,8 +142,8 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     return {asked: found[asked]}
 
 
-def tell_earlier(run: Path) -> None:
-    """Say on standard error that a run has had trainings before the one that is shown, and how to see them."""
+def print_earlier_trainings(run: Path) -> None:
+    """Print to standard error that the run has earlier trainings, and how to show them."""
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"

@@ -1,4 +1,4 @@
-"""``otel-train compare``: what changed between two traces or two runs."""
+"""``otel-train compare``: compares two traces or two runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, read_all, tell_earlier
+from otel_train.cli.arguments import add_run_dir, print_earlier_trainings, read_all
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what changed; say by the exit code whether it became slower."""
+    """Print the comparison; exit code 1 if it is slower than allowed."""
     document = compare(*(_side(target, args) for target in (args.before, args.after)))
     slower = None if args.fail_if_slower is None else is_slower(document, args.fail_if_slower)
     if args.json:
@@ -121,7 +121,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
         return side_of_trace(summarize(trace, most=50), name=target)
     found = find_run(target, Path(args.run_dir))
     ranks = rank_folders(found)
-    tell_earlier(found)
+    print_earlier_trainings(found)
     rank = min(ranks, default=0) if args.rank is None else args.rank
     if rank not in ranks:
         raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")

@@ -1,4 +1,4 @@
-"""``otel-train demo``: see it work."""
+"""``otel-train demo``: trains a small model with instrumentation."""
 
 from __future__ import annotations
 

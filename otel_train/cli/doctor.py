@@ -1,4 +1,4 @@
-"""``otel-train doctor``: what prevents metrics from being measured or exported."""
+"""``otel-train doctor``: finds out why metrics are not measured or not exported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, print, and say by the exit code how it stands."""
+    """Run the checks and print the results; the exit code is the worst result."""
     findings = examine(os.environ, _places(args), endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst(findings)]
     if args.json:

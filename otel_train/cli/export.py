@@ -1,4 +1,4 @@
-"""``otel-train export``: the files of a run under the names that other tools look for."""
+"""``otel-train export``: writes the data of a run as JSON, CSV and trace files."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write them, and say which and where."""
+    """Write the artifacts and print what was written."""
     home = find_run(args.run, Path(args.run_dir))
     folder = Path(args.output_dir) if args.output_dir else None
     say(write(home, _rank(args, home), folder), as_json=args.json)
-    arguments.tell_earlier(home)
+    arguments.print_earlier_trainings(home)
     return 0
 
 
@@ -75,7 +75,7 @@ def _entry_text(entry: Mapping[str, object]) -> str:
 
 
 def _rank(args: argparse.Namespace, home: Path) -> int:
-    """The rank asked for, else the first."""
+    """The selected rank, else the first."""
     there = rank_folders(home)
     asked = arguments.asked_rank(args)
     rank = min(there, default=0) if asked is None else asked

@@ -128,7 +128,7 @@ def _run(words: list[str]) -> int:
 
 
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command
-    """The parser of the command line, and the module of the command asked for, whose arguments alone it has."""
+    """The parser, and the module of the selected command; only its arguments are defined."""
     raw = argparse.RawDescriptionHelpFormatter
     form = partial(raw, max_help_position=16)
     parser = argparse.ArgumentParser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
@@ -157,7 +157,7 @@ class _Version(argparse.Action):
 
 
 def _forget_stdout() -> None:
-    """The reader has gone. Python flushes stdout once more at exit: let that go nowhere, quietly."""
+    """The reader of stdout has closed it: redirect it to /dev/null, since Python flushes it again at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``otel-train metrics``: the names we publish, for readers."""
+"""``otel-train metrics``: lists metrics, spans, events and attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``otel-train postmortem``: what a run was doing when it died."""
+"""``otel-train postmortem``: shows the last steps of a run that was killed or hangs."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
 
 
 def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
-    """The newest: what the last look into the run has shown."""
+    """The newest captures of the run."""
     for record in records[-1:]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
         yield page.line("the last capture", "bold")

@@ -1,4 +1,4 @@
-"""``otel-train profile``: ask a live run for a profiler capture, and wait for it."""
+"""``otel-train profile``: requests a profiler capture of a live run, or runs a program with one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Leave the request with each rank, and say what came of it; or run a program."""
+    """Write the request for each rank and print the result; or run a program."""
     if args.program or (args.output_dir and not args.run):
         return run_program(args)
     folders = _chosen(args)
@@ -135,7 +135,7 @@ def _records(captures: Path, rank: int) -> set[Path]:
 
 
 def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:
-    """The record of each rank's new capture, with what was found in it if that comes soon."""
+    """Metadata of each rank's new capture, with its finding if the analysis is done soon."""
     found: dict[int, dict[str, Any]] = {}
     while time.monotonic() < deadline:
         for rank in before:

@@ -1,4 +1,4 @@
-"""``otel-train replay``: send what a run could not send, or bring it into the store by another way."""
+"""``otel-train replay``: sends or converts the requests in the spool of a run, and verifies their arrival."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 
 
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
-    """Every request of metrics that a rank has on disk, with where it lies. Most lie in several places."""
+    """Every metrics request on disk of a rank, with its files. Most are in several files."""
     yield from ((RECORDED, line) for line in _recorded(rank, "metrics") if line is not None)
     queue = SpoolQueue(rank, "metrics")
     yield from ((WAITS, line) for line in queue.waiting())
@@ -50,7 +50,7 @@ def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
-    """The requests in a recording; None for what a crash tore off."""
+    """The requests in a recording; None for a line cut by a crash."""
     for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
         with open_binary(part) as file:
             for line in lines_of(file, MOST_LINE_BYTES):
@@ -58,7 +58,7 @@ def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
-    """Write the metrics of a run that are older than so many seconds, and say what to do with them; the exit status."""
+    """Write OpenMetrics text of metrics older than that many seconds; print the next command; return the exit code."""
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
@@ -111,7 +111,7 @@ class RankExports:
 
 
 def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
-    """Ask Prometheus for every export of a run, say which it does not have, and return the exit status.
+    """Query Prometheus for every export of a run, print the missing ones, and return the exit code.
 
     An export counts as there if the heartbeat of its rank has a sample of its time: every profile has that metric, and a
     request is stored as a whole or, where it is too old, not at all.
@@ -235,7 +235,7 @@ Exit codes: 0 all accepted (--verify: all in Prometheus), 1 some kept or refused
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What became of the requests of a run."""
+    """Requests of a run by result."""
 
     accepted: int = 0  # by the collector; in a dry run, what would be sent
     kept: int = 0  # still in the spool, or still to be sent from the recording
@@ -356,7 +356,7 @@ def replay(
 
 
 class _Signal:
-    """Sends the requests of one signal, until its collector is taken to be away."""
+    """Sends the requests of one signal until its Collector is unavailable."""
 
     def __init__(self, signal: str, transport: OtlpTransport, counts: Counts) -> None:
         self._signal = signal
@@ -400,7 +400,7 @@ class _Signal:
         self._counts.keep(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> ExportResponse | None:
-        """A good answer to a request; None once the receiver cannot be reached."""
+        """The response to a request; None if the receiver cannot be reached."""
         if self._away:
             return None
         send = self._transport.send
@@ -426,7 +426,7 @@ class _Signal:
         return delivery
 
     def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
-        """Try a request until it is answered well, a few times at most; ``send`` gets whether it is the last time."""
+        """Retry a request until it is accepted, a few times at most; ``send`` receives whether it is the last attempt."""
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):
             delivery = send(not left)

@@ -1,4 +1,4 @@
-"""``otel-train report``: a run as one page that opens in any browser, without a network."""
+"""``otel-train report``: writes a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from otel_train.rundata.run import read_summary
 from otel_train.safety import printable
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.summary import summarize
-from otel_train.trace_analysis.timeline import Scene
+from otel_train.trace_analysis.timeline import TraceTimeline
 from otel_train.ui.pages import report_page
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         "histograms": view.histograms,
         "records": view.records,
         "captures": [
-            {"name": trace.path.name, "analysis": summarize(trace), "flame": flame(Scene(trace))}
+            {"name": trace.path.name, "analysis": summarize(trace), "flame": flame(TraceTimeline(trace))}
             for trace in traces
         ],
     }
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, and say where it is."""
+    """Write the file and print its path."""
     chosen = arguments.chosen_ranks(args, SUMMARY)
     rank, folder = next(iter(chosen.items()))
     home = folder.parent
@@ -79,5 +79,5 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
     print(printable(path))
-    arguments.tell_earlier(home)
+    arguments.print_earlier_trainings(home)
     return 0

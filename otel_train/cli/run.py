@@ -1,4 +1,4 @@
-"""``otel-train run``: observe a program without touching it."""
+"""``otel-train run``: runs a program with instrumentation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> int:
-    """Run a program, observed, with variables set for it, and export what it may have left behind; its exit code."""
+    """Run a program with these variables, wait for its agents, and return its exit code."""
     from otel_train.agent.rank_end import wait_for_ends
     from otel_train.autoinstrument import runner
 
@@ -124,7 +124,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
 
 def _say(ends: Sequence[RankEnd]) -> None:
-    """Say what ended without a word, and what was counted of it."""
+    """Print how killed ranks ended, and what was counted of them."""
     from otel_train.cli.postmortem import headline
     from otel_train.rundata.flight import read_postmortem
 
@@ -139,7 +139,7 @@ def _say(ends: Sequence[RankEnd]) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """The variables that the options stand for."""
+    """The environment variables for the given options."""
     options = (*OPTIONS, *FORMER_OPTIONS)
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for item in args.set:

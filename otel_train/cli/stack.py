@@ -1,4 +1,4 @@
-"""``otel-train stack``: the stack up, down, and what it says."""
+"""``otel-train stack``: starts, stops and shows the stack."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked."""
+    """Run the subcommand."""
     if args.action == "up":
         return _up_local(args) if args.local else _up_compose(args)
     local = LocalStack.of(args.state)
@@ -134,7 +134,7 @@ def _up_local(args: argparse.Namespace) -> int:
 
 
 def _stop_undisturbed(stack: LocalStack) -> None:
-    """A second Ctrl-C must not leave half of it running."""
+    """Stop the stack; a second Ctrl-C must not leave half of it running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _show(dict.fromkeys(stack.stop(), "stopped"))

@@ -1,4 +1,4 @@
-"""``otel-train summary``: prints the run summary again."""
+"""``otel-train summary``: prints the run summary."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the ranks left in ``summary.json``."""
+    """Print ``summary.json`` of the selected ranks."""
     folders = arguments.chosen_ranks(args, SUMMARY)
     summaries = [_looked_into(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
         return 0
-    arguments.tell_earlier(next(iter(folders.values())).parent)
+    arguments.print_earlier_trainings(next(iter(folders.values())).parent)
     page = TextLayout.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
-    """The summary, with what was found in its captures after the run had ended."""
+    """The summary, with findings of captures that were analysed after the run."""
     found = [dict(row) for row in summary.get("captures") or ()]
     for row in found:
         if row.get("file") and not row["finding"]:

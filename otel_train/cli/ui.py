@@ -1,4 +1,4 @@
-"""``otel-train ui``: the runs of a folder as a page in the browser, live."""
+"""``otel-train ui``: serves the pages of runs."""
 
 from __future__ import annotations
 

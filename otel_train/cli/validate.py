@@ -1,4 +1,4 @@
-"""``otel-train validate``: is a run, or what was made from it, all there, and does it say the same?"""
+"""``otel-train validate``: checks that the files of a run are complete and consistent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, tell_earlier
+from otel_train.cli.arguments import add_run_dir, print_earlier_trainings
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, and say what is wrong, by file."""
+    """Check the files and print faults by file."""
     folder, made = _chosen(args)
     faults = check(folder) if made else check_run(folder)
     if args.json:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(dump_json({"folder": str(folder), "ok": not faults, "faults": listed}))
     else:
         _say(folder, faults)
-        tell_earlier(folder)
+        print_earlier_trainings(folder)
     if args.analysis or args.report:
         try:
             _show(args, folder, *_read(folder, made=made))

@@ -1,1 +1,1 @@
-"""Readings of the process, its memory, its devices and its loaders, taken now and then."""
+"""Samples values of the process, its memory, devices and loaders."""

@@ -1,4 +1,4 @@
-"""Loaders as metrics: workers, queues, builds, endings, memory."""
+"""Metrics of loaders: workers, queues, builds, endings, memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class LoaderWatch:
-    """Counts what no edge tells of loaders, and writes it into a MetricBuilder.
+    """Counts what events do not contain about loaders, and writes it to a MetricBuilder.
 
     Args:
         loaders: by name: a ``LoaderProbe``, or what a rank reports of one.
@@ -66,7 +66,7 @@ class LoaderWatch:
             self._run.spans.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
 
     def facts(self) -> dict[str, LoaderFacts]:
-        """What the account does not know, by loader."""
+        """Facts by loader that events do not contain."""
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:

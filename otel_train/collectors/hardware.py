@@ -1,4 +1,4 @@
-"""Utilisation, memory, power and temperature of the devices in use, by NVML, where no DCGM exporter tells them."""
+"""Utilisation, memory, power and temperature of the devices in use, from NVML, unless a DCGM exporter has them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DCGM_MARK = b"DCGM_FI_"
 
 
 class HardwareReader:
-    """Writes what NVML says of the devices in use into a MetricBuilder. Without the ``nvml`` extra there is no row.
+    """Writes NVML's values of the devices in use to a MetricBuilder. No rows without the ``nvml`` extra.
 
     Args:
         devices: name and UUID of every device in use; none before the program computes on one.
@@ -90,7 +90,7 @@ class HardwareReader:
         return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint))
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put the present readings. What a device does not tell has no row."""
+        """Write the current values. A value that a device does not provide has no row."""
         if self._over or self.guard.closed:
             return
         with self.guard:
@@ -108,7 +108,7 @@ class HardwareReader:
             self._nvml = None
 
     def _ready(self) -> bool:
-        """Start NVML with the first device. Not there, or not ours to read: never ask again."""
+        """Initialise NVML with the first device. If that fails, it is not tried again."""
         if self._nvml is not None:
             return True
         self._over = True
@@ -151,7 +151,7 @@ class HardwareReader:
         return self._handles[uuid]
 
     def _found(self, uuid: str) -> Any:
-        """The device, or the part of it (MIG) that this rank uses; None where it uses one of several, and which is not known.
+        """The device, or the MIG instance that this rank uses; None if it cannot be identified.
 
         CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
         """
@@ -175,7 +175,7 @@ class HardwareReader:
         return self._asked(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
-        """None where this device does not answer: laptops have no power meter, slices no utilisation."""
+        """A value of the device; None if it does not provide it: laptops have no power meter, MIG slices no utilisation."""
         try:
             return ask()
         except self._nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Memory, CPU and files of processes, read from the operating system: now, and the most memory between two instants."""
+"""Memory, CPU and files of processes, from the operating system; peak memory between two instants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FILES = (
 
 
 class ProcessReader:
-    """Reads what psutil and the control group say of a process; this one when ``pid`` is None."""
+    """Reads a process's values from psutil and the control group; this process's if ``pid`` is None."""
 
     def __init__(self, cgroup: Path = _CGROUP, *, pid: int | None = None) -> None:
         import psutil
@@ -49,7 +49,7 @@ class ProcessReader:
         self._limit, self._files = limited[0] if limited else (total, [])
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put the present readings; of a process that is gone, those of the machine alone."""
+        """Write the current values; those of the machine alone if the process has ended."""
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
                 self._write_process(builder)
@@ -67,7 +67,7 @@ class ProcessReader:
         builder.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
 
     def rss_of(self, pid: int) -> int:
-        """Resident bytes of another process; 0 when it is gone."""
+        """Resident bytes of another process; 0 if it has ended."""
         try:
             return int(self._psutil.Process(pid).memory_info().rss)
         except self._psutil.Error:
@@ -122,7 +122,7 @@ _KIB = 1024
 
 
 class Reading(NamedTuple):
-    """One look: bytes held then, and the most that is known to have been held since the look before."""
+    """One sample: bytes held, and the most known to have been held since the last sample."""
 
     at_ns: int
     level: int
@@ -146,7 +146,7 @@ class Peak:
             self._readings = deque([*halved, *last])
 
     def take(self, until_ns: int) -> int | None:
-        """The most up to ``until_ns``; what comes later is for the next time. None when nothing was read."""
+        """The maximum up to ``until_ns``; later samples count for the next call. None without a sample."""
         most = []
         while self._readings and self._readings[0].at_ns <= until_ns:
             reading = self._readings.popleft()
@@ -158,7 +158,7 @@ class Peak:
 
 
 class Child:
-    """A process below this one."""
+    """A child process."""
 
     def __init__(self, process: Any) -> None:
         self.pid: int = process.pid
@@ -167,7 +167,7 @@ class Child:
         self._shared = 0
 
     def look(self, now_ns: int) -> None:
-        """See how much of it others have as well. The kernel goes through its pages: milliseconds per gigabyte."""
+        """Sample which part is shared with other processes. The kernel walks the pages: milliseconds per gigabyte."""
         self.looked_ns = now_ns
         known = self._process.memory_full_info()
         self._shared = known.rss - known.uss
@@ -178,7 +178,7 @@ class Child:
 
 
 class ProcessTreeReader:
-    """Memory of this process and of all that it has started: resident here, and resident there without what is shared.
+    """Samples memory of this process and its descendants: resident here, and resident there without shared pages.
 
     Workers are forks of the program, so ``ps`` shows the program's own pages again in each of them. Without ``proc``, where
     the kernel tells of the process ``pid`` (this one when None), psutil is asked.
@@ -199,7 +199,7 @@ class ProcessTreeReader:
         self._highest: int | None = None
 
     def read(self) -> Reading:
-        """One look. A peak of this process that no process has shown before is known to the byte."""
+        """Sample once. A new all-time peak of this process is exact."""
         now_ns = self._clock()
         if now_ns - self._listed_ns >= _LIST_EVERY_NS:
             self._listed_ns = now_ns
@@ -217,7 +217,7 @@ class ProcessTreeReader:
         return Reading(now_ns, own + others, (highest if risen else own) + others)
 
     def _status(self) -> tuple[int, int]:
-        """Resident bytes of this process: now, and the most ever."""
+        """Resident bytes of this process: current and all-time peak."""
         try:
             text = (self._proc / "status").read_bytes()
         except OSError:
@@ -244,7 +244,7 @@ class ProcessTreeReader:
         return found
 
     def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
-        """None when the process has ended, or is another user's."""
+        """A value of a process; None if it has ended, or belongs to another user."""
         try:
             return ask(of)
         except self._psutil.Error:
@@ -252,7 +252,7 @@ class ProcessTreeReader:
 
 
 def _descendants(proc: Path) -> list[int]:
-    """Ids of all processes below the one at ``proc``. Looks at no other: a node may have thousands."""
+    """Ids of all descendants of the process at ``proc``. Reads no other process: a node may have thousands."""
     found: list[int] = []
     for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
         found += map(int, (proc / "task" / thread / "children").read_text().split())
@@ -278,7 +278,7 @@ _MIB = 2**20
 
 
 class MemoryMonitor:
-    """Looks at memory now and then, and says what an epoch came to.
+    """Samples memory and computes the peak per epoch.
 
     Args:
         datasets: bytes of the datasets of these loaders, estimated; None where there is none.
@@ -319,7 +319,7 @@ class MemoryMonitor:
         return LOOK_EVERY_S
 
     def values(self, loaders: Iterable[str], until_ns: int) -> dict[str, float]:
-        """What the epoch of these loaders that ended at ``until_ns`` came to, by flat name, in MiB. The next one begins there."""
+        """Memory of the epoch that ended at ``until_ns``, by flat name, in MiB. The next epoch begins there."""
         if self.guard.closed:
             return {}
         with self.guard:
@@ -332,7 +332,7 @@ class MemoryMonitor:
         return {}
 
     def _estimate(self, loaders: tuple[str, ...]) -> int | None:
-        """Bytes of the loaders' datasets; None when they have none. Epochs may be short: not anew for each."""
+        """Bytes of the loaders' datasets; None without one. Cached, because epochs may be short."""
         now_ns = self._clock()
         at_ns, known = self._estimates.get(loaders, (0, None))
         if known is not None and now_ns - at_ns < _ESTIMATE_EVERY_NS:

@@ -1,4 +1,4 @@
-"""Text for terminals: the run summary, what a trace says, and how numbers and names are written."""
+"""Terminal output: run summary, trace analysis, formatting of numbers and names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def print_while_taken(text: str, stream: TextIO) -> None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text in parts of whole lines, which a pipe takes without a pause."""
+    """The text in parts of whole lines that fit into a pipe's atomic write."""
     part = ""
     for line in text.splitlines(keepends=True):
         if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:

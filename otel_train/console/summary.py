@@ -42,7 +42,7 @@ _BAD_ENDS = {"short": "fell short of len()", "error": "ended by an exception"}
 
 
 def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
-    """Lines about loaders that have workers, or of which something must be said; none for the rest."""
+    """Lines about loaders that have workers or a problem."""
     entries = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
     if not entries:
         return []
@@ -203,7 +203,7 @@ def _label(page: TextLayout, row: Row, *, models: bool) -> str:
 
 
 def _rates(summary: Summary, group: Group) -> list[str]:
-    """How long the work on a loader's batches took, and how fast it goes."""
+    """Time and rates of a loader's batches."""
     for row in summary.get("rates") or ():
         if (row.get("phase"), row.get("loader")) == group:
             facts = [duration(row.get("seconds")), plural(row.get("batches"), "batch")]
@@ -391,7 +391,7 @@ def _evidence(name: str, value: float | None) -> str:
 
 
 def _entry(page: TextLayout, name: str, lines: Iterable[str], *, indent: str) -> list[str]:
-    """A name in the margin and what belongs to it beside it."""
+    """A label in the margin with its text."""
     margins = chain([page.paint(pad(name, _MARGIN), "dim")], repeat(" " * _MARGIN))
     return [indent + margin + line for margin, line in zip(margins, lines, strict=False)]
 
@@ -433,7 +433,7 @@ def _footer(page: TextLayout, summary: Summary) -> list[str]:
 
 
 def _settings(page: TextLayout, summary: Summary) -> list[str]:
-    """Those that a file has, and those that are ignored: whoever started the run may not know of them."""
+    """Settings from files, and ignored ones, which the user may not know of."""
     files: dict[str, list[str]] = {}
     for name, origin in (summary.get("settings_from") or {}).items():
         if origin not in {"code", "environment"}:

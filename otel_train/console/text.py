@@ -1,4 +1,4 @@
-"""Writes numbers, units and foreign text, and lays lines out for a terminal."""
+"""Formats numbers, units and untrusted text, and lays out lines for a terminal."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def display_width(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """``text`` in at most ``columns`` columns; what is too long loses its middle, since both ends tell names apart."""
+    """Shorten ``text`` to at most ``columns`` columns by removing its middle: both ends distinguish names."""
     if display_width(text) <= columns:
         return text
     if columns <= 1:

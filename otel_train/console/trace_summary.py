@@ -88,7 +88,7 @@ def _stages(page: TextLayout, document: Document) -> Iterator[str]:
 
 
 def _values(row: Row, more: str) -> str:
-    """The cells of a row: how often, how long, ``more`` seconds, which share."""
+    """Cells of a row: count, time, ``more`` seconds, share."""
     seconds = right(duration(row["seconds"]), _VALUE) + right(duration(row[more]), _VALUE)
     return right(count(row["count"]), _COUNT) + seconds + right(percent(row["share"]), _SHARE)
 

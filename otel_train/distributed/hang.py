@@ -119,7 +119,7 @@ def _vanished(document: PostmortemDocument) -> bool:
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:
-    """The report that the rank would have sent last."""
+    """The last report that the rank would have sent."""
     inside = (document.get("open") or [{}])[-1]
     stage = inside.get("stage") or "other"
     state = document.get("state")

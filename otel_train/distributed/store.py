@@ -42,7 +42,7 @@ class Store(Protocol):
 
 
 class ExchangeRequest(FastNamedTuple):
-    """One exchange with the store: the encoded report of this rank, and the ranks whose reports to fetch."""
+    """One exchange with the store: this rank's encoded report, and the ranks whose reports to read."""
 
     record: str
     wanted: range

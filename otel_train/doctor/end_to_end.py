@@ -94,7 +94,7 @@ def check_end_to_end(
     wait_s: float = 30.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[CheckResult]:
-    """Sends a probe and looks for it."""
+    """Sends a probe and checks that it arrives."""
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError:
@@ -161,7 +161,7 @@ def _wait(
 
 
 def _look(place: str, url: str, probe: Probe, *, sent: set[str], token: str) -> Callable[[], bool] | None:
-    """What says whether the probe has arrived; None where it cannot."""
+    """Queries one target for the probe; None if it cannot be queried."""
     if place == PROMETHEUS and "metrics" in sent:
         return partial(_in_prometheus, f"{url}/api/v1/query", probe)
     if place == TRACES and "traces" in sent:

@@ -281,7 +281,7 @@ def skew(ahead_s: float, whose: str) -> CheckResult:
 
 
 class _ConnectionProblem(Exception):  # noqa: N818 - a check result, not an error of this package
-    """Why a connection or request failed: ``what`` goes on from ``whose``, which is "" for the collector's address."""
+    """Why a connection or request failed: ``what`` completes ``whose``, which is "" for the collector's address."""
 
     def __init__(self, what: str, remedy: str, whose: str = "") -> None:
         super().__init__(what)

@@ -127,7 +127,7 @@ def check_machine(
     shm: Path = Path("/dev", "shm"),
     file_system_of: Callable[[Path], FileSystem] = disk,
 ) -> Iterator[CheckResult]:
-    """Checks shared memory, the port of ``/metrics``, and forks beside gRPC."""
+    """Checks shared memory, the port of ``/metrics``, and forks together with gRPC."""
     if shm.is_dir():
         free = file_system_of(shm).free_bytes
         what = f"{free // MIB} MiB of shared memory are free for loader workers ({shm})"

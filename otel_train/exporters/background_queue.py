@@ -1,4 +1,4 @@
-"""Bounded queues with a thread each: what takes long, or hangs, holds up nothing else."""
+"""Bounded queues with a thread each, so that slow or hanging work delays nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("otel_train")
 
 
 class BackgroundQueue(Generic[T]):
-    """Hands things over one by one, in order, on a thread that begins with the first of them.
+    """Passes items to a function in order, on a thread that starts with the first item.
 
     ``write`` may take long and may raise; after three faults ``guard`` is off. ``close`` is called after the last item, on
     the same thread. At most ``most`` items wait; the others are dropped and counted.
@@ -60,7 +60,7 @@ class BackgroundQueue(Generic[T]):
             )
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Accept no further items."""
         if self._thread is not None and not self._over:
             self._over = True
             with suppress(queue.Full):  # it hangs, and is not waited for
@@ -102,7 +102,7 @@ _MOST = 512
 
 
 class DiskQueue:
-    """Does what touches the disk, in order.
+    """Runs disk operations in order on a thread.
 
     While the disk answers, ``do`` returns when it is done: a reader finds it. ``hangs``: something has taken longer than
     ``PATIENCE_S``, and is not done yet.
@@ -137,7 +137,7 @@ class DiskQueue:
         self._until_s = time.monotonic() + seconds
 
     def refresh(self, guard: Guard, write: Callable[[], object]) -> None:
-        """Have something written that the next one replaces: it is left out while the disk hangs."""
+        """Queue a write that the next one replaces; it is skipped while the disk hangs."""
         if not self.hangs or self.written(0.0):
             self.do(guard, write)
 
@@ -147,5 +147,5 @@ class DiskQueue:
         return not self.hangs
 
     def close(self, timeout_s: float) -> None:
-        """Nothing comes any more: end the thread, which may take ``timeout_s`` seconds."""
+        """Accept nothing further and wait up to ``timeout_s`` seconds for the thread."""
         self._queue.close(timeout_s)

@@ -1,4 +1,4 @@
-"""Opens the exporters that a session's settings ask for, and closes them in bounded time."""
+"""Opens the exporters selected by the settings, and closes them in bounded time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _log = logging.getLogger("otel_train")
 
 
 class SharedExporters:
-    """What the exporters of all ranks of one agent share; ``alone``: it serves one rank."""
+    """Exporters shared by all ranks of one agent; ``alone``: it serves one rank."""
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
@@ -132,7 +132,7 @@ class ExportManager:
         return self._prometheus.url if self._prometheus else None
 
     def document(self) -> dict[str, object]:
-        """What ``summary.json`` says of places and settings."""
+        """Entries of ``summary.json`` about paths, addresses and settings."""
         return {
             "metrics_url": self.metrics_url,
             "run_dir": str(self.run_directory) if self.run_directory else None,
@@ -143,7 +143,7 @@ class ExportManager:
     def connect(
         self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
     ) -> None:
-        """Open what the settings ask for. ConfigError where an argument of the program cannot be honoured."""
+        """Open the exporters. ConfigError if an argument of the program is wrong."""
         every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile = routes, profile
         settings = None
@@ -177,7 +177,7 @@ class ExportManager:
         self._routes.append(ExportRoute(filtered, guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
-        """``do`` with the value of a setting; with its default where the environment or a file has one that fails."""
+        """Call ``do`` with the value of a setting; with its default if a value from the environment or a file fails."""
         try:
             return do(getattr(self._config, name))
         except ConfigError as error:
@@ -247,7 +247,7 @@ class ExportManager:
             sys.stderr.flush()
 
     def close_files(self) -> None:
-        """Close the run directory and ``/metrics``; only what is sent goes on."""
+        """Close the run directory and ``/metrics``; only sending continues."""
         closed = ("/metrics", "run directory")
         self._routes = [route for route in self._routes if route.guard.part not in closed]
         if (prometheus := self._prometheus) is not None:  # it takes a file away
@@ -292,7 +292,7 @@ class ExportManager:
 
 @contextmanager
 def _or_without(part: str) -> Iterator[None]:
-    """What needs a thread or a descriptor, where there may be none left."""
+    """Call a function that needs a thread or a descriptor; None if there is none left."""
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
@@ -323,7 +323,7 @@ class ProfileFilter:
         self._disk = disk
 
     def export(self, batch: ExportBatch) -> None:
-        """Hand on what is left, if anything is."""
+        """Pass on what remains, if anything."""
         snapshot = batch.snapshot if self._profile.metrics else None
         spans = batch.spans if self._profile.spans else ()
         if not (snapshot or spans or batch.events or batch.final):

@@ -1,4 +1,4 @@
-"""Stored requests as OpenMetrics text with times, which promtool makes blocks of: for data that is too old to be sent.
+"""Converts stored OTLP requests to OpenMetrics text with timestamps, from which promtool makes TSDB blocks.
 
 Names and labels are those that Prometheus gives the same data when it comes by OTLP. Histograms become buckets with
 ``le``, because the text format has no native ones: four to each power of two, the same in every rank.
@@ -61,13 +61,13 @@ class Written:
 
 
 def time_ms_of(line: bytes) -> int | None:
-    """When the metrics on a line were read; None if it does not say. Only the first point is looked at."""
+    """Timestamp of the metrics on a line, from the first point; None if it has none."""
     found = _TIME.search(line)
     return int(found[1]) // _NS_PER_MS if found else None
 
 
 def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
-    """Write requests of metrics, by rank, to a file that ``promtool tsdb create-blocks-from openmetrics`` reads.
+    """Write metrics requests, by rank, to a file for ``promtool tsdb create-blocks-from openmetrics``.
 
     The file is replaced as a whole at the end. One rank at a time is held in memory. A time that comes twice counts once.
     """
@@ -91,7 +91,7 @@ def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
 
 
 def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
-    """The parts of all families one behind the other: the format wants each in one place."""
+    """Join the parts of each family: the format requires each family in one place."""
     fresh = folder / "text"
     with os.fdopen(create(fresh), "wb") as out:
         for family, kind in sorted(kinds.items()):
@@ -201,7 +201,7 @@ def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _quarter(index: int, scale: int) -> int:
-    """The bound of the grid that the upper bound 2^(index / 2^scale) lies at, or below and next to."""
+    """Index of the grid bound at, or next below, the upper bound 2^(index / 2^scale)."""
     if scale <= _EXACT_SCALE:
         return index << (_EXACT_SCALE - scale)
     return -(-index >> (scale - _EXACT_SCALE))

@@ -99,7 +99,7 @@ class ProviderExporter:
 
 
 def _readers(meters: Any) -> tuple[Any, ...] | None:
-    """The readers of a provider; None if it is none of the SDK's. Where they are depends on the release."""
+    """Metric readers of a provider; None if it is not the SDK's. Their attribute depends on the release."""
     found = getattr(meters, "_metric_readers", None)
     if found is None:
         found = getattr(getattr(meters, "_sdk_config", None), "metric_readers", None)

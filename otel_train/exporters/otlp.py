@@ -52,7 +52,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
 
 
 class Delivery(NamedTuple):
-    """What became of the oldest request of a queue."""
+    """Result of sending the oldest request of a queue."""
 
     answer: ExportResponse | None = None  # None when the collector was not asked
     busy: bool = False  # another process is sending from this queue
@@ -61,7 +61,7 @@ class Delivery(NamedTuple):
 
 
 class Backoff:
-    """How long to wait before a failed request is sent again: longer each time, bounded, never the same for two ranks.
+    """Exponential backoff with a limit and jitter.
 
     The jitter comes from a generator of its own, because the training program seeds Python's.
     """
@@ -75,7 +75,7 @@ class Backoff:
         self._failures = 0
 
     def pause_s(self, asked_s: float | None = None) -> float:
-        """Seconds until the next try. A collector that asks for a pause gets it, up to 10 minutes."""
+        """Seconds until the next attempt. ``Retry-After`` is honoured up to 10 minutes."""
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         own_s = longest_s * self._numbers.uniform(0.5, 1.0)
@@ -88,7 +88,7 @@ class Backoff:
 def deliver(
     queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float, *, suspect: bool = False
 ) -> Delivery:
-    """Send the oldest request of a queue and do with it what the answer says.
+    """Send the oldest request of a queue, then remove, keep or reject it according to the response.
 
     ``suspect``: it has failed with server errors before. If it does so again and the request behind it is accepted,
     it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
@@ -134,7 +134,7 @@ class _SignalQueue:
 
 
 class Sender:
-    """A daemon thread that empties the spool from its head.
+    """A daemon thread that sends the requests in the spool, oldest first.
 
     ``put`` appends a request to the spool and returns: nothing waits for a network, and what is on disk survives
     this process. A request that gets no good answer stays where it is, and so does all behind it, until its next try.
@@ -173,7 +173,7 @@ class Sender:
 
     @property
     def drops(self) -> dict[tuple[str, str], int]:
-        """Records that are not where people look, by (signal, reason).
+        """Records that did not reach the Collector, by (signal, reason).
 
         Signals are ``metrics`` (data points) and ``traces`` (spans). Reasons: ``queue_full``, the spool was full and
         the oldest went; ``rejected``, refused for good and moved to ``spool/rejected/``; ``serialization``, could not
@@ -235,7 +235,7 @@ class Sender:
             self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
-        """The queue whose turn it is; None when there is no more to do."""
+        """The next queue to send from; None if there is none."""
         with self._changed:
             while not self._abandoned:
                 now_s = self._monotonic_s()
@@ -295,7 +295,7 @@ class Sender:
 
 
 class _CollectorLog:
-    """Logs once when the collector goes, once when it is back, and refusals once a minute."""
+    """Logs once when the Collector becomes unavailable, once when it is back, and rejections once a minute."""
 
     def __init__(self, endpoint: str, queues: list[SpoolQueue], monotonic_s: Callable[[], float]) -> None:
         self._endpoint = endpoint
@@ -347,7 +347,7 @@ class _CollectorLog:
 
 
 class OtlpExporter(Sender):
-    """Appends every batch to the spool and returns; a thread of its own sends from there.
+    """Appends every batch to the spool; a thread sends from it.
 
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.

@@ -1,4 +1,4 @@
-"""What a collector's answer to an OTLP request means: accepted, try again, or refused for good, and why."""
+"""Classifies the response to an OTLP request: accepted, retryable or rejected, with the reason."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _GRPC_REFUSALS: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "A
 
 
 class ExportResult(enum.Enum):
-    """What becomes of a request after its answer."""
+    """What to do with a request after its response."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"
@@ -87,7 +87,7 @@ class ExportResult(enum.Enum):
 
 
 class ExportResponse(NamedTuple):
-    """The answer to one request.
+    """Result of one request.
 
     ACCEPTED removes the request. RETRY keeps it and sends it again later: nothing that an operator or time can repair
     (an address, a login, an expired certificate, a redirect, an overload) loses data. REFUSED is about the request
@@ -123,7 +123,7 @@ def refused(reason: str, rejected: int | None = None) -> ExportResponse:
 
 
 class HttpResponse(NamedTuple):
-    """What came back over HTTP: headers by lower-case name, a body of at most one byte more than is read of an answer."""
+    """An HTTP response: headers by lower-case name, body cut at one byte more than the limit."""
 
     status: int
     headers: Mapping[str, str]
@@ -136,7 +136,7 @@ class HttpResponse(NamedTuple):
 
 
 def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> ExportResponse:
-    """What an HTTP answer means.
+    """Classify an HTTP response.
 
     Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
     rejected. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
@@ -164,7 +164,7 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
 
 
 def _mendable(answer: HttpResponse, *, tls: bool) -> str:
-    """What is wrong with the address or the login; "" where the answer is about something else."""
+    """What is wrong with address or credentials, which the user can correct; "" for other responses."""
     status = answer.status
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return UNAUTHORIZED.format(status)
@@ -185,7 +185,7 @@ def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Ex
 
 
 def read_message(body: bytes, signal: str) -> ExportResponse:
-    """What a response message in protobuf says. An empty one accepts everything. ValueError where it is none."""
+    """Classify a protobuf response message. An empty one accepts everything. ValueError if it is not one."""
     if not body:
         return ACCEPTED
     from google.protobuf.message import DecodeError
@@ -249,7 +249,7 @@ def _redirect(answer: HttpResponse) -> str:
 
 
 def _said(answer: HttpResponse) -> str:
-    """What the body of a refusal says, behind a comma: the message of a ``Status``, or plain text."""
+    """The text in the body of a rejection, after a comma: the message of a ``Status``, or plain text."""
     kind, text = answer.content_type, ""
     if kind == JSON:
         with suppress(ValueError, RecursionError):

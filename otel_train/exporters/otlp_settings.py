@@ -1,4 +1,4 @@
-"""What the standard ``OTEL_*`` variables ask of us."""
+"""Reads the standard ``OTEL_*`` variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMPRESSIONS = {GRPC: ("gzip",), HTTP_JSON: ("gzip", "deflate"), HTTP_PROTOBUF:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the requests of one signal go, and how. Headers and URL may hold secrets, so nothing prints them."""
+    """Destination of one signal. Headers and URL may contain secrets, so they are never printed."""
 
     protocol: str
     url: str = field(repr=False)  # what requests are posted to; of gRPC the scheme, host and port
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSettings:
-    """What to send, and how: by signal where it goes; one that is switched off is absent."""
+    """Destination by signal; a disabled signal is absent."""
 
     targets: Mapping[str, Target]
     timeout_s: float = RUNNING_TIMEOUT_S
@@ -61,7 +61,7 @@ class OtlpSettings:
         cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False,
         on_wrong: OnWrong | None = None,
     ) -> OtlpSettings:  # fmt: skip
-        """The settings that an environment asks for.
+        """Read the settings from an environment.
 
         Args:
             environ: of the process.
@@ -93,12 +93,12 @@ class OtlpSettings:
 
 
 def otlp_configured(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for OTLP: an endpoint is named and nothing switches it off. Empty counts as unset."""
+    """Whether the environment enables OTLP: an endpoint is set and no variable disables it. Empty counts as unset."""
     return any(_Variables(environ, signal).is_on() for signal in SIGNALS)
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """``name=value`` with commas between; values are percent-encoded (W3C Baggage). What has no name is left out."""
+    """Parse ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Nameless ones are skipped."""
     headers = {}
     for entry in text.split(","):
         name, sign, value = (part.strip() for part in entry.partition("="))
@@ -109,7 +109,7 @@ def headers_of(text: str) -> dict[str, str]:
 
 
 class _Variables:
-    """The variables that hold for a signal: its own, else those of all. ``tell`` is called with each wrong one."""
+    """The variables of a signal: its own, else the general ones. ``tell`` is called with each wrong one."""
 
     def __init__(
         self, environ: Mapping[str, str], signal: str, tell: OnWrong = lambda _name, _problem, _used: None
@@ -127,7 +127,7 @@ class _Variables:
         return wanted or bool(self._get("ENDPOINT"))
 
     def target(self, endpoint: str) -> Target | None:
-        """Where the signal goes; None where what is set for it cannot be used."""
+        """Destination of the signal; None if its variables cannot be used."""
         protocol = self._protocol()
         usable = self._has_files() and self._has_certificates()
         address = endpoint or self._get("ENDPOINT") or _DEFAULT_ENDPOINTS[protocol]
@@ -186,7 +186,7 @@ class _Variables:
         return HTTP_JSON
 
     def _shown(self, address: str, protocol: str) -> str:
-        """An address without user name, password and query; "" where it is none."""
+        """An address without user name, password and query; "" if it is not an address."""
         # gRPC also takes a bare host:port, which parses as a scheme without a host.
         if protocol == GRPC and "://" not in address:
             return address

@@ -1,4 +1,4 @@
-"""Sends lines of OTLP/JSON to a collector over HTTP or gRPC, as they are stored or as protobuf, bounded in bytes and in time."""
+"""Sends lines of OTLP/JSON to a Collector over HTTP or gRPC, as stored or as protobuf, with limits on bytes and time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BEGINNINGS: Final = {
 
 
 class Transport(Protocol):
-    """Where requests go."""
+    """Sends requests."""
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         """Send one line and read the answer, within ``timeout_s`` seconds."""
@@ -62,7 +62,7 @@ class Transport(Protocol):
 
 
 class OtlpTransport:
-    """Sends lines to the collectors of their signals, as they are stored or converted. ``close`` from any thread."""
+    """Sends lines to the destination of their signal, as stored or converted. ``close`` may be called from any thread."""
 
     def __init__(self, targets: Mapping[str, Target], connections: Connections | None = None) -> None:
         self._targets = targets
@@ -94,7 +94,7 @@ class OtlpTransport:
 
 
 def _unreadable(line: bytes, signal: str) -> str:
-    """Why a line cannot be a request of this signal; "" when it can. Only its beginning is looked at."""
+    """Why a line cannot be a request of this signal; "" if it can. Only its beginning is checked."""
     if _BEGINNINGS[signal].match(line) and line.rstrip().endswith(b"}"):
         return ""
     try:
@@ -111,7 +111,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class _LimitedReader(io.RawIOBase):
-    """What ``http.client`` reads an answer from: a socket, until the limit of the request is reached."""
+    """Reader for ``http.client`` that stops at the limits of the request."""
 
     def __init__(self, sock: socket.socket, limit: _Limited) -> None:
         # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
@@ -141,7 +141,7 @@ class _LimitedReader(io.RawIOBase):
 
 
 class _Limited(http.client.HTTPConnection):
-    """Bounds how long a request takes in all, and how much of its answer is read."""
+    """HTTP connection that limits the total time of a request and the bytes read of its response."""
 
     until_s = 0.0
     bytes_left = 0
@@ -171,7 +171,7 @@ class _LimitedTls(_Limited, http.client.HTTPSConnection):
 
 
 class _Route(NamedTuple):
-    """How to come to a collector."""
+    """Address and proxy of a Collector."""
 
     key: Hashable  # the same for all that may use one connection
     end: tuple[str, int]  # host and port to connect to: of the collector, or of a proxy
@@ -258,7 +258,7 @@ class HttpClient:
             return retry(why(f"{type(error).__name__}: {error}"))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
-        """Get the URL with this query, in as much time as ``post``. An OSError says why no answer came."""
+        """Get the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
         try:
             return self._exchange("GET", timeout_s, query=query)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -370,7 +370,7 @@ def login_of(url: SplitResult, header: str) -> dict[str, str]:
 
 
 def _readable(sock: socket.socket) -> bool:
-    """Whether something came in between two requests: the end of the connection, or what no request asked for."""
+    """Whether bytes arrived on an idle connection: its end, or data that was not requested."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -467,7 +467,7 @@ def _content(path: str) -> bytes | None:
 
 
 def _wait_s(metadata: Any) -> float | None:  # Any: as above
-    """What ``RetryInfo`` in the status of a call asks for."""
+    """The delay in ``RetryInfo`` of a call's status."""
     details = dict(metadata or ()).get(_STATUS_DETAILS)
     if not details:
         return None

@@ -1,4 +1,4 @@
-"""Exporters that other packages bring, found by their entry points."""
+"""Loads exporters of other packages by their entry points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WAITING = 64
 
 
 class PluginExporter(BackgroundQueue["ExportBatch"]):
-    """One exporter of another package, on a thread of its own; it may hang, and may raise."""
+    """Exporter of another package, on its own thread; it may hang or raise."""
 
     def __init__(self, name: str, exporter: Exporter, timeout_s: float) -> None:
         part = f"exporter {name}"
@@ -45,7 +45,7 @@ def load_plugins(
     timeout_s: float,
     found: Iterable[EntryPoint] | None = None,
 ) -> list[PluginExporter]:
-    """The exporters of other packages that a run has, each with ``timeout_s`` to close.
+    """Load the selected exporters of other packages; each has ``timeout_s`` to close.
 
     What one of them does wrong here is logged. One that was asked for by name and is not installed, or cannot be made,
     is a ConfigError.
@@ -66,7 +66,7 @@ def load_plugins(
 
 
 def check_known(wish: str) -> None:
-    """Refuse an exporter that is asked for by name and not installed, by a ConfigError."""
+    """Raise ConfigError for an exporter that is selected by name and not installed."""
     known = {point.name: point for point in entry_points(group=GROUP)}
     for name in words_of(wish):
         if name not in known:

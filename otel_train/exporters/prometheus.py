@@ -1,4 +1,4 @@
-"""A Prometheus endpoint: the latest snapshot at ``/metrics``. Answers to localhost and to addresses alone where it listens on loopback."""
+"""Serves ``/metrics``. On loopback only requests to localhost and IP addresses are answered."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _TARGET_FILE = "prometheus_target.json"
 
 
 class PrometheusExporter:
-    """Keeps the latest snapshot and serves it, one snapshot per page.
+    """Holds the latest snapshot of one rank and serves it.
 
     OpenMetrics with exemplars or the classic text format, as the client asks, compressed if it likes.
     When the port is taken the next ones are tried, at last any. A forked child serves nothing.
@@ -109,7 +109,7 @@ class PrometheusExporter:
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """Address of ``/metrics``."""
         return f"http://{self._target()}/metrics"
 
     def export(self, batch: ExportBatch) -> None:
@@ -118,7 +118,7 @@ class PrometheusExporter:
             self._page.snapshot = batch.snapshot
 
     def close(self, timeout_s: float) -> None:
-        """Leave the page, and take the target file away. The last rank frees the port. Idempotent.
+        """Remove this rank from the page, and the target file. The last rank frees the port. Idempotent.
 
         A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
         One that ends in order does not: so a dashboard can tell the two apart.
@@ -142,7 +142,7 @@ class PrometheusExporter:
 
 
 class MetricsServers:
-    """Servers of ``/metrics``, each for all ranks of one process that want it at the same address."""
+    """Servers of ``/metrics``, each shared by the ranks of one process that use the same address."""
 
     def __init__(self) -> None:
         self._servers: dict[tuple[str, int], _Server] = {}
@@ -192,7 +192,7 @@ def _listen(host: str, port: int) -> _Server:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Accepts in one daemon thread, answers each client in another, and stops at once."""
+    """Accepts on one daemon thread, answers each client on another, and stops at once."""
 
     daemon_threads = True
     block_on_close = False
@@ -226,7 +226,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
-        """Answer a request in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
+        """Answer a request on a thread. Beyond the limit the oldest unfinished connection is closed."""
         with self._lock:
             dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
             for client in dropped:
@@ -242,7 +242,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
-        """Ignore it: a client may go away in mid-response."""
+        """Ignore it: a client may disconnect during a response."""
 
     def stop(self, timeout_s: float) -> None:
         if self._stopped:
@@ -266,7 +266,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection, or listening, which the thread that reads it sees; it closes it."""
+    """Shut a socket down, which wakes the thread that reads or accepts on it; that thread closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -283,11 +283,11 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class TooLargeError(Exception):
-    """A request has more bytes than one may have."""
+    """A request exceeds the limit of bytes."""
 
 
 class _Incoming(io.RawIOBase):
-    """What a client sends, in a bounded time and with a bounded size in all: one that trickles ends like any other."""
+    """Reads a request with limits on total time and size."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
-        """Say nothing: the console belongs to training."""
+        """Print nothing: the console belongs to the program."""
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
@@ -420,7 +420,7 @@ _TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
 
 
 class RankPage:
-    """What one rank puts on a page: its newest snapshot. ``posts`` has what answers to what is posted, by path."""
+    """What one rank contributes to a page: its newest snapshot. ``posts`` has the handlers of POST requests by path."""
 
     def __init__(
         self,
@@ -450,7 +450,7 @@ class RankPage:
 
 
 class PageCollector:
-    """What ``prometheus_client`` asks for the families of one page."""
+    """Collector for ``prometheus_client``: merges the snapshots of all ranks into the families of one page."""
 
     def __init__(self, ranks: Sequence[RankPage]) -> None:
         self._ranks = ranks

@@ -1,4 +1,4 @@
-"""The run directory: everything a run leaves on disk, written so that nothing can hurt training."""
+"""Writes the run directory of a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from otel_train.files import (
     folders_in,
     is_folder,
     make_folder,
-    make_ignored,
+    make_gitignored_folder,
     mark_of,
     open_to_write,
     rank_folders,
@@ -88,7 +88,7 @@ class RunDirectory:
         cls, root: Path, run_id: str, *, rank: int, run: Mapping[str, object] | None = None,
         attempt: int | None = None, restarts: int = 0, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0,
     ) -> RunDirectory:  # fmt: skip
-        """Make, or come back to, the folder of one rank.
+        """Create or reopen the folder of one rank.
 
         Args:
             root: parent of all runs. When this call creates it, git is made to ignore it.
@@ -104,7 +104,7 @@ class RunDirectory:
         directory = cls(root / folder_name(run_id), rank, max_bytes)
         directory.run_id = run_id
         try:
-            make_ignored(root)
+            make_gitignored_folder(root)
             for number in range(1, _MOST_AT_ONCE):
                 name = run_id if number == 1 else f"{run_id}-{number}"
                 directory = cls(root / folder_name(name), rank, max_bytes)
@@ -129,7 +129,7 @@ class RunDirectory:
         return directory
 
     def _take(self, known: int) -> bool:
-        """Take the folder of the rank for this process, unless another one that lives writes there.
+        """Take the folder of the rank for this process, unless another live process writes to it.
 
         ``known`` attempts are those that the launcher, or the program, knows of.
         """
@@ -146,7 +146,7 @@ class RunDirectory:
         return True
 
     def _put_training_aside(self) -> None:
-        """Make of what this rank wrote in the training that is over a part of a run directory of its own."""
+        """Move what this rank wrote in the previous training to ``training-<n>``."""
         before = earlier_trainings(self.path, self.rank)
         home = self.path / f"{TRAINING}{len(before) + 1}"
         make_folder(home)
@@ -191,7 +191,7 @@ class RunDirectory:
         return self.rank_path / "flight.bin"
 
     def describe(self, resource: Mapping[str, AttributeValue], version: str) -> None:
-        """Set what every line of metrics and spans says of the process."""
+        """Set the resource attributes on every line of metrics and spans."""
         self._resource, self._version = dict(resource), version
 
     def export(self, batch: ExportBatch) -> None:
@@ -268,7 +268,7 @@ def folder_name(run_id: str) -> str:
 
 
 def find_run(run: str | Path | None, root: Path) -> Path:
-    """The directory of a run: of a run directory, the directory of one of its ranks or a run id below ``root``; None is the newest.
+    """Find a run directory: given itself, the folder of one of its ranks, or a run id below ``root``; None is the newest.
 
     A RunDirectoryError says what to do where there is none.
     """
@@ -298,7 +298,7 @@ def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
 
 
 def state_of(rank_dir: Path) -> str:
-    """How a rank's ``summary.json`` says that it ended; "" where it does not."""
+    """The end state in a rank's ``summary.json``; "" if there is none."""
     try:
         return str(read_json(rank_dir / "summary.json").get("state") or "")
     except RunDirectoryError:
@@ -310,7 +310,7 @@ def _last_change_ns(run: Path) -> int:
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
-    """Seconds from the last edge of the ``previous`` attempt, whose flight file has been put aside, to this start.
+    """Seconds from the last event of the ``previous`` attempt, whose flight file was moved, to this start.
 
     None if there was none (it is negative), if it had finished (then no time was lost), or if its file does not say.
     """
@@ -339,7 +339,7 @@ _held: dict[tuple[int, int], RankLease] = {}
 
 
 class RankLease:
-    """A POSIX lock on a file that also names the process that holds it.
+    """A POSIX lock on a file that also contains the process that holds it.
 
     A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
     On a network file system it also excludes other hosts. One process may acquire it several times.

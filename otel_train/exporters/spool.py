@@ -1,4 +1,4 @@
-"""The queue of requests that wait for a collector: lines of OTLP/JSON on disk, in memory where there is no disk.
+"""The queue of unsent OTLP requests: lines of OTLP/JSON on disk, or in memory without a disk.
 
 Every request is appended to a segment, a file of whole lines. Requests are sent from the oldest segment on, and a
 segment is removed when all of it is done. ``<name>.offset`` says how far that is. Whoever sends holds a file lock on
@@ -84,7 +84,7 @@ class SpooledRequest(NamedTuple):
 
 
 class SpoolQueue:
-    """The requests of one signal that wait. ``append`` from any thread, the rest from the thread that sends.
+    """The unsent requests of one signal. ``append`` may be called from any thread, the rest from the sending thread.
 
     Nothing raises: what the disk does not take waits in memory, bounded, and goes to disk when that is possible again.
 
@@ -134,7 +134,7 @@ class SpoolQueue:
                 self._on_loss(records_in(lost), "queue_full")
 
     def _written(self, line: bytes) -> bool:
-        """Whether a line is on disk now, or beyond any help."""
+        """Whether a line is on disk now, or cannot be written at all."""
         if self.folder is None:
             return False
         data = line + b"\n"
@@ -162,7 +162,7 @@ class SpoolQueue:
                 _unlock(self._fd)
 
     def _own_segment(self) -> int | None:
-        """The size of the segment that we write, with its lock held; None when there is none to go on with."""
+        """Size of the segment being written, with its lock held; None if there is none to continue."""
         if self._fd < 0:
             return None
         if _locked(self._fd):
@@ -199,7 +199,7 @@ class SpoolQueue:
                 os.close(fd)
 
     def _trim(self, needed_bytes: int) -> None:
-        """Drop the oldest segments until there is enough space. What is sent from one right now may count as lost, too."""
+        """Drop the oldest segments until there is enough space. Requests being sent from one may count as dropped, too."""
         found: dict[int, os.stat_result] = {}
         for number in self._numbers():
             with suppress(FileNotFoundError):  # all of it was sent meanwhile
@@ -265,7 +265,7 @@ class SpoolQueue:
         return None
 
     def remove(self, head: SpooledRequest) -> None:
-        """Take a request away, for good: also when this process is killed right now."""
+        """Remove a request durably, also if this process is killed right now."""
         if head.segment < 0:
             with self._guard:
                 if self._memory_sent and self._memory:
@@ -304,7 +304,7 @@ class SpoolQueue:
                 yield from self._waiting(number)
 
     def close(self) -> None:
-        """Let go of the files, and remove what says nothing any more. What waits in memory is lost, and counted."""
+        """Close the files and remove empty ones. Requests in memory are dropped and counted."""
         with self._guard:
             while self._memory and self._written(self._memory[0]):
                 self._memory.popleft()
@@ -321,7 +321,7 @@ class SpoolQueue:
                 self.folder.rmdir()  # unless the other signal has something to say
 
     def _take_state(self) -> int:
-        """The offset file, locked; -1 where there is none. BlockingIOError: another process holds the lock."""
+        """Descriptor of the offset file, locked; -1 without one. BlockingIOError: another process holds the lock."""
         if self.folder is None or not self.folder.is_dir():
             return -1
         while True:
@@ -376,7 +376,7 @@ class SpoolQueue:
             return SpooledRequest(beginning, number, file.tell(), problem)
 
     def _finished(self, number: int, *, torn: bool = False) -> bool:
-        """Remove a segment if all of it is done. Whether it is gone.
+        """Remove a segment if all of it is sent. Returns whether it was removed.
 
         ``torn``: it has no further whole line, so that what is left was torn off by a crash.
         """
@@ -426,7 +426,7 @@ def _state(segment: int, offset: int) -> bytes:
 
 
 def _locked(fd: int) -> bool:
-    """Take the lock of a file, unless it is held. Where the file system has no locks, every call succeeds."""
+    """Lock a file unless it is locked. Without locks in the file system every call succeeds."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -437,7 +437,7 @@ def _locked(fd: int) -> bool:
 
 
 def _unlock(fd: int) -> None:
-    """Give the lock of a file back, also where a forked child has a copy of the descriptor."""
+    """Unlock a file, also if a forked child has a copy of the descriptor."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -449,7 +449,7 @@ def _release(fd: int) -> None:
 
 
 class RejectedRequest(NamedTuple):
-    """A line as it lies in the file, and its request; None where the line cannot be read."""
+    """A line of the file, and its request; None if the line cannot be read."""
 
     stored: str
     request: bytes | None

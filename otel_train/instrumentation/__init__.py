@@ -1,1 +1,1 @@
-"""The training thread's side: read a clock, append two words, go on."""
+"""Hooks on the training thread: each reads the clock and appends two words to a ring buffer."""

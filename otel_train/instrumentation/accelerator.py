@@ -1,4 +1,4 @@
-"""Drivers of accelerators: NVIDIA's and AMD's by way of ``torch.cuda``, Intel's and Apple's by way of their torch modules."""
+"""Accelerator drivers: NVIDIA and AMD through ``torch.cuda``, Intel and Apple through their torch modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NativeDriver(NamedTuple):
-    """What a thread in C needs to read events without the interpreter lock.
+    """What a C thread needs to read events without the GIL.
 
     Attributes:
         words: addresses of the driver's functions that make a context current, exchange the mode of captures, query an event,
@@ -111,7 +111,7 @@ class DeviceDriver:
         return record
 
     def stamp(self, device: int) -> Any:
-        """An event on a stream of high priority where nothing else is: the device gets to it at once.
+        """Record an event on an idle stream of high priority, which the device reaches at once.
 
         It is free again once the next but one has been asked for.
         """
@@ -124,7 +124,7 @@ class DeviceDriver:
         return events[0]
 
     def native(self, device: int) -> NativeDriver | None:
-        """How to read events whose first is of ``device`` without Python; None where that cannot be."""
+        """How to read events of ``device`` from C; None if not possible."""
         del device
         return None
 
@@ -171,11 +171,11 @@ class DeviceDriver:
         self._module.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """UUID of every device in use that NVML knows."""
+        """NVML UUID of every device in use."""
         return {}
 
     def memory(self) -> list[DeviceMemory]:
-        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's.
+        """Allocator values of every device in use. Nothing is reset: the peaks belong to the program.
 
         Nothing where the allocator is the program's own.
         """
@@ -208,14 +208,14 @@ class DeviceDriver:
         )  # fmt: skip
 
     def _memory_of_apple(self) -> list[DeviceMemory]:
-        """There is one device, whose allocator keeps no peaks and counts no failures."""
+        """Memory of the one Apple device; its allocator has no peaks and no failure counts."""
         module = self._module
         allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
         limit = module.recommended_max_memory()
         return [DeviceMemory("mps:0", allocated, reserved, limit, None, None, None, None)]
 
     def _stats(self, device: int) -> dict[str, Any] | None:
-        """What the allocator has counted; None where it counts nothing, as ``CUDAPluggableAllocator``."""
+        """Counters of the allocator; None if it has none, as ``CUDAPluggableAllocator``."""
         read: Any = getattr(self._module, "memory_stats_as_nested_dict", None)
         with suppress(RuntimeError):
             return dict(read(device)) if read is not None else None
@@ -333,7 +333,7 @@ class CudaDriver(DeviceDriver):
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
     def _context(self, device: int) -> int:
-        """What the first function of the driver is called with: the current context, of ``device``."""
+        """First argument of driver functions: the current context of ``device``."""
         del device
         context = ctypes.c_void_p()
         self._library.cuCtxGetCurrent(ctypes.byref(context))
@@ -403,7 +403,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _kept(event: Any) -> Any:
-    """An event that is never destroyed, but by the end of the process.
+    """An event that is not destroyed before the end of the process.
 
     Its destructor calls the driver with the lock let go, on whichever thread drops it last: in a forked child, where it
     must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
@@ -414,5 +414,5 @@ def _kept(event: Any) -> Any:
 
 
 def _internal(torch: Any, name: str) -> Any:
-    """What ``torch.cuda`` itself calls: on the training thread the objects that it makes around count."""
+    """The internal function of ``torch.cuda``: the public one creates objects, which costs time on the training thread."""
     return getattr(torch._C, name)  # noqa: SLF001 - see above

@@ -1,4 +1,4 @@
-"""Records device events at the edges of stages, of a sample of the steps, and reads what the device got to."""
+"""Records device events at begin and end of stages, in a sample of the steps, and reads them later."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _LONGEST = 64  # beginnings in a step, at most: a loop may show us neither a loa
 _RAN, _PASSED, _NEVER = 1, 2, 3  # what a step has come to
 
 
-class Does(IntEnum):
-    """What an edge does. Those up to ``PASSES`` close a stage, those above open one."""
+class EdgeAction(IntEnum):
+    """Action of an event code. Those up to ``PASSES`` close a stage, those above open one."""
 
     NOTHING = 1
     """Nothing that a device has time for."""
@@ -69,11 +69,11 @@ class Does(IntEnum):
     """A wait for data."""
 
 
-ASKS, RUNS = int(Does.ASKS), int(Does.RUNS)
+ASKS, RUNS = int(EdgeAction.ASKS), int(EdgeAction.RUNS)
 
 
 class StepSampling:
-    """Steps of the thread that is timed, as it goes through them.
+    """Selects the steps in which device events are recorded.
 
     A step begins where a loader is asked after work, and in a loop that asks none, at the forward after a pass.
 
@@ -134,8 +134,8 @@ MOST_EVENTS = 2048
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
 _LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code for operation and source
 _BEGUN = {
-    SourceKind.DATA: Does.ASKS, SourceKind.FORWARD: Does.RUNS, SourceKind.WHOLE: Does.RUNS,
-    SourceKind.STAGE: Does.STAGES,
+    SourceKind.DATA: EdgeAction.ASKS, SourceKind.FORWARD: EdgeAction.RUNS, SourceKind.WHOLE: EdgeAction.RUNS,
+    SourceKind.STAGE: EdgeAction.STAGES,
 }  # fmt: skip
 _PASSES = (SourceKind.BACKWARD, SourceKind.GRAD, SourceKind.OPTIMIZER, SourceKind.WHOLE)
 
@@ -165,7 +165,7 @@ def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceT
 
 
 class DeviceTimer:
-    """Times what the device does for each stage of the thread that made the recorder.
+    """Measures device time of each stage of the thread that created the recorder.
 
     ``edge`` takes the place of ``recorder.edge``. Until ``look`` has seen that a device is in use, and in
     every other thread, it does nothing of its own. The event of an end is recorded before the edge and that
@@ -212,7 +212,7 @@ class DeviceTimer:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices whose time is taken."""
+        """Devices that are measured."""
         return tuple(lane.device for lane in self._lanes)
 
     def look(self) -> None:
@@ -246,7 +246,7 @@ class DeviceTimer:
         self._active.clear()
 
     def read(self) -> None:
-        """Let the reader look what the devices got to, and use events again that it is done with. Called by the service thread.
+        """Let the reader query events, and reuse finished ones. Called on the service thread.
 
         Raises:
             Exception: the fault of the driver that switched the timer off, once.
@@ -304,11 +304,11 @@ class DeviceTimer:
         return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
     def _recording_edge(self, ring_edge: Edge) -> Edge:
-        """What runs for each edge; only the edges of steps that are timed cost more than a look at a table."""
+        """Make the function called for each event; only events of sampled steps cost more than a table lookup."""
         lanes, table, learn, record = self._active, self._table, self._learn, self._event_recorder()
         owner = get_ident()
         steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
-        nothing, passes, opens = int(Does.NOTHING), int(Does.PASSES), int(Does.OPENS)
+        nothing, passes, opens = int(EdgeAction.NOTHING), int(EdgeAction.PASSES), int(EdgeAction.OPENS)
 
         def edge(code: int) -> None:
             if not lanes:
@@ -338,7 +338,7 @@ class DeviceTimer:
         return edge
 
     def _event_recorder(self) -> Callable[[int, int], None]:
-        """What records an event on every lane, for an edge of a step."""
+        """Make the function that records an event on every device."""
         lanes, clock, append = self._active, self._clock, self._recorded.append
         capturing = self._driver.capturing
 
@@ -373,7 +373,7 @@ class DeviceTimer:
         owner = get_ident()
 
         def edge(code: int) -> None:
-            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != Does.NOTHING:
+            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != EdgeAction.NOTHING:
                 try:
                     if not driver.capturing():
                         for lane in lanes:
@@ -387,11 +387,11 @@ class DeviceTimer:
     def _learn(self, code: int) -> int:
         op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
         if kind not in _TIMED or op > SUSPEND:
-            how = Does.NOTHING
+            how = EdgeAction.NOTHING
         elif op < END:
-            how = _BEGUN.get(kind, Does.OPENS)
+            how = _BEGUN.get(kind, EdgeAction.OPENS)
         else:
-            how = Does.PASSES if kind in _PASSES else Does.CLOSES
+            how = EdgeAction.PASSES if kind in _PASSES else EdgeAction.CLOSES
         self._table[code & _LOW] = how
         return int(how)
 
@@ -422,7 +422,7 @@ _Entry = tuple[int, int, int, list[Any]]
 
 
 class PythonReader:
-    """Reads events of a driver in the order in which they were recorded, when it is asked to."""
+    """Queries events of a driver in the order of their recording."""
 
     def __init__(self, driver: DeviceDriver, device: int, words: memoryview, clock: Clock) -> None:
         self._driver = driver
@@ -439,7 +439,7 @@ class PythonReader:
         return True
 
     def read(self) -> int:
-        """Look what the devices got to, and write that. How many edges they got to, in all.
+        """Query events and write finished ones. Returns the total number of finished events.
 
         At the first edge that a device has not got to, the rest is left for a later call.
 
@@ -500,7 +500,7 @@ _STATE_WORDS = 20 + (1 + QUEUED) * _ENTRY_WORDS
 
 
 class NativeReader:
-    """Reads as ``PythonReader`` in a thread of C that never takes the interpreter lock, also while training hangs with it.
+    """As ``PythonReader``, on a C thread that never takes the GIL, so also while training hangs.
 
     Args:
         driver: functions of the driver, and how to find what they take.
@@ -571,7 +571,7 @@ class NativeReader:
 def reader_of(
     driver: DeviceDriver, device: int, words: memoryview, clock: Clock
 ) -> PythonReader | NativeReader:
-    """What reads events whose first is of ``device``: in C where the extension and the driver can."""
+    """The reader for events of ``device``: in C if extension and driver support it."""
     native = driver.native(device) if hasattr(EXTENSION, "start_events") else None
     if native is not None:
         with suppress(RuntimeError, OSError):

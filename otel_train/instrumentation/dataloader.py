@@ -1,4 +1,4 @@
-"""Batches, seen in the iterator's own ``__next__``: how long the wait was, how many samples and bytes came, what was left over."""
+"""Instruments loaders in their iterator's ``__next__``: data wait, samples, bytes, batches left at the end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 
 def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
-    """Bytes of the arrays in a batch: whatever says ``nbytes``, in mappings, sequences and dataclasses.
+    """Bytes of the arrays in a batch: every ``nbytes`` in mappings, sequences and dataclasses.
 
     Returns:
         None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
@@ -73,7 +73,7 @@ def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
 
 
 def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
-    """What may hold arrays in it."""
+    """Objects in ``item`` that may contain arrays."""
     if isinstance(part, (list, tuple)):
         if part and isinstance(part[0], _PLAIN):  # identifiers, texts
             return [inner for inner in part[:MOST_PARTS] if not isinstance(inner, _PLAIN)]
@@ -88,7 +88,7 @@ def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
 
 
 class BatchBytes:
-    """What is known of the bytes of a loader's batches. The training thread writes, the service thread reads.
+    """Statistics of the bytes of a loader's batches. The training thread writes, the service thread reads.
 
     Attributes:
         hopeless: a batch could not be weighed.
@@ -206,7 +206,7 @@ START_BITS = int(Flag.START) << FLAG_SHIFT
 
 
 class LoaderProbe:
-    """What the iterators of one loader need: codes, the reader of batch sizes, a count of tokens.
+    """Event codes, batch size function and token count of a loader, shared by its iterators.
 
     Attributes:
         token_count: tokens counted so far.
@@ -276,12 +276,12 @@ class LoaderProbe:
 
     @property
     def polled(self) -> bool:
-        """Whether its state has something that no edge tells and that is new all the time: tokens, workers."""
+        """Whether it has state that events do not contain and that changes continuously: tokens, workers."""
         return self._tokens is not None or bool(self.pools)
 
     @property
     def running(self) -> bool:
-        """An iterator of it is alive and has not come to its end."""
+        """Whether one of its iterators is alive and not exhausted."""
         return len(self._running) > 0
 
     def begins(self, iterator: Any) -> None:
@@ -291,23 +291,23 @@ class LoaderProbe:
         self._running.add(iterator)
 
     def ends(self, iterator: Any) -> None:
-        """A pass has come to its end."""
+        """Record the end of a pass."""
         self._running.discard(iterator)
 
     def next_pass(self) -> int:
-        """The word that begins an ask of a new pass."""
+        """The event word that begins ``next`` of a new pass."""
         return self.ask | next(_passes) << PAYLOAD_SHIFT
 
     def pass_end(self, ask: int) -> int:
-        """The word that ends a pass whose iterator is disposed of. ``ask``: the word that began its asks."""
+        """The event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
         return self.gone | ask >> PAYLOAD_SHIFT << PAYLOAD_SHIFT
 
     def payload(self, batch: Any) -> int:
-        """The word that ends the ask for ``batch``."""
+        """The event word that ends ``next`` with ``batch``."""
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
     def stopped(self, given: int, promised: int | None) -> int:
-        """The word that ends an ask at the end of the loader.
+        """The event word that ends ``next`` by StopIteration.
 
         Args:
             given: batches of this pass.
@@ -319,14 +319,14 @@ class LoaderProbe:
         return self.stop | ending << PAYLOAD_SHIFT
 
     def raised(self, iterator: Any, error: BaseException) -> int:
-        """The word that ends an ask of torch's ``iterator`` that gave no batch."""
+        """The event word that ends ``next`` of torch's ``iterator`` without a batch."""
         if isinstance(error, StopIteration):
             self.ends(iterator)
             return self.stopped(*_given(iterator))
         return self.failed(error)
 
     def failed(self, error: BaseException) -> int:
-        """The word that ends an ask that raised. Ctrl-C is no fault of the loader's."""
+        """The event word that ends ``next`` by an exception. Ctrl-C is no fault of the loader."""
         if not isinstance(error, Exception):
             return self.fail
         self.failures[type(error).__name__] += 1
@@ -334,12 +334,12 @@ class LoaderProbe:
         return self.fail | Ending.ERROR << PAYLOAD_SHIFT
 
     def batch_hook(self, ask_inner: Callable[[Any], Any]) -> Any:
-        """What ``__next__`` in C calls for an iterator whose class has ``ask_inner`` as ``__next__``."""
+        """The function that ``__next__`` in C calls for an iterator whose class has ``ask_inner`` as ``__next__``."""
         state = (self.edge, ask_inner, self, vars(self), ring_buffer.packed(self.got))
         return ring_buffer.EXTENSION.hook("batch", state)
 
     def weigh_next(self) -> None:
-        """Weigh the next batch: asked for now and then, because it costs microseconds."""
+        """Measure the bytes of the next batch; called now and then, because it costs microseconds."""
         if not self.weights.hopeless:
             self.size = self._weigh
 
@@ -393,7 +393,7 @@ def _weak(loader: Any) -> Callable[[], Any]:
 
 
 class MadeLoaders:
-    """Remembers when DataLoaders were made, while they live."""
+    """Creation times of DataLoaders that are alive."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -415,7 +415,7 @@ class MadeLoaders:
 
 
 class DataLoaderPatch:
-    """Sees every ``DataLoader`` and its iterators made from now on, until ``remove``.
+    """Instruments every ``DataLoader`` and iterator created from now on, until ``remove``.
 
     Args:
         probe_for: gives the probe of a loader, also of one that was given no name.
@@ -555,7 +555,7 @@ def _timed_subclass(cls: Any) -> type:
 
 
 def _disposing(cls: Any) -> Callable[[Any], None]:
-    """A ``__del__`` that ends the pass, and goes on with the class's own."""
+    """A ``__del__`` that ends the pass and calls that of the class."""
     dispose_inner = getattr(cls, "__del__", None)
 
     def __del__(self: Any) -> None:  # noqa: N807  # in its place
@@ -578,7 +578,7 @@ def end_pass(attributes: dict[str, Any]) -> None:
 
 
 def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
-    """Batches that an iterator has given, and how many it had promised; None where it had not.
+    """Batches that an iterator has returned, and how many it had announced; None if it had not.
 
     ``len()`` of an iterable-style loader is not asked for, because it has side effects: only what the program
     asked for itself is a promise. Each worker may drop, or give, a last batch that is not full.
@@ -602,7 +602,7 @@ _BEFORE_PINNING = attrgetter("_worker_result_queue")
 
 
 class LoaderState(FastNamedTuple):
-    """One look at the iterators of a loader.
+    """State of the iterators of a loader at one time.
 
     Attributes:
         expected: worker processes its settings ask for.
@@ -624,7 +624,7 @@ class LoaderState(FastNamedTuple):
 
 
 def look(probe: LoaderProbe) -> LoaderState | None:
-    """Look at the workers of a loader; None when it has none right now."""
+    """Read the state of a loader's workers; None if it has none now."""
     pids: list[int] = []
     ends: list[str | None] = []
     queued: int | None = 0
@@ -646,7 +646,7 @@ def look(probe: LoaderProbe) -> LoaderState | None:
 
 
 def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
-    """Batches that wait in shared memory, and in pinned memory; None where the platform cannot say."""
+    """Batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
     try:
         tasks, queue = _TASKS_AND_QUEUE(iterator)
         # Those that came before their turn lie in the parent already.
@@ -666,7 +666,7 @@ _MANY = 512
 
 
 class LastBatch:
-    """Looks at the edges since the last look: nothing is written for it, and each edge is looked at once.
+    """Loader and fetch time of a thread's last batch, read from its ring on demand; each event is read once.
 
     Args:
         recorder: where the edges are.
@@ -721,7 +721,7 @@ class LastBatch:
                 self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
 
     def _asks(self, new: Slice) -> tuple[list[int], list[int]]:
-        """Codes and times that may be about a batch."""
+        """Codes and times of events about batches."""
         codes, times = new.codes, new.times
         if len(codes) > _MANY:
             data = [n for n, source in enumerate(self._recorder.sources) if source.kind is SourceKind.DATA]
@@ -731,7 +731,7 @@ class LastBatch:
 
 
 class InstrumentedIterable:
-    """An iterable whose ``next`` is timed. Everything else is the iterable's own.
+    """An iterable whose ``next`` is timed; all other attributes are the iterable's.
 
     Args:
         iterable: what the loop wanted to iterate.
@@ -815,7 +815,7 @@ def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int,
 
 
 def _promised(iterable: Any) -> int | None:  # Any: the user's own
-    """Batches that it says it has; None where it does not."""
+    """Length of an iterator, if it has one."""
     try:
         return len(iterable)
     except Exception:  # noqa: BLE001  # the user's __len__ may raise anything

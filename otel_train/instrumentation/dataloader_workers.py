@@ -127,7 +127,7 @@ class WorkerPool:
 
     @property
     def over(self) -> bool:
-        """Whether the iterator is gone or shut down."""
+        """Whether the iterator was deleted or shut down."""
         iterator = self.iterator()
         return iterator is None or bool(getattr(iterator, "_shutdown", False))
 

@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 def dataset_bytes(datasets: Iterable[Any]) -> int:
-    """Bytes that these datasets hold in this process, what they share counted once.
+    """Bytes that these datasets hold in this process; shared objects count once.
 
     Arrays, tensors, texts, containers and the attributes of objects are followed. Of long containers a sample is
     looked at. What is mapped from a file, or lies on a device, is not counted. No code of the objects is run and

@@ -1,4 +1,4 @@
-"""Values, events and caches that the program declares: queues until the agent reads them, sizes on request."""
+"""Values, events and caches declared by the program: queued until the agent reads them, sizes read on request."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ValueQueue:
 
 
 def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
-    """What a process that is gone had logged and not reported: numbers, and events with plain attributes."""
+    """Numbers and events that a dead process had logged and not reported."""
     found: list[Value | UserEvent] = []
     for entry in unreported(memory):
         at_ns = entry.numbers[0]
@@ -179,14 +179,14 @@ class _Cache(FastNamedTuple):
 
 
 class CacheSizes:
-    """Callables that say how many bytes a cache holds, by name. Any thread adds, one thread reads."""
+    """Functions that return the bytes of a cache, by name. Any thread adds, one thread reads."""
 
     def __init__(self) -> None:
         self._caches: dict[str, _Cache] = {}
         self._faults_before = 0
 
     def add(self, name: str, size: Callable[[], int]) -> Handle:
-        """Ask ``size`` from now on; in the place of one of the same name, if there is one.
+        """Call ``size`` from now on; replaces a cache of the same name.
 
         Raises:
             ConfigError: it cannot be called, or has no name.
@@ -199,7 +199,7 @@ class CacheSizes:
         return Handle(lambda: self._forget(name) if self._caches.get(name) is mine else None)
 
     def read(self) -> dict[str, int]:
-        """Bytes by name. One that fails is absent, and after three faults not asked any more."""
+        """Bytes by name. A function that raises is absent, and after three faults not called again."""
         found = {}
         for name, cache in list(self._caches.items()):
             if not cache.guard.closed:
@@ -218,7 +218,7 @@ class CacheSizes:
 
 
 def _bytes(said: object) -> int:
-    """What was said, if it is a number of bytes.
+    """Check that a value is a number of bytes.
 
     Raises:
         ValueError: it is none.

@@ -14,7 +14,7 @@ from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
-from otel_train.instrumentation.registry import Probes, TorchProbes
+from otel_train.instrumentation.registry import ProbeRegistry, TorchProbes
 from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
 from otel_train.recording.recorder import Recorder
@@ -80,7 +80,7 @@ class InstrumentationManager:
         values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
         self.recorder.when_silenced += [values.let_go, operations.let_go]
         self.values = ValueQueue(system_clock, values, changed)
-        self.probes = Probes(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
+        self.probes = ProbeRegistry(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
         self._surroundings: tuple[int, object] = (len(sys.modules), None)
         self._compilers: tuple[CompilerProbe, JaxCompilerProbe] | None = None
         self._since_ns = anchor.clock_ns
@@ -157,7 +157,7 @@ class InstrumentationManager:
         return self._driver is not None
 
     def _look_around(self) -> None:
-        """A pass begins: trackers and compilers may have been imported since the last one, or a process group made."""
+        """A pass begins: check for newly imported trackers and compilers, and for a process group."""
         surroundings = len(sys.modules), self._job()
         if surroundings != self._surroundings:
             self._surroundings = surroundings
@@ -204,7 +204,7 @@ class InstrumentationManager:
 def _device_probes(
     recorder: Recorder, driver: DeviceDriver | None, mode: str
 ) -> tuple[DeviceTimer | NoDevices, TransferProbe | NoDevices]:
-    """What records device time, and copies. Without a device their modules are not imported, which takes 2 ms."""
+    """Probes for device time and copies. Without a device their modules are not imported, which would take 2 ms."""
     if driver is None:
         nothing = NoDevices()
         return nothing, nothing

@@ -1,4 +1,4 @@
-"""The forward of a root module and of its parts, seen in the slot that ``Module.compile`` uses.
+"""Instruments the forward of root modules and their parts, through the slot that ``Module.compile`` uses.
 
 ``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
 call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
@@ -42,7 +42,7 @@ _NO_FORWARD = ("Loss", "Criterion", "Metric")
 
 
 def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]) -> list[torch.nn.Module]:
-    """The modules below ``model`` that a program calls by themselves: encoder, head, the model inside a wrapper.
+    """Modules below ``model`` that a program may call directly: encoder, head, the model inside a wrapper.
 
     They are its children and grandchildren that have parameters and are no loss or metric. A wrapper (no parameters of
     its own, one child) counts for no level, nor does a container without a forward (``ModuleList``), whose members
@@ -62,7 +62,7 @@ def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]
 
 
 class _Found:
-    """Parts so far, by ``id``, at most ``MOST_PARTS``."""
+    """Parts found so far, by ``id``, at most ``MOST_PARTS``."""
 
     def __init__(self, taken: Callable[[torch.nn.Module], bool]) -> None:
         self.modules: dict[int, torch.nn.Module] = {}
@@ -107,7 +107,7 @@ class _Found:
 
 
 def _children(model: Any) -> Iterator[Any]:  # Any: a module, of whatever class
-    """Past ``children()``, which a class may override; not of a scripted module, which Python does not run."""
+    """Child modules, without calling ``children()``, which a class may override; none of a scripted module."""
     if hasattr(type(model), "original_name"):
         return
     yield from (child for child in model.__dict__.get("_modules", {}).values() if child is not None)
@@ -126,7 +126,7 @@ def _own_parameters(model: Any) -> Iterator[object]:  # Any: as above
 
 
 def _is_recorded(model: torch.nn.Module) -> bool:
-    """Whether it has parameters, and is no loss or metric by the name of its class or of one that it derives from."""
+    """Whether it has parameters, and neither its class nor a base class is named as a loss or metric."""
     if any(kind.__name__.endswith(_NO_FORWARD) for kind in type(model).__mro__):
         return False
     import torch
@@ -274,7 +274,7 @@ class _Slot:
 
 
 class _Bound:
-    """What a wrapper is a method of: it goes with the module where ``__dict__`` is copied deeply or pickled.
+    """The object whose method a wrapper is; it moves with the module where ``__dict__`` is deep-copied or pickled.
 
     A deep copy is of the copied module, and records nothing; out of a pickle comes a slot that is not set.
     """
@@ -295,7 +295,7 @@ class _Bound:
 
 
 def _holder(module: torch.nn.Module) -> _Slot | None:
-    """The slot whose wrapper ``module`` carries; None: no wrapper, or one that is not ours."""
+    """The slot whose wrapper ``module`` has; None if it has no wrapper of ours."""
     present = module.__dict__.get(SLOT)
     return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
 
@@ -305,7 +305,7 @@ def _is_ours(present: Any) -> bool:  # Any: what a slot holds
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
-    """The stage in which the models wait for other ranks; "" if their classes do not say."""
+    """The stage in which the models wait for other ranks, from their classes; "" if unknown."""
     names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
     if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
         return "forward"
@@ -319,7 +319,7 @@ def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or
 
 
 class ModulePatch:
-    """Three rare methods that would otherwise lose a probe, or carry it where it does not belong.
+    """Patches three rarely used methods that would lose a probe or copy it to another module.
 
     ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around an instrumented one;
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
@@ -417,7 +417,7 @@ def is_compiled(model: torch.nn.Module) -> bool:
 
 
 def _within_reach(frame: FrameType | None) -> Iterator[Any]:
-    """Objects that the program around a frame holds, nearest first, each once. No code of theirs is run."""
+    """Objects that the frames around this call hold, nearest first, each once. Runs no code of theirs."""
     todo: deque[Any] = deque()
     while frame is not None:
         if not is_ours(frame):
@@ -453,7 +453,7 @@ def _held_by(thing: Any) -> Sequence[Any]:
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
-    """Whether calling ``outer`` is calling ``model``: it holds it, and no parameter beside its parameters.
+    """Whether calling ``outer`` calls ``model``: it contains it and has no other parameters.
 
     So do ``DistributedDataParallel`` and its kin; a larger model of which ``model`` is a part does not.
     """
@@ -525,7 +525,7 @@ def _timed_in_c(
     *,
     task_of_backward: Callable[[], int] | None = None,
 ) -> Callable[..., Any]:
-    """What a compiler traces stays Python; of a part where ``task_of_backward`` is given."""
+    """The wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
     import torch
 
     source = probe.source
@@ -553,7 +553,7 @@ def _timed_in_c(
 
 
 def _compiler() -> tuple[Callable[[], bool], Any]:
-    """Where a compiler traces or exports, the function returns True, or ``_is_compiling_flag`` of the object is set.
+    """The object whose ``_is_compiling_flag``, or function that, is true while a compiler traces or exports.
 
     ``torch.compiler.is_compiling`` asks for both, and for more: it takes 0.1 µs longer.
     """
@@ -566,7 +566,7 @@ def _compiler() -> tuple[Callable[[], bool], Any]:
 
 
 def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What makes the wrapper of a root, and of a part."""
+    """The functions that make the wrapper of a root and of a part."""
     import torch
 
     if ring_buffer.EXTENSION is None:
@@ -576,7 +576,7 @@ def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def codes_of_wrappers() -> list[CodeType]:
-    """What a compiler need not look into."""
+    """Code objects that a compiler must not trace."""
     return [
         constant
         for make in (_timed, _timed_part, _timed_in_c)

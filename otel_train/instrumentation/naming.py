@@ -153,7 +153,7 @@ def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # 
 
 
 def _running_stage(trainer: Any) -> str:
-    """What Lightning's Trainer does now."""
+    """The stage that Lightning's Trainer runs now."""
     flags = (
         ("sanity_checking", "val"), ("training", "train"), ("validating", "val"), ("testing", "test"),
         ("predicting", "predict"),
@@ -363,7 +363,7 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
 
 
 def _passing_on(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
-    """The loader whose ``__iter__`` this is, if it wraps ours."""
+    """The loader whose ``__iter__`` runs in this frame, if it wraps ours."""
     mine = variables.get("self")
     attributes = getattr(mine, "__dict__", {})
     if frame.f_code.co_name != "__iter__" or not any(_is_any(value, held) for value in attributes.values()):

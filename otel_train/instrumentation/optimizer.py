@@ -1,4 +1,4 @@
-"""Backward, seen where every way of asking for gradients enters the engine; updates, seen by torch's own global optimizer hooks and in GradScaler.step."""
+"""Instruments backward at the entry of autograd's engine, and updates: global optimizer hooks and ``GradScaler.step``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MOST_HELD = 1024
 
 
 class ScaledUpdates:
-    """Brings home what the device knows of scaled updates. The training thread asks, the service thread reads.
+    """Copies from the device whether scaled updates were skipped. The training thread queues, the service thread reads.
 
     An optimizer with a fused kernel receives ``found_inf``, a tensor on its device, and skips by itself: on the
     host the outcome is unknown. A copy is queued behind the kernels that work it out, and read once it has arrived.
@@ -183,7 +183,7 @@ class ScaledUpdates:
 
 
 class ScalerPatch:
-    """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped.
+    """Patches ``GradScaler.step``: no update inside means that it was skipped.
 
     Attributes:
         remove: takes the patch out, unless other code has patched over it.
@@ -274,7 +274,7 @@ class OptimizerProbe:
         return before, after
 
     def _join(self, optimizer: torch.optim.Optimizer) -> Any:
-        """First step of an optimizer: give it a bounded name, and forget it when it is gone."""
+        """First step of an optimizer: give it a bounded name, and remove it when it is deleted."""
         key, kind = id(optimizer), type(optimizer).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1
         name = kind if count == 1 else f"{kind}_{min(count, _MOST_OF_A_KIND)}"

@@ -43,7 +43,7 @@ PARTS_EVERY_S = 1.0
 _NOT_IN_NAMES = r"[^\w.-]+"
 
 
-class Probes:
+class ProbeRegistry:
     """Registry of every recorded loader and model.
 
     Args:
@@ -270,7 +270,7 @@ class Probes:
         return probe
 
     def _is_released(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
-        """Whether the holder of a name is no longer in use: it is gone, or ``loader`` was created after its last pass began.
+        """Whether the holder of a name is no longer in use: deleted, or ``loader`` was created after its last pass began.
 
         Two loaders that both existed before the first of them was iterated are distinct, also if they alternate. Loaders
         created before instrumentation count as created at the start; those of classes other than DataLoader as created now.

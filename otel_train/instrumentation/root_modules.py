@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_train.instrumentation.module import ModuleProbe
-    from otel_train.instrumentation.registry import Probes
+    from otel_train.instrumentation.registry import ProbeRegistry
 
 FIRST_CALLS = 64
 """Outermost calls of a thread that are inspected at the start, and again where it has a new loader, optimizer or model."""
@@ -175,7 +175,7 @@ class FoundModels:
     a recorded model is not recorded.
     """
 
-    def __init__(self, finder: RootFinder, probes: Probes) -> None:
+    def __init__(self, finder: RootFinder, probes: ProbeRegistry) -> None:
         self._finder = finder
         self._probes = probes
         self._next_s = 0.0

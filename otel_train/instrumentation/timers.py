@@ -28,7 +28,7 @@ _OPERATION = 1
 
 
 def unreported_operations(memory: memoryview) -> np.ndarray:
-    """What had ended in a process that is gone, and was not reported; see ``Timers.take``."""
+    """Operations that had ended in a dead process and were not reported; see ``Timers.take``."""
     rows = [entry.numbers for entry in unreported(memory) if entry.kind == _OPERATION]
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
@@ -51,7 +51,7 @@ class Token:
 
 
 class Timers:
-    """Times operations between two calls, without locks: what ended lies in a queue until it is taken.
+    """Times operations between two calls, without locks; ended ones are queued until they are taken.
 
     Args:
         pending: keeps operations for the agent until they have been reported.
@@ -89,7 +89,7 @@ class Timers:
         return Token(name, source, self._clock(), self)
 
     def end(self, token: object) -> None:
-        """It is over. What has been ended before, or is of another session, is said, counted and left alone.
+        """End an operation. One that has ended, or is of another session, is logged, counted and ignored.
 
         Raises:
             ConfigError: it is no token.

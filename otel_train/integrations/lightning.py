@@ -262,7 +262,7 @@ class ThroughputMonitorCallback(_Translation):
 
 
 def _nothing() -> None:
-    """Undoes nothing."""
+    """Does nothing."""
 
 
 def _enabled_in(trainer: Any) -> list[_Translation]:

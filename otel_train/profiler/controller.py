@@ -29,7 +29,7 @@ NEAR_STEPS = 8
 
 
 class LoopState(NamedTuple):
-    """State of the training loop, as the service thread knows it."""
+    """State of the training loop as last read by the service thread."""
 
     rule: StepRule | None  # how its steps end; None if unknown
     thread: ProfiledThread
@@ -45,7 +45,7 @@ class LoopState(NamedTuple):
 
 
 class TrainingState(Protocol):
-    """Access to the training loop and to the account of its steps, which lies in the agent."""
+    """Access to the training loop, and to its step accounting in the agent."""
 
     def loop(self) -> LoopState:
         """Returns the current state of the loop."""
@@ -177,7 +177,7 @@ class CaptureController:
         return ""
 
     def turn(self, loop: LoopState, *, last: bool = False) -> None:
-        """Does what is due: arm, number, write, report. ``last``: no more step numbers will come, so write with those known."""
+        """Runs one iteration: arm, number, write, report. ``last``: no further step numbers will arrive."""
         for plan in list(self._queued):
             if not self.busy and loop.near(plan) and loop.rule is not None:
                 self._queued.remove(plan)

@@ -31,7 +31,7 @@ TOO_EARLY = (
 
 
 class Requests(Protocol):
-    """Where requests are left for a rank."""
+    """Access to the request files of a rank."""
 
     def waiting(self) -> object:
         """Returns the waiting request, or text that says why it cannot be read; None if there is none."""

@@ -18,7 +18,7 @@ NEXT = -1
 
 
 class Options(NamedTuple):
-    """What to record of each operation; names and meanings as in ``torch.profiler``.
+    """Options of ``torch.profiler``, under its names.
 
     Activities that are unavailable on this machine are left out and noted in the metadata.
     """
@@ -53,7 +53,7 @@ class CaptureRequest(NamedTuple):
 
     @property
     def automatic(self) -> bool:
-        """Whether neither the program nor a user asks: it waits for no other capture, and has a cooldown."""
+        """Whether neither the program nor a user requested it: it does not wait for another capture, and has a cooldown."""
         return self.trigger in ("alert", "slow_step")
 
 

@@ -1,4 +1,4 @@
-"""Assembles the capture components of a process: captures of epochs, lines on the console, snapshots of memory."""
+"""Creates the capture components of a process: epoch captures, console lines, memory snapshots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MS = 1e3
 
 
 class EpochCaptures:
-    """Captures requested by the training thread between two steps: armed when the call returns, for an epoch may be short.
+    """Captures requested by the training thread between two steps: armed when the call returns, since an epoch may be short.
 
     ``accounted`` is a context in which all events are accounted and the service thread is paused.
     """
@@ -99,7 +99,7 @@ class EpochCaptures:
 
 
 class NoEpochCaptures:
-    """In the place of ``EpochCaptures`` where nothing is captured."""
+    """Null object of ``EpochCaptures``, for disabled captures."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -116,7 +116,7 @@ class NoEpochCaptures:
 
 
 class Capturing(CaptureEndpoint):
-    """Captures of one process, as its settings say; a ConfigError where an activity is unknown."""
+    """Captures of one process, as set; ConfigError for an unknown activity."""
 
     def __init__(
         self, config: Config, info: RunInfo, *, training: TrainingState,
@@ -179,7 +179,7 @@ class Capturing(CaptureEndpoint):
 
 
 def _plan_of(config: Config) -> CaptureRequest:
-    """Defaults for requests."""
+    """Default options of requests."""
     chosen, schedule = words_of(config.profiler_options), config.schedule()
     switches = {name: name in chosen for name in PROFILER_OPTIONS}
     options = Options(activities(config.profiler_activities), **switches)
@@ -245,7 +245,7 @@ def _lines(capture: Capture, top: int) -> Iterator[str]:
 
 
 def _torch_snapshot() -> object:
-    """For https://pytorch.org/memory_viz; None if this torch has none."""
+    """A snapshot for https://pytorch.org/memory_viz; None if this torch cannot make one."""
     memory: Any = sys.modules.get("torch.cuda.memory")
     take = getattr(memory, "_snapshot", None)
     return None if take is None else take()

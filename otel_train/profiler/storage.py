@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import MOST_TOP
-from otel_train.files import make_ignored, replace_text
+from otel_train.files import make_gitignored_folder, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 from otel_train.safety import DaemonThread, signals_unblocked
 
@@ -131,7 +131,7 @@ class CaptureOutcome(NamedTuple):
 
 
 class CaptureJob(NamedTuple):
-    """A capture to write. Plain data: it goes to another process."""
+    """A capture to write. Plain data, because it is passed to another process."""
 
     place: CaptureStore
     name: str  # of the file, without rank and suffix; a number is added if it exists
@@ -159,7 +159,7 @@ Stored = tuple[CaptureOutcome, dict[str, Any]]
 
 
 class CaptureWriter:
-    """Has one capture written by a process of its own; waits for it on a thread. No file of the run is touched in this process.
+    """Writes one capture in a separate process and waits for it on a thread. This process opens no file of the run.
 
     torch writes a trace to a path, so it is given one that leads to memory; the other process gets the descriptor. Where no
     process can be started, the thread writes.
@@ -236,7 +236,7 @@ def _not_written(error: Exception) -> str:
 
 
 def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """What the process says that writes a capture; a RuntimeError where it fails."""
+    """The output of the writing process; RuntimeError if it fails."""
     command = (sys.executable or "", "-m", __name__, job.as_text())
     try:
         process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -341,7 +341,7 @@ def _plain(job: CaptureJob, name: str) -> Path | None:
     if not output:
         return None
     folder = Path(output)
-    make_ignored(folder)
+    make_gitignored_folder(folder)
     full = name.removesuffix(f"-rank{rank}")
     end = f"-rank{rank}.json" if rank else ".json"
     path = folder / (full.partition("-")[0] + end)
@@ -391,8 +391,8 @@ def _pack(raw: BinaryIO, packed: Path, *, first_step: int, plain: Path | None) -
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:
-    """Copies a trace to the name that TensorBoard's profiler plugin looks for."""
-    make_ignored(folder)
+    """Copies a trace under the name that TensorBoard's profiler plugin expects."""
+    make_gitignored_folder(folder)
     shutil.copyfile(path, folder / f"{worker}.{path.stat().st_mtime_ns // 10**6}.pt.trace{SUFFIX}")
 
 

@@ -135,7 +135,7 @@ class TorchProfiler(Profiler):
             self._ours = False
 
     def _stand_guard(self) -> None:
-        """Detects from now on that the program starts a profiler."""
+        """Detect if the program starts a profiler."""
         import torch.autograd.profiler as torch_profiler
 
         def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
@@ -169,6 +169,6 @@ def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
 
 
 def _cuda_in_use() -> bool:
-    """Checked without initialising the device."""
+    """Whether CUDA is initialised. Does not initialise it."""
     cuda: Any = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())

@@ -1,1 +1,1 @@
-"""What a rank writes and an agent reads: events, rings, and the memory that both share."""
+"""Events, ring buffers and shared memory: what a rank writes and an agent reads."""

@@ -1,4 +1,4 @@
-"""The words that the training thread writes.
+"""Codes of the events that the training thread writes.
 
 An edge is two 64-bit integers: a code, and the instant on the monotonic clock. The code says what
 happened (``Op``), to which source (a loader, a model, a user stage, ...), and carries a few bits
@@ -27,7 +27,7 @@ EDGE_WORDS = 2
 
 
 class Op(FastIntEnum):
-    """What happened. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
+    """Operation of an event. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
 
     BEGIN = 1
     """For the data stage the payload is the number of the iterator that is asked; 0 is unknown."""
@@ -59,7 +59,7 @@ BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_EN
 
 
 class Ending(FastIntEnum):
-    """Why a loader gave no further batch."""
+    """Why a loader returned no further batch."""
 
     UNKNOWN = 0
     EPOCH_END = 1
@@ -75,7 +75,7 @@ class Ending(FastIntEnum):
 
 
 class Flag(FastIntEnum):
-    """What was known on the spot when a stage began."""
+    """What was known when a stage began."""
 
     GRAD = 1
     """A forward with gradients on."""
@@ -88,7 +88,7 @@ class Flag(FastIntEnum):
 
 
 class SourceKind(FastIntEnum):
-    """What a source is. The value is also its bit position when ancestors are looked at."""
+    """Kind of a source. The value is also its bit position in ancestor masks."""
 
     DATA = 0
     H2D = 1
@@ -108,7 +108,7 @@ class SourceKind(FastIntEnum):
 
 
 class BuiltInStage(FastNamedTuple):
-    """A stage of a step that otel_train records by itself.
+    """A built-in stage of a step.
 
     Attributes:
         name: as in the attribute ``train.stage``.
@@ -143,7 +143,7 @@ WAIT = "block_until_ready"
 
 
 class StepRule(FastNamedTuple):
-    """How the loop's steps are recognised.
+    """What ends a step.
 
     Attributes:
         work: what makes a step: an update, a backward, a batch, or a manual mark.
@@ -157,7 +157,7 @@ class StepRule(FastNamedTuple):
 
 
 class Instrumented(FastNamedTuple):
-    """A source of edges.
+    """A source of events.
 
     Attributes:
         name: loader, model, optimizer or stage name, as metrics show it.

@@ -1,4 +1,4 @@
-"""Reads the file ``flight.bin``: see ``shared_memory``."""
+"""Reads ``flight.bin``; its layout is in ``shared_memory``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _KINDS = frozenset(map(int, SourceKind))
 
 
 class ThreadEdges(NamedTuple):
-    """The edges of one thread, as found in the file.
+    """The events of one thread in the file.
 
     Attributes:
         times: int64[n], monotonic nanoseconds.
@@ -74,7 +74,7 @@ class ThreadEdges(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """What a flight file holds. It was checked when it was read: every number is in its range, every name is text.
+    """Content of a flight file. It is validated: every number is in its range, every name is text.
 
     Attributes:
         anchor_unix_ns: an instant on the wall clock ...
@@ -116,7 +116,7 @@ def read_flight(path: Path) -> Flight:
 
 
 def flight_in(before: bytes, data: bytes) -> Flight:
-    """What a flight file holds, of which the content was read twice: what changed meanwhile is left out.
+    """Parse a flight file that was read twice: parts that changed in between are skipped.
 
     Raises:
         ValueError: it is not a flight file, or something in it cannot be right.
@@ -177,7 +177,7 @@ def _source(row: object) -> Instrumented:
 
 
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
-    """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
+    """Events of every complete ring in the file, without those that changed between the two reads."""
     for index in range(header.side_rings + 1):
         # How far the agent had come before the first reading: later edges are not stable, and are no gap either.
         used, ident, written, shown, _, thread, engine = ENTRY.unpack_from(before, PAGE + index * ENTRY_BYTES)
@@ -201,13 +201,13 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
 
 
 def _fall(times: np.ndarray) -> int:
-    """Position of the oldest edge in a ring that was never read."""
+    """Position of the oldest event in a ring that was never read."""
     falls = np.flatnonzero(times[1:] < times[:-1])
     return int(falls[0]) + 1 if len(falls) else 0
 
 
 def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Unroll a ring of which we know only how far the agent had read it: later edges have later times.
+    """Order the events of a ring whose position is only known as last read: later events have later times.
 
     ``stable``: read twice and found the same, so not caught half copied. ``written``: edges written when the agent last
     polled. Returns times, codes, and how many edges are newer than that.

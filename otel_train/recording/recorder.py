@@ -1,4 +1,4 @@
-"""Where edges are written: one ring per thread, one number per source."""
+"""Gives every thread a ring buffer and every source a number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Lease:
 
 
 class Recorder:
-    """Gives every thread its ring and every source its number.
+    """Gives every thread a ring buffer and every source a number.
 
     ``edge(code)`` is all that the hooks call. In the thread that made the recorder it goes straight to
     that thread's ring; elsewhere it looks the ring up.
@@ -108,7 +108,7 @@ class Recorder:
         return number
 
     def changed(self) -> None:
-        """There is something that the agent learns from a report alone. It asks for one before it reads later edges.
+        """Signal that the agent needs a report before it reads later events.
 
         One store: any thread may call it, also in a signal handler. What it announces must have been stored before.
         """
@@ -155,7 +155,7 @@ class Recorder:
         return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
 
     def identify(self, identity: dict[str, object]) -> None:
-        """Store the identity of this process beside the sources, for readers of the flight file."""
+        """Store the identity of this process, for readers of the flight file."""
         with self._lock:
             self.identity = identity
             self._write_names()
@@ -247,7 +247,7 @@ _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _silence_all() -> None:
-    """A forked child writes nothing: the map is shared with its parent."""
+    """Stop recording in a forked child: the memory is shared with its parent."""
     for recorder in list(_recorders):
         recorder.silence()
 

@@ -1,4 +1,4 @@
-"""A ring of edges with one writer and readers that never make it wait."""
+"""A ring buffer of events with one writer; readers never block it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ took 10.7 us more than a bare one, of which the samples saw 2.0; and without C 1
 
 
 class Slice(FastNamedTuple):
-    """Edges taken from a ring, oldest first.
+    """Events taken from a ring, oldest first.
 
     Attributes:
         times: int64[n], monotonic nanoseconds, never falling.
@@ -64,7 +64,7 @@ class Slice(FastNamedTuple):
 
 
 class RingReader:
-    """Reads a ring that another thread or process writes, without making it wait.
+    """Reads the ring of another thread or process without blocking it.
 
     Args:
         words: int64[2 * capacity], capacity a power of two.
@@ -123,7 +123,7 @@ class RingReader:
 
 
 class Ring(RingReader):
-    """Holds the last ``capacity`` edges of one thread.
+    """Holds the last ``capacity`` events of one thread.
 
     ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
     ``attend(see)`` another one before it; without either, that costs nothing.
@@ -185,7 +185,7 @@ class Ring(RingReader):
         return self._counts()[1] * COST_PER_SAMPLED_NS
 
     def divert(self, see: _See | None) -> None:
-        """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
+        """Call ``see(code, write)`` for each event instead of writing it; None: stop. See the class.
 
         The first may be said by any thread, the second by the owner alone. Without one it
         costs nothing: the writer asks for its owner anyway.
@@ -240,7 +240,7 @@ _WriterParts: TypeAlias = (
 
 
 def _unseen() -> memoryview:
-    """In the place of memory that readers in other processes look at."""
+    """Memory for positions that no other process reads."""
     return memoryview(bytearray(16)).cast("q")
 
 

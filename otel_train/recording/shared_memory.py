@@ -1,4 +1,4 @@
-"""The memory that a rank records to: rings, names of threads, names of sources, in one fixed layout.
+"""Layout of the memory that a rank shares with its agent: rings, thread names, source names.
 
 The same bytes are the file ``flight.bin``, which ``flight_recorder`` reads.
 
@@ -55,7 +55,7 @@ WORD = 8
 
 
 class Header(FastNamedTuple):
-    """What a file begins with, as ``HEADER`` packs it."""
+    """Header of the memory, as ``HEADER`` packs it."""
 
     magic: bytes
     pid: int
@@ -70,7 +70,7 @@ class Header(FastNamedTuple):
 
 
 class RingEntry(FastNamedTuple):
-    """What the file knows of one ring.
+    """Table entry of one ring.
 
     Attributes:
         used: whether a thread has it now (1), had it (2) or never did (0).
@@ -86,7 +86,7 @@ class RingEntry(FastNamedTuple):
 
 
 class RankMemory:
-    """Memory in this layout: where what lies, for its rank and for the agent that reads it.
+    """Memory in this layout, for its rank and for the agent.
 
     Args:
         memory: a buffer.
@@ -113,17 +113,17 @@ class RankMemory:
         return self._words(*self.place(slot))
 
     def progress(self, slot: int) -> memoryview:
-        """Where the writer of a ring says how far it is, and what that took."""
+        """Position of a ring's writer, and the time it has spent."""
         return self._words(PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET, 2)
 
     @property
     def signal_word(self) -> memoryview:
-        """Where the number of a signal goes that came to end the process."""
+        """Number of the signal that ended the process."""
         return self._words(HEADER.size, 1)
 
     @property
     def changes_word(self) -> memoryview:
-        """Where it is counted what an agent has to ask the rank for; see ``Recorder.changed``."""
+        """Count of changes for which the agent has to request a report; see ``Recorder.changed``."""
         return self._words(CHANGES_OFFSET, 1)
 
     @property
@@ -169,7 +169,7 @@ class RankMemory:
 
 
 class FlightMemory(RankMemory):
-    """Memory for the rings: of this process, or shared with an agent that reads it. No disk stands behind it.
+    """Allocates the memory, private or shared with an agent. It is not backed by a file.
 
     Args:
         main_edges: edges of the training thread's ring, a power of two.
@@ -199,7 +199,7 @@ class FlightMemory(RankMemory):
         self._write_header()
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
-        """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
+        """Store which thread has ring ``index`` and its position. The field that marks it as used is written last."""
         at = PAGE + index * ENTRY_BYTES
         name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
         self.view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
@@ -217,7 +217,7 @@ class FlightMemory(RankMemory):
         return [index for index, used in enumerate(lowest_bytes) if index and not used]
 
     def write_names(self, names: dict[str, Any]) -> None:
-        """Store what a reader needs to understand the codes. Too much to hold is left out, oldest kept."""
+        """Store the names of sources. If they do not fit, the oldest are kept."""
         text = json.dumps(names).encode()
         if len(text) > NAMES_HALF:
             return
@@ -303,7 +303,7 @@ DEVICE_RING_WORDS = HEAD_WORDS + RECORDS * RECORD_WORDS
 
 
 class Record(FastNamedTuple):
-    """An edge that the devices got to, or a stamp: an event that a device got to as soon as it was recorded.
+    """Time at which a device reached an event, or a stamp: an event that a device reached as soon as it was recorded.
 
     Attributes:
         devices: that the edge was recorded on; 0 for a stamp, which is of the first device.
@@ -326,13 +326,13 @@ class Record(FastNamedTuple):
 
 
 class DeviceRing:
-    """Writes records. See ``_device_events.c`` for the same in C."""
+    """Writes records; ``_device_events.c`` does the same in C."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
 
     def write(self, record: Record) -> None:
-        """Write one record. The number of records moves last: what lies before it is whole."""
+        """Write one record. The count is written last, so records below it are complete."""
         words, written = self._words, self._words[0]
         at = HEAD_WORDS + written % RECORDS * RECORD_WORDS
         for place, word in enumerate((*record[:-1], *record.elapsed_ns), at):
@@ -340,12 +340,12 @@ class DeviceRing:
         words[0] = written + 1
 
     def complete(self, until_ns: int) -> None:
-        """Of all edges before ``until_ns``, nothing more will come."""
+        """Mark that no further record of events before ``until_ns`` follows."""
         self._words[1] = until_ns
 
 
 class DeviceRingReader:
-    """Reads records without making their writer wait.
+    """Reads records without blocking their writer.
 
     Attributes:
         missed: records that were overwritten before they could be read.
@@ -392,7 +392,7 @@ PENDING_BYTES = _HEAD_BYTES + ENTRIES * SLOT_BYTES
 
 
 class PendingEntry(FastNamedTuple):
-    """One entry.
+    """One numbered entry: a logged value or timed operation.
 
     Attributes:
         numbers: three integers; the caller's.
@@ -405,7 +405,7 @@ class PendingEntry(FastNamedTuple):
 
 
 class PendingEntries:
-    """Numbers entries and keeps the last ``ENTRIES``. Without memory it numbers them alone.
+    """Numbers entries and keeps the last ``ENTRIES`` in shared memory, if there is any.
 
     Args:
         memory: ``PENDING_BYTES`` of memory that another process reads; None where none does.
@@ -442,7 +442,7 @@ class PendingEntries:
 
 
 def unreported(memory: memoryview) -> list[PendingEntry]:
-    """Entries that were never reported, oldest first. Call it once the writer is gone.
+    """Entries that were never reported, oldest first. Call it after the writer has died.
 
     A slot that was half written, or holds what cannot be read, is left out.
     """

@@ -1,1 +1,1 @@
-"""Reads run directories: what each rank has written, as it was and as it is now."""
+"""Reads run directories, of ended and of live runs."""

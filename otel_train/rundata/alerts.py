@@ -1,4 +1,4 @@
-"""What a reader of any tab must know: how the run ended, findings, alerts, and what is missing."""
+"""Notices shown on every tab: end state, findings, alerts, missing data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDS = {
 
 
 class Notice(NamedTuple):
-    """Something to know, with its severity from ``SEVERITIES``; how often and when last where it is an event."""
+    """One notice with its severity from ``SEVERITIES``; count and last time if it is an event."""
 
     severity: str
     title: str
@@ -73,7 +73,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def notices(
     state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], warnings: Iterable[str]
 ) -> list[Notice]:
-    """Everything a reader must know of a rank, the gravest first; ``warnings`` say what could not be read."""
+    """All notices about a rank, the most severe first; ``warnings``: files that could not be read."""
     found = [
         *_findings(summary),
         *_alerts(events),

@@ -115,7 +115,7 @@ class File(NamedTuple):
 
 
 def files_of(run: Path, rank: int | None) -> list[File]:
-    """Files of the run and of one of its ranks, by name. Links, hidden files and what lies too deep are left out."""
+    """Files of the run and of one of its ranks, by name. Links, hidden files and deeply nested ones are skipped."""
     folders = ["captures", "artifacts", *([f"rank{rank}"] if rank is not None else [])]
     found = list(_plain(run, ""))
     for name in folders:

@@ -1,4 +1,4 @@
-"""What a rank did, from its flight recorder file: its last steps as columns, and its state at the end."""
+"""Reads steps and end state of a rank from its flight file."""
 
 from __future__ import annotations
 
@@ -241,8 +241,8 @@ def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
 OTHER = "other"
 
 
-class Called(NamedTuple):
-    """One call of a stage: what it was, when it began, how long it ran."""
+class StageCall(NamedTuple):
+    """One call of a stage: source, begin, duration."""
 
     stage: str
     about: str
@@ -251,7 +251,7 @@ class Called(NamedTuple):
 
 
 class Timeline:
-    """What the thread that trains did, as far as the file goes back.
+    """Calls and steps of the training thread, as far back as the file goes.
 
     Args:
         offset_ns: from the monotonic clock to Unix time.
@@ -314,14 +314,14 @@ class Timeline:
                 row["count"] = row["inclusive_seconds"] = None
         return sorted(rows.values(), key=itemgetter("phase", "loader", "stage", "model"))
 
-    def calls(self, since_ns: int) -> list[Called]:
+    def calls(self, since_ns: int) -> list[StageCall]:
         """Calls that began at ``since_ns`` or later, in order."""
         calls = self._history.closed.occurrences
         found = []
         for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
             source = self._sources[int(calls.source[row])]
             started_ns, lasted_ns = int(calls.started_ns[row]), int(calls.inclusive_ns[row])
-            found.append(Called(source.stage, source.name, started_ns, lasted_ns))
+            found.append(StageCall(source.stage, source.name, started_ns, lasted_ns))
         return sorted(found, key=lambda call: (call.started_ns, -call.lasted_ns))
 
     def _row(

@@ -1,4 +1,4 @@
-"""Runs and ranks as they are now, by their files."""
+"""Current state of runs and ranks, from their files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NS = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class LiveProgress:
-    """The end of a flight file.
+    """Progress from the end of a flight file.
 
     Attributes:
         steps: training steps so far; None if unknown.
@@ -89,7 +89,7 @@ class LiveProgress:
 
 
 def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
-    """What the end of a flight file says; a broken one says why it is."""
+    """Read progress from the end of a flight file; of a broken file, the reason."""
     if mark.size_bytes > _MOST_BYTES:
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
@@ -129,7 +129,7 @@ def _end_of(thread: ThreadEdges) -> ThreadEdges:
 def _counted(
     timeline: Timeline, flight: Flight, recent: Flight, summary: Mapping[str, Any]
 ) -> tuple[int | None, bool]:
-    """Training steps so far: those on file, or those written down and what has ended since."""
+    """Training steps so far: those on file, or those in the summary and those that ended since."""
     cut = any(len(a.times) != len(b.times) for a, b in zip(flight.threads, recent.threads, strict=True))
     if timeline.whole and not cut:
         return len(timeline), True
@@ -146,7 +146,7 @@ _MOST_KEPT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """One rank of a run. What cannot be read, or is not there, is empty.
+    """State of one rank. Missing values are empty.
 
     Attributes:
         rank: None for a run that no rank has a folder of.
@@ -175,7 +175,7 @@ class RankView:
 
     @classmethod
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
-        """Returns what a summary alone says; ``run`` is the folder that it lies in."""
+        """Build the view from a summary alone; ``run`` is its folder."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
         said = notices(state, summary, (), ())
         return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
@@ -191,7 +191,7 @@ class RankView:
 def _state_of(
     folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
 ) -> tuple[Liveness, float | None]:
-    """Whether the rank of a folder still goes on, and when its summary was written."""
+    """Whether the rank is live, and when its summary was written."""
     mark = mark_of(folder / SUMMARY)
     written_s = mark.changed_ns / _NS if mark else None
     return liveness(
@@ -200,7 +200,7 @@ def _state_of(
 
 
 class RankReader:
-    """Reads ranks, and keeps what it has read of files that have not changed."""
+    """Reads ranks; caches files that have not changed."""
 
     def __init__(self, *, documents: JsonFileCache, now: Callable[[], float] = time.time) -> None:
         self._documents = documents
@@ -232,7 +232,7 @@ class RankReader:
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
-        """The progress of a rank. A file that is no longer written, because it is ``still``, is worked out once."""
+        """Progress of a rank; cached if its file is no longer written (``still``)."""
         path = folder / FLIGHT
         mark = mark_of(path)
         if mark is None:
@@ -250,7 +250,7 @@ class RankReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run in the list, as last written down. What is unknown is None, 0 or "".
+    """One run in the list, as last written. Missing values are None, 0 or "".
 
     Attributes:
         name: of its folder.
@@ -277,7 +277,7 @@ class Row:
 
 
 class RunList:
-    """The run directories below a folder. Links are passed over: what they lead to is not ours to show.
+    """The run directories below a folder. Links are skipped: their targets must not be shown.
 
     Args:
         only: name of the one run to show; None for all.

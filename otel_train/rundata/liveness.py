@@ -1,4 +1,4 @@
-"""Whether a run still goes on: by what it wrote last, and by the heartbeat in its flight file."""
+"""Determines whether a run is live: from its last writes, and the heartbeat in its flight file."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SAYS = {
 
 
 class Heartbeat(NamedTuple):
-    """The last poll of the agent: its process, and when."""
+    """The last poll of the agent: process and time."""
 
     pid: int
     unix_s: float
 
 
 class Liveness(NamedTuple):
-    """What is known of the end of a run.
+    """Whether a run is live, and how it ended.
 
     Attributes:
         word: finished, failed, interrupted, terminated, killed; running, silent, gone or unknown.
@@ -53,7 +53,7 @@ class Liveness(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether more may come."""
+        """Whether further data may follow."""
         return self.word in {"running", "silent", "unknown"}
 
 
@@ -77,7 +77,7 @@ def liveness(
     written_s: float | None,
     now_s: float,
 ) -> Liveness:
-    """Whether the process of a rank still goes on.
+    """Determine whether the process of a rank is live.
 
     Args:
         summary: its ``summary.json``; empty if there is none.
@@ -105,19 +105,19 @@ def liveness(
 
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
-    """A restart finds the summary of the attempt before, until it writes one of its own."""
+    """Whether the summary is of the previous attempt: a restart finds it until it writes its own."""
     written_s = written_until(summary)
     return heartbeat is not None and written_s is not None and heartbeat.unix_s > written_s + QUIET_S
 
 
 def written_until(summary: Mapping[str, Any]) -> float | None:
-    """Unix time up to which a summary counts; None if it does not say."""
+    """Unix time up to which a summary counts; None if it has none."""
     started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
     return None if started_s is None or wall_s is None else started_s + wall_s
 
 
 def _intervals(settings: object) -> tuple[float, float]:
-    """Seconds between two reads of what is recorded and between two summaries, by the settings of the run."""
+    """Poll interval and summary interval in seconds, from the settings of the run."""
     given, _ = present(mapping(settings))
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()

@@ -86,13 +86,13 @@ def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Stages as a step meets them, and activities with training first; unexplained time comes last."""
+    """Stages in the order of a step, activities with training first and unexplained time last."""
     places = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (name == "other", places.get(name, len(places)), name))
 
 
 def _grown(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:
-    """By how much a counter rose; one that began anew with an attempt has risen from nothing."""
+    """Increase of a counter; after a restart, from zero."""
     before, after = (moment[key].get(name, 0.0) for moment in pair)
     return _risen(before, after)
 
@@ -113,7 +113,7 @@ def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, acti
 
 
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What one line says of the run so far; ``at`` is None where it does not say when."""
+    """Values of the run on one line; ``at`` is None without a timestamp."""
     activities = {
         attributes.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
         for attributes, point in points_of(line, "train.run.time")
@@ -212,7 +212,7 @@ class MetricsHistory:
         return self._series, self._histograms
 
     def _older(self) -> None:
-        """The half that was put aside before we came."""
+        """The predecessor file that was rotated before the first read."""
         try:
             file = open_binary(predecessor(self._folder / METRICS))
         except OSError:
@@ -242,7 +242,7 @@ class MetricsHistory:
             self._update(last)
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Lines up to the last that is whole; the next turn begins behind it."""
+        """Complete lines; the next read begins after them."""
         for line in lines_of(file):
             if line.endswith(b"\n"):
                 self._read_bytes = file.tell()

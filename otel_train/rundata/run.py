@@ -1,4 +1,4 @@
-"""What one rank of a run has left in its run directory, as far as it can be trusted."""
+"""Reads the files of one rank of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNNING = ("running", None)
 
 @dataclass(kw_only=True)
 class RunReader:
-    """What was found: ``run.json``, ``summary.json``, the last line of metrics, this rank's captures, the newest last.
+    """Files of one rank: ``run.json``, ``summary.json``, the last line of metrics, its captures, the newest last.
 
     What is missing or cannot be read is empty; ``warnings`` has a sentence on each file that cannot.
     """
@@ -66,7 +66,7 @@ class RunReader:
 
 
 def read_run(run: Path, rank: int) -> RunReader:
-    """Read what a rank has left. Nothing in the run directory is changed.
+    """Read the files of a rank. Nothing in the run directory is changed.
 
     Raises:
         RunDirectoryError: the folder has no file to read a summary from; the message names the files.
@@ -124,7 +124,7 @@ def record_beside(capture: Path) -> dict[str, Any]:
 
 
 def records_below(run: Path) -> list[dict[str, Any]]:
-    """The records of a run's captures, the oldest first; one that cannot be read is left out."""
+    """Metadata of a run's captures, the oldest first; unreadable ones are skipped."""
     found = []
     for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
@@ -135,7 +135,7 @@ def records_below(run: Path) -> list[dict[str, Any]]:
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
-    """A rank that was killed right after a restart has not written one of its own."""
+    """Whether a file is of the previous attempt: a rank killed right after a restart has not written its own."""
     try:
         text = read_word(path)
     except OSError:

@@ -38,7 +38,7 @@ class Compose:
         self._command = _command(environ)
 
     def up(self, profiles: Sequence[str]) -> None:
-        """Start, or bring up to date, in the background."""
+        """Start or update the containers in the background."""
         if self._secure:
             tls.make(self._secure, endpoint_port=self._settings()[1].otlp_http, environ=self._environ)
             self._environ["COLLECTOR_KEYS"] = str(tls.folder(self._secure).resolve())

@@ -165,7 +165,7 @@ _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
 
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-    """Write ``state/conf``: the shipped files, with the addresses of this stack beside them."""
+    """Write ``state/conf``: the shipped files, and the addresses of this stack."""
     conf, shipped = state / "conf", folder() / "deploy" / "prometheus"
     shutil.rmtree(conf, ignore_errors=True)
     conf.mkdir(parents=True, mode=0o700)
@@ -207,5 +207,5 @@ def write_alertmanager(path: Path, webhook: str) -> None:
 
 
 def _write_targets(path: Path, addresses: Sequence[str], **labels: str) -> None:
-    """JSON is YAML, and Prometheus reads either."""
+    """Write Prometheus' targets as JSON, which is also YAML."""
     path.write_text(json.dumps([{"targets": list(addresses), "labels": labels}]) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
 
 
 class Part(NamedTuple):
-    """A process of the stack: its name, command, variables beside the caller's, and what answers when it is well."""
+    """A process of the stack: name, command, additional variables, health URL."""
 
     name: str
     command: tuple[str, ...]
@@ -91,7 +91,7 @@ class LocalStack:
         configuration.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
 
     def missing(self) -> dict[str, str]:
-        """Parts whose program is not there, and how to get it."""
+        """Parts whose program was not found, and how to get it."""
         absent = [name for name in ORDER if _program(name, self._environ) is None]
         return {name: _not_found(name, self._environ) for name in absent}
 
@@ -156,7 +156,7 @@ class LocalStack:
         return {name: f"{says[name]}. {reason}" for name, reason in self.missing().items()}
 
     def _parts(self) -> list[Part]:
-        """Those whose programs are there, in the order in which they stop."""
+        """Parts whose programs were found, in the order in which they stop."""
         makers = {
             "collector": self._collector,
             "prometheus": self._prometheus,
@@ -279,7 +279,7 @@ def running(state: Path, name: str) -> Any | None:
 
 
 def stop(state: Path, name: str) -> bool:
-    """Ask a part to end, and end it when it does not in time; whether it was running."""
+    """Terminate a part, and kill it after the timeout; returns whether it was running."""
     process = running(state, name)
     if process is not None:
         with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile, which is what was asked for
@@ -294,7 +294,7 @@ def stop(state: Path, name: str) -> bool:
 
 
 def log_file(state: Path, name: str) -> Path:
-    """Where the output of a part goes."""
+    """Path of a part's output."""
     return state / "log" / f"{name}.log"
 
 
@@ -335,7 +335,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The program of a component: the cache first, whose version is known, then PATH."""
+    """Find the program of a component: in the cache first, whose version is known, then on PATH."""
     found = _program(component, environ)
     if found is None:
         raise StackError(_not_found(component, environ))

@@ -1,4 +1,4 @@
-"""What a profiler trace says: where the time of a step goes."""
+"""Analyzes profiler traces: where the time of a step goes."""
 
 from otel_train.trace_analysis.events import read, shapes
 from otel_train.trace_analysis.rules import findings

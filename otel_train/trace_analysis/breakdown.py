@@ -1,4 +1,4 @@
-"""Where the time of steps goes: stages, idle devices, overlap, memory, critical path."""
+"""Breakdown of step time: stages, idle devices, overlap, memory, critical path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_train.trace_analysis.intervals import Intervals
-    from otel_train.trace_analysis.timeline import Scene
+    from otel_train.trace_analysis.timeline import TraceTimeline
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]
@@ -31,12 +31,12 @@ PEAKS = 5
 MOST_LISTED = 10
 
 
-def allocations(scene: Scene) -> list[dict[str, Any]]:
-    """Per device, the peaks and the timeline of allocated memory; empty where the trace does not say.
+def allocations(timeline: TraceTimeline) -> list[dict[str, Any]]:
+    """Peak and timeline of allocated memory per device; empty if the trace has none.
 
     A peak is the highest point of one step, the highest first. Without steps there is one.
     """
-    memory = scene.trace.memory
+    memory = timeline.trace.memory
     said = memory.allocated >= 0
     found = []
     devices = zip(memory.device_type[said].tolist(), memory.device_id[said].tolist(), strict=True)
@@ -47,17 +47,17 @@ def allocations(scene: Scene) -> list[dict[str, Any]]:
         found.append(
             {
                 "device": "cpu" if device_type == 0 else f"cuda:{device_id}",
-                "peaks": _peaks(scene, at, allocated, reserved),
+                "peaks": _peaks(timeline, at, allocated, reserved),
                 "timeline": _timeline(at, allocated),
                 "allocations": int((memory.change[here] > 0).sum()),
-                "step_end_bytes": _step_ends(scene, at, allocated),
+                "step_end_bytes": _step_ends(timeline, at, allocated),
             }
         )
     return found
 
 
-def _peaks(scene: Scene, at: Ints, allocated: Ints, reserved: Ints) -> list[dict[str, Any]]:
-    step = scene.step_of(at) if scene.steps.counted else np.full(at.shape, -1)
+def _peaks(timeline: TraceTimeline, at: Ints, allocated: Ints, reserved: Ints) -> list[dict[str, Any]]:
+    step = timeline.step_of(at) if timeline.steps.counted else np.full(at.shape, -1)
     order = np.argsort(-allocated, kind="stable")
     _, first = np.unique(step[order], return_index=True)
     return [
@@ -71,12 +71,12 @@ def _peaks(scene: Scene, at: Ints, allocated: Ints, reserved: Ints) -> list[dict
     ]
 
 
-def _step_ends(scene: Scene, at: Ints, allocated: Ints) -> list[int]:
+def _step_ends(timeline: TraceTimeline, at: Ints, allocated: Ints) -> list[int]:
     """Bytes allocated at the end of every step in which something was allocated."""
-    if not scene.steps.counted:
+    if not timeline.steps.counted:
         return []
-    place = np.searchsorted(at, scene.steps.end_ns, side="right")
-    first = np.searchsorted(at, scene.steps.start_ns, side="left")
+    place = np.searchsorted(at, timeline.steps.end_ns, side="right")
+    first = np.searchsorted(at, timeline.steps.start_ns, side="left")
     return [int(size) for size in allocated[place[place > first] - 1]]
 
 
@@ -92,19 +92,19 @@ MOST_STEPS = 1000
 """Steps listed one by one; all are in the sums."""
 
 
-def breakdown(scene: Scene) -> dict[str, Any]:
+def breakdown(timeline: TraceTimeline) -> dict[str, Any]:
     """Host and device seconds of every stage, over all steps and step by step.
 
     Host seconds are those in which the stage was the innermost one; with ``other``, the time in no stage, they
     add up to ``seconds``, the length of the steps. Device seconds are those of the work that the stage launched,
     whenever that ran; they may overlap and do not add up to anything.
     """
-    steps, stages = scene.steps, scene.stages
+    steps, stages = timeline.steps, timeline.stages
     window = steps.start_ns, steps.end_ns
     length = steps.end_ns - steps.start_ns
     host = {name: intervals.covered(parts, *window) for name, parts in stages.own.items()}
     host[OTHER] = length - sum(host.values(), np.zeros(length.size, np.int64))
-    device = _device_by_stage(scene)
+    device = _device_by_stage(timeline)
     whole = int(length.sum())
     data_ns = intervals.covered(stages.data, *window)
     return {
@@ -112,7 +112,7 @@ def breakdown(scene: Scene) -> dict[str, Any]:
         "seconds": whole / NS_PER_S,
         "step_seconds": _spread(length) if steps.counted else None,
         "guessed": stages.guessed,
-        "optimizer": _optimizer(scene),
+        "optimizer": _optimizer(timeline),
         "data_share": int(data_ns.sum()) / whole if whole and (stages.own or stages.data.total_ns) else None,
         "stages": [
             {
@@ -124,20 +124,20 @@ def breakdown(scene: Scene) -> dict[str, Any]:
             }
             for name, part in host.items()
         ],
-        "by_step": _by_step(scene, host) if steps.counted else [],
+        "by_step": _by_step(timeline, host) if steps.counted else [],
     }
 
 
-def temporal(scene: Scene) -> dict[str, float] | None:
+def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
     """From the first to the last thing on the device: computing, busy with something else, idle. Seconds and shares.
 
     Source: "temporal breakdown" of HolisticTraceAnalysis; the three add up to ``seconds``.
     """
-    busy = scene.busy
+    busy = timeline.busy
     if not busy.start_ns.size:
         return None
     whole = int(busy.end_ns[-1] - busy.start_ns[0])
-    compute = scene.compute.total_ns
+    compute = timeline.compute.total_ns
     parts = {"compute": compute, "other": busy.total_ns - compute, "idle": whole - busy.total_ns}
     return {
         "seconds": whole / NS_PER_S,
@@ -146,30 +146,30 @@ def temporal(scene: Scene) -> dict[str, float] | None:
     }
 
 
-def _device_by_stage(scene: Scene) -> Mapping[str, float]:
+def _device_by_stage(timeline: TraceTimeline) -> Mapping[str, float]:
     """Seconds of device work by the stage that was open when it was launched."""
-    launched = scene.launches
+    launched = timeline.launches
     known = launched.row >= 0
     if not known.any():
         return {}
-    at, dur = launched.start_ns[known], scene.trace.spans.dur_ns[scene.device[known]]
-    own = scene.stages.own.items()
+    at, dur = launched.start_ns[known], timeline.trace.spans.dur_ns[timeline.device[known]]
+    own = timeline.stages.own.items()
     return {name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S for name, parts in own}
 
 
-def _optimizer(scene: Scene) -> str | None:
+def _optimizer(timeline: TraceTimeline) -> str | None:
     """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if none was seen."""
-    if "optimizer" not in scene.stages.own:
+    if "optimizer" not in timeline.stages.own:
         return None
-    if any(name.startswith(("aten::_fused_adam", "aten::_fused_sgd")) for name in scene.trace.names):
+    if any(name.startswith(("aten::_fused_adam", "aten::_fused_sgd")) for name in timeline.trace.names):
         return "fused"
-    return "foreach" if any(name.startswith("aten::_foreach_") for name in scene.trace.names) else "single"
+    return "foreach" if any(name.startswith("aten::_foreach_") for name in timeline.trace.names) else "single"
 
 
-def _by_step(scene: Scene, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
-    steps = scene.steps
-    busy = intervals.covered(scene.busy, steps.start_ns, steps.end_ns)
-    has_device = bool(scene.device.size)
+def _by_step(timeline: TraceTimeline, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
+    steps = timeline.steps
+    busy = intervals.covered(timeline.busy, steps.start_ns, steps.end_ns)
+    has_device = bool(timeline.device.size)
     return [
         {
             "step": int(steps.number[place]),
@@ -191,7 +191,7 @@ SLACK_NS = 20_000
 """A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""
 
 
-def idle(scene: Scene) -> dict[str, Any] | None:
+def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
     """Idle time of the device within the steps, by its cause; None where nothing ran on a device.
 
     A gap is an interval in which nothing ran. Each instant of it has one cause:
@@ -204,15 +204,15 @@ def idle(scene: Scene) -> dict[str, Any] | None:
 
     The four add up to ``seconds``.
     """
-    if not scene.device.size:
+    if not timeline.device.size:
         return None
-    start, end = scene.window
-    found = intervals.gaps(scene.busy, start, end)
+    start, end = timeline.window
+    found = intervals.gaps(timeline.busy, start, end)
     # Until here the launch of the next kernel had not returned.
-    late = np.clip(_next_launch(scene, found), found.start_ns, found.end_ns)
-    data_ns = intervals.covered(scene.stages.data, found.start_ns, late)
+    late = np.clip(_next_launch(timeline, found), found.start_ns, found.end_ns)
+    data_ns = intervals.covered(timeline.stages.data, found.start_ns, late)
     rest_ns = late - found.start_ns - data_ns
-    drained = _drained(scene, found)
+    drained = _drained(timeline, found)
     by_cause = {
         "data": data_ns,
         "sync": np.where(drained, rest_ns, 0),
@@ -231,25 +231,25 @@ def idle(scene: Scene) -> dict[str, Any] | None:
             }
             for name, part in by_cause.items()
         },
-        "longest": _longest(scene, found, by_cause),
+        "longest": _longest(timeline, found, by_cause),
     }
 
 
-def _next_launch(scene: Scene, found: Intervals) -> Ints:
-    """When the launch of the kernel that ends each gap returned.
+def _next_launch(timeline: TraceTimeline, found: Intervals) -> Ints:
+    """End of the launch of the kernel after each gap.
 
     Where the trace does not say, the gap is taken for one in the device's queue; a gap that no kernel ends is the host's.
     """
-    spans, rows = scene.trace.spans, scene.device
+    spans, rows = timeline.trace.spans, timeline.device
     place = np.searchsorted(spans.start_ns[rows], found.end_ns)
     ends = place < rows.size
-    known = scene.launches.end_ns[np.minimum(place, rows.size - 1)]
+    known = timeline.launches.end_ns[np.minimum(place, rows.size - 1)]
     return np.where(ends, np.where(known >= 0, known, found.start_ns), found.end_ns)
 
 
-def _drained(scene: Scene, found: Intervals) -> Flags:
+def _drained(timeline: TraceTimeline, found: Intervals) -> Flags:
     """Whether the host was waiting for the device when each gap began."""
-    rows, spans = scene.synchronizing, scene.trace.spans
+    rows, spans = timeline.synchronizing, timeline.trace.spans
     if not rows.size:
         return np.zeros(found.start_ns.size, np.bool_)
     place = np.searchsorted(spans.start_ns[rows], found.start_ns, side="right") - 1
@@ -259,22 +259,22 @@ def _drained(scene: Scene, found: Intervals) -> Flags:
     return waited
 
 
-def _longest(scene: Scene, found: Intervals, by_cause: dict[str, Ints]) -> list[dict[str, Any]]:
+def _longest(timeline: TraceTimeline, found: Intervals, by_cause: dict[str, Ints]) -> list[dict[str, Any]]:
     length = found.end_ns - found.start_ns
     order = np.argsort(-length, kind="stable")[:MOST_LISTED]
-    step = scene.step_of(found.start_ns[order])
+    step = timeline.step_of(found.start_ns[order])
     return [
         {
             "start_seconds": int(found.start_ns[place]) / NS_PER_S,
             "seconds": int(length[place]) / NS_PER_S,
             "cause": max(by_cause, key=lambda name: int(by_cause[name][place])),
-            "step": int(step[number]) if scene.steps.counted and step[number] >= 0 else None,
+            "step": int(step[number]) if timeline.steps.counted and step[number] >= 0 else None,
         }
         for number, place in enumerate(order.tolist())
     ]
 
 
-def overlap(scene: Scene) -> dict[str, Any] | None:
+def overlap(timeline: TraceTimeline) -> dict[str, Any] | None:
     """Communication, and what of it nothing hides; None where no collective ran.
 
     ``overlap_share`` is the share of the time of communication in which a kernel computes. The rest is exposed:
@@ -282,15 +282,15 @@ def overlap(scene: Scene) -> dict[str, Any] | None:
 
     Source: "communication computation overlap" of HolisticTraceAnalysis.
     """
-    communication = scene.communication
+    communication = timeline.communication
     total = communication.total_ns
     if not total:
         return None
-    hidden = intervals.intersect(communication, scene.compute).total_ns
-    start, end = scene.window
-    exposed = intervals.clip(intervals.subtract(communication, scene.compute), start, end).total_ns
-    rows = scene.device[scene.communicates]
-    spans = scene.trace.spans
+    hidden = intervals.intersect(communication, timeline.compute).total_ns
+    start, end = timeline.window
+    exposed = intervals.clip(intervals.subtract(communication, timeline.compute), start, end).total_ns
+    rows = timeline.device[timeline.communicates]
+    spans = timeline.trace.spans
     kinds = by_name(spans.collective[rows], spans.dur_ns[rows])
     return {
         "seconds": total / NS_PER_S,
@@ -298,7 +298,7 @@ def overlap(scene: Scene) -> dict[str, Any] | None:
         "exposed_seconds": (total - hidden) / NS_PER_S,
         "overlap_share": hidden / total,
         "exposed_share_of_steps": exposed / (end - start) if end > start else 0.0,
-        "collectives": [{**row, "name": scene.trace.names[row["name"]] or "unnamed"} for row in kinds],
+        "collectives": [{**row, "name": timeline.trace.names[row["name"]] or "unnamed"} for row in kinds],
     }
 
 
@@ -318,21 +318,21 @@ class PathSegment(NamedTuple):
     row: int = -1  # what ran, for work on the device
 
 
-def critical_path(scene: Scene) -> dict[str, Any] | None:
-    """The critical path of the median step: shorten nothing on it, and the step stays as long as it is.
+def critical_path(timeline: TraceTimeline) -> dict[str, Any] | None:
+    """The critical path of the median step.
 
     It is walked backwards from the end of the step. The host is followed to the last call that waited for the
     device; from there the device, kernel by kernel: to what ended last before it began, or to its launch if that
     came later. What waits for what between streams is taken from the times, since traces do not say. The links
     add up to the step.
     """
-    steps = scene.steps
-    if not scene.trace.spans.name.size:
+    steps = timeline.steps
+    if not timeline.trace.spans.name.size:
         return None
     length = steps.end_ns - steps.start_ns
     place = int(np.argsort(length, kind="stable")[(length.size - 1) // 2])
     start, end = int(steps.start_ns[place]), int(steps.end_ns[place])
-    links = list(_Walk(scene, start).back_from(end))
+    links = list(_PathSearch(timeline, start).back_from(end))
     sums = Counter[str]()
     for link in links:
         sums[link.what] += link.end_ns - link.start_ns
@@ -340,26 +340,26 @@ def critical_path(scene: Scene) -> dict[str, Any] | None:
         "step": int(steps.number[place]) if steps.counted else None,
         "seconds": (end - start) / NS_PER_S,
         "parts": {what: ns / NS_PER_S for what, ns in sums.most_common() if ns},
-        "kernels": _kernels(scene, links),
-        "host_stages": _host_stages(scene, links),
+        "kernels": _kernels(timeline, links),
+        "host_stages": _host_stages(timeline, links),
     }
 
 
-class _Walk:
+class _PathSearch:
     """Follows the chain backwards within one step."""
 
-    def __init__(self, scene: Scene, start: int) -> None:
-        spans, device = scene.trace.spans, scene.device
+    def __init__(self, timeline: TraceTimeline, start: int) -> None:
+        spans, device = timeline.trace.spans, timeline.device
         self._start = start
         ends = spans.end_ns[device]
         order = np.argsort(ends, kind="stable")
         self._rows, self._ends = device[order], ends[order]
         self._begins = spans.start_ns[self._rows]
-        self._launched = scene.launches.end_ns[order]
-        what = np.where(scene.communicates, 1, np.where(scene.copies, 2, 0))
+        self._launched = timeline.launches.end_ns[order]
+        what = np.where(timeline.communicates, 1, np.where(timeline.copies, 2, 0))
         self._what = what[order]
-        self._sync_start = spans.start_ns[scene.synchronizing]
-        self._sync_end = np.maximum.accumulate(spans.end_ns[scene.synchronizing])
+        self._sync_start = spans.start_ns[timeline.synchronizing]
+        self._sync_end = np.maximum.accumulate(spans.end_ns[timeline.synchronizing])
 
     def back_from(self, end: int) -> Iterator[PathSegment]:
         """Links from ``end`` to the start of the step, the last one first."""
@@ -404,19 +404,19 @@ class _Walk:
             place = before
 
 
-def _kernels(scene: Scene, links: list[PathSegment]) -> list[dict[str, Any]]:
+def _kernels(timeline: TraceTimeline, links: list[PathSegment]) -> list[dict[str, Any]]:
     sums = defaultdict[str, list[int]](list)
     for link in links:
         if link.row >= 0:
-            sums[scene.name(link.row)].append(link.end_ns - link.start_ns)
+            sums[timeline.name(link.row)].append(link.end_ns - link.start_ns)
     ranked = sorted(sums.items(), key=lambda item: -sum(item[1]))[:MOST_LISTED]
     return [{"name": name, "count": len(spent), "seconds": sum(spent) / NS_PER_S} for name, spent in ranked]
 
 
-def _host_stages(scene: Scene, links: list[PathSegment]) -> dict[str, float]:
+def _host_stages(timeline: TraceTimeline, links: list[PathSegment]) -> dict[str, float]:
     """Seconds of the host's links by the stage that was open."""
     spent = [(link.start_ns, link.end_ns) for link in links if link.what == HOST]
     host = intervals.union(*zip(*spent, strict=True)) if spent else intervals.NOTHING
-    found = {name: intervals.intersect(host, parts).total_ns for name, parts in scene.stages.own.items()}
+    found = {name: intervals.intersect(host, parts).total_ns for name, parts in timeline.stages.own.items()}
     found[OTHER] = host.total_ns - sum(found.values())
     return {name: ns / NS_PER_S for name, ns in found.items() if ns}

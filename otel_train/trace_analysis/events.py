@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.errors import TraceError
-from otel_train.trace_analysis.reader import Pieces, decode, json_list
+from otel_train.trace_analysis.reader import TraceFileReader, decode, json_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_i
 
 
 class Names(dict[Any, int]):
-    """Numbers things in the order in which they are first seen; those beyond ``MOST_NAMES`` share a number."""
+    """Numbers names in the order of their appearance; those beyond ``MOST_NAMES`` share a number."""
 
     def __missing__(self, thing: Any) -> int:  # Any: what is numbered
         if len(self) >= MOST_NAMES:
@@ -80,7 +80,7 @@ class Spans(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the allocators said, in the order of the file. Bytes are -1 where not said."""
+    """Allocator events, in the order of the file. Bytes are -1 if missing."""
 
     at_ns: Ints  # since the first event
     change: Ints  # below zero for a release
@@ -134,7 +134,7 @@ class Columns:
         self._spans.append(columns)
 
     def _of_device(self, spans: list[TraceEvent]) -> tuple[NDArray[np.float32], Codes, Codes]:
-        """Columns that only what ran on a device fills: asking every event for them would take half of the time."""
+        """Columns that only device events have: reading them for every event would take half of the time."""
         rows = [row for row, event in enumerate(spans) if event.args.stream >= 0]
         occupancy = np.full(len(spans), np.nan, np.float32)
         group, collective = np.zeros((2, len(spans)), np.int32)
@@ -197,7 +197,7 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
     path = Path(path)
     sums: dict[str, list[float]] = {}
     try:
-        for event in (event for piece in Pieces(path, json_list) for event in piece):
+        for event in (event for piece in TraceFileReader(path, json_list) for event in piece):
             if isinstance(event, dict) and event.get("name") == name and isinstance(event.get("args"), dict):
                 dims, dur_us = event["args"].get("Input Dims"), event.get("dur")
                 if dims and isinstance(dur_us, (int, float)):
@@ -235,7 +235,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The complete events of one process as columns, and what the document says about itself."""
+    """The complete events of one process as columns, and the metadata of the file."""
 
     path: Path
     rank: int | None  # None where the trace does not say
@@ -260,7 +260,7 @@ class Trace:
 
 
 def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Trace:
-    """Read a Chrome trace, plain JSON or gzip, as ``torch.profiler`` exports it; ``missing`` says what could not be read.
+    """Read a Chrome trace, plain JSON or gzip, as exported by ``torch.profiler``; ``missing`` lists what could not be read.
 
     It is read in pieces, and events become columns. ``progress`` is called with (bytes read, bytes in the file) now and then.
 
@@ -296,10 +296,10 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
 def _collected(
     path: Path, progress: Callable[[int, int], None] | None
 ) -> tuple[Columns, Mapping[str, Any], dict[str, Any]]:
-    """The events of a file, what stands around them, and what went wrong."""
+    """Events of a file, its metadata, and errors."""
     columns, skipped = Columns(), 0
     try:
-        pieces = Pieces(path, decode, progress)
+        pieces = TraceFileReader(path, decode, progress)
         for events, others in pieces:
             columns.add(events)
             skipped += others

@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.trace_analysis.timeline import Scene
+    from otel_train.trace_analysis.timeline import TraceTimeline
 
 LEAST_SHARE = 0.002
 """Of the whole, from which a call is wide enough to be seen."""
 MOST_CALLS = 1500
 
 
-def flame(scene: Scene) -> list[dict[str, Any]]:
-    """Calls with the same callers put together, parents before children, which lie within them.
+def flame(timeline: TraceTimeline) -> list[dict[str, Any]]:
+    """Calls merged by call stack, parents before children.
 
     ``parent`` is a place in this list, -1 for the outermost; ``start_share`` and ``share`` are where a call begins and
     how wide it is, of the whole. All threads of the host are put together; steps are left out, so that all are one.
     """
-    calls = scene.calls
-    name = scene.trace.spans.name[calls.row]
-    length = calls.end_ns - scene.trace.spans.start_ns[calls.row]
-    steps = scene.trace.named(calls.row, re.compile("ProfilerStep#").match)
+    calls = timeline.calls
+    name = timeline.trace.spans.name[calls.row]
+    length = calls.end_ns - timeline.trace.spans.start_ns[calls.row]
+    steps = timeline.trace.named(calls.row, re.compile("ProfilerStep#").match)
     parent = _without(calls.parent, steps)
     group, paths = _grouped(parent, name, ~steps)
     if not paths:
         return []
     count = np.bincount(group[group >= 0], minlength=len(paths))
     total_ns = np.bincount(group[group >= 0], length[group >= 0], len(paths))
-    return _laid_out(paths, total_ns, count, scene.trace.names)
+    return _laid_out(paths, total_ns, count, timeline.trace.names)
 
 
 def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
-    """Parents, where the children of what is dropped go to its own parent."""
+    """Parents after removing calls; children of a removed call get its parent."""
     found = parent.copy()
     for _ in range(8):  # steps do not nest deeper
         through = (found >= 0) & dropped[np.maximum(found, 0)]
@@ -134,27 +134,27 @@ MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgr
 """Names of kernels whose work tensor cores can do."""
 
 
-def top_kernels(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
+def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
     """What ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
-    spans, rows = scene.trace.spans, scene.device
+    spans, rows = timeline.trace.spans, timeline.device
     found = by_name(spans.name[rows], spans.dur_ns[rows], most=most)
     for row in found:
         here = rows[spans.name[rows] == row["name"]]
-        row["name"] = scene.trace.names[row["name"]]
+        row["name"] = timeline.trace.names[row["name"]]
         row["mean_seconds"] = row["seconds"] / row["count"]
         row["occupancy"] = _weighted(spans.occupancy[here] / 100, spans.dur_ns[here])
         row["tensor_cores"] = TENSOR_CORES.search(row["name"]) is not None
     return found
 
 
-def launches(scene: Scene) -> dict[str, Any] | None:
+def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
     """How kernels get to the device; None where the trace has no kernel with its launch.
 
     ``queue_seconds`` is how long a kernel waits between the end of its launch and its start: near zero, the
     device waits for the host. ``outrun_share`` is the share of kernels shorter than their own launch.
     """
-    spans, rows, launched = scene.trace.spans, scene.device, scene.launches
-    known = (launched.row >= 0) & ~scene.copies
+    spans, rows, launched = timeline.trace.spans, timeline.device, timeline.launches
+    known = (launched.row >= 0) & ~timeline.copies
     if not known.any():
         return None
     call_ns = launched.end_ns[known] - launched.start_ns[known]
@@ -162,7 +162,7 @@ def launches(scene: Scene) -> dict[str, Any] | None:
     queue_ns = np.maximum(spans.start_ns[rows[known]] - launched.end_ns[known], 0)
     return {
         "count": int(known.sum()),
-        "per_step": float(known.sum()) / scene.steps.number.size if scene.steps.counted else None,
+        "per_step": float(known.sum()) / timeline.steps.number.size if timeline.steps.counted else None,
         "call_seconds": float(call_ns.mean()) / NS_PER_S,
         "kernel_seconds": float(np.median(dur_ns)) / NS_PER_S,
         "short_share": float((dur_ns < SHORT_NS).mean()),
@@ -171,24 +171,24 @@ def launches(scene: Scene) -> dict[str, Any] | None:
     }
 
 
-def occupancy(scene: Scene) -> float | None:
-    """Estimated occupancy of the multiprocessors, 0 to 1, over the time of the kernels that say; None if none does."""
-    spans, rows = scene.trace.spans, scene.device[scene.computes]
+def occupancy(timeline: TraceTimeline) -> float | None:
+    """Mean estimated occupancy, 0 to 1, weighted by kernel time; None if no kernel has it."""
+    spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
     return _weighted(spans.occupancy[rows] / 100, spans.dur_ns[rows])
 
 
-def tensor_cores(scene: Scene) -> dict[str, float] | None:
+def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
     """Which part of kernel time is spent in kernels that use tensor cores; None without kernels.
 
     ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
     ``used_share`` how much of those do. All by the names of the kernels.
     """
-    spans, rows = scene.trace.spans, scene.device[scene.computes]
+    spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
     if not rows.size:
         return None
     dur_ns = spans.dur_ns[rows]
-    uses = scene.trace.named(rows, TENSOR_CORES.search)
-    matrix = scene.trace.named(rows, MATRIX.search) | uses
+    uses = timeline.trace.named(rows, TENSOR_CORES.search)
+    matrix = timeline.trace.named(rows, MATRIX.search) | uses
     whole, able_ns, used_ns = int(dur_ns.sum()), int(dur_ns[matrix].sum()), int(dur_ns[uses].sum())
     return {
         "share": used_ns / whole if whole else 0.0,
@@ -203,17 +203,19 @@ def _weighted(values: Any, weight_ns: Any) -> float | None:  # Any: float32[even
     return float((values[known] * weight_ns[known]).sum()) / weight if weight else None
 
 
-def top_ops(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
+def top_ops(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
     """Operators of the host, by the time spent in them and in no operator below.
 
     Calls of the CUDA runtime count to the operator that makes them, unless they wait for the device.
     ``seconds`` is self time, ``total_seconds`` the time from begin to end; an operator that calls itself
     directly counts once. ``share`` is of the self time of all operators.
     """
-    calls, spans = scene.calls, scene.trace.spans
-    kind = scene.trace.kind[calls.row]
+    calls, spans = timeline.calls, timeline.trace.spans
+    kind = timeline.trace.kind[calls.row]
     self_ns = calls.self_ns.copy()
-    launching = (kind == EventKind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, scene.synchronizing)
+    launching = (
+        (kind == EventKind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, timeline.synchronizing)
+    )
     np.add.at(self_ns, calls.parent[launching], calls.self_ns[launching])
     ops = np.flatnonzero(kind == EventKind.OP)
     name = spans.name[calls.row]
@@ -221,4 +223,4 @@ def top_ops(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
     again = (outer >= 0) & (name[np.maximum(outer, 0)] == name[ops])
     total_ns = np.where(again, 0, (calls.end_ns - spans.start_ns[calls.row])[ops])
     rows = by_name(name[ops], self_ns[ops], most=most, total_seconds=total_ns)
-    return [{**row, "name": scene.trace.names[row["name"]]} for row in rows]
+    return [{**row, "name": timeline.trace.names[row["name"]]} for row in rows]

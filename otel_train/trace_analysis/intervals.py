@@ -28,7 +28,7 @@ NOTHING = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
-    """Every instant that is in any of the ranges, which may overlap and come in any order."""
+    """The union of ranges, which may overlap and be unordered."""
     start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     real = end > start
     start, end = start[real], end[real]
@@ -82,7 +82,7 @@ def covered(these: Intervals, start_ns: ArrayLike, end_ns: ArrayLike) -> Ints:
 
 
 def before(these: Intervals, at_ns: ArrayLike) -> Ints:
-    """How much of the set lies before each instant: int64[instant], nanoseconds."""
+    """Nanoseconds of the set before each instant: int64[instant]."""
     at = np.asarray(at_ns, np.int64)
     if not these.start_ns.size:
         return np.zeros(at.shape, np.int64)

@@ -28,7 +28,7 @@ class BrokenTextError(ValueError):
 
 
 class Arguments(NamedTuple):
-    """What is read of an event's ``args``; -1, NaN and "" stand for what is not said."""
+    """The fields of an event's ``args`` that are read; -1, NaN and "" if missing."""
 
     correlation: int = -1
     stream: int = -1
@@ -51,7 +51,7 @@ KEYS = {
 
 
 class TraceEvent(NamedTuple):
-    """What is read of an event. Times are microseconds; NaN stands for what is not said."""
+    """The fields of an event that are read. Times are microseconds; NaN if missing."""
 
     ph: str = ""
     name: str = ""
@@ -113,7 +113,7 @@ def _quick() -> Callable[[bytes], Sequence[TraceEvent]] | None:
 
 
 def _event(value: dict[str, Any]) -> TraceEvent:
-    """An event whose values may be of any type: what is not what it should be counts as not said."""
+    """Convert an event whose values may have any type: wrong ones count as missing."""
     args = value.get("args")
     args = args if isinstance(args, dict) else {}
     defaults, keys = TraceEvent._field_defaults, ("ph", "name", "cat", "ts", "dur")
@@ -158,8 +158,8 @@ EXPANSION, FREE_BYTES = 200, 256 << 20
 """Times its own size that a gzip file may grow to, traces grow 10 to 40 times; text that any may grow to."""
 
 
-class Pieces:
-    """The events of a plain or a gzip file, in decoded pieces, and what stands around them.
+class TraceFileReader:
+    """Reads the events of a plain or gzip file in pieces, and the metadata around them.
 
     ``decode`` makes anything of the text of a JSON array of events, or raises ``BrokenTextError``; ``progress`` is called
     with (bytes read, bytes in the file) after each read.
@@ -286,7 +286,7 @@ class Pieces:
         return (comma.end() if comma else end, self._one_by_one(held[:end])) if end else (0, [])
 
     def _one_by_one(self, text: bytes) -> list[Any]:
-        """Events of a text in which not all may be JSON."""
+        """Events of a text that is not all valid JSON."""
         if (whole := self._decoded(text)) is not None:
             return [whole]
         made = [self._decoded(event) for event in _BETWEEN.split(text)]
@@ -294,7 +294,7 @@ class Pieces:
         return [piece for piece in made if piece is not None]
 
     def _last(self, held: bytes, *, listed: bool) -> list[Any]:
-        """The events at the end of the text, and what the document says after them."""
+        """The last events, and the metadata after them."""
         end = len(held)
         for _ in range(_TRIES):
             end = held.rfind(b"]", 0, end)

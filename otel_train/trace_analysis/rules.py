@@ -265,7 +265,7 @@ WAITING_SHARE, BLAMED_SHARE = 0.05, 0.5
 
 
 def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
-    """Findings about one trace, of its analysis as ``summarize`` makes it.
+    """Findings about one trace, from its analysis by ``summarize``.
 
     At least one: where no rule applies it is ``no_finding``, which says what was looked at.
     """
@@ -278,7 +278,7 @@ def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
 
 
 def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
-    """A finding with what follows from its share of the time of the steps."""
+    """Complete a finding from its share of the step time."""
     breakdown, share, confidence = document["breakdown"], finding.share, finding.confidence
     if not breakdown["steps"] and confidence == "high":
         confidence = "medium"  # without steps, what happens once weighs as much as what happens always
@@ -292,7 +292,7 @@ def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
 
 
 def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> TraceFinding | None:
-    """The rank that the others wait for, if there is one. ``waiting`` is what ``summary.waits`` says of all ranks."""
+    """Finding about the rank that the others wait for, if any. ``waiting``: the result of ``summary.waits`` for all ranks."""
     rows = waiting["ranks"]
     waited_s = sum(row["waited_seconds"] for row in rows)
     whole_s = document["breakdown"]["seconds"] * len(rows)

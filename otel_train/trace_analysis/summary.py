@@ -1,4 +1,4 @@
-"""Everything a trace says, as one document; which rank waits for which, of several traces."""
+"""Builds the analysis document of a trace; of several traces, which rank waits for which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_train.trace_analysis.breakdown import allocations, breakdown, critical
 from otel_train.trace_analysis.events import Trace, read
 from otel_train.trace_analysis.hot_spots import launches, occupancy, tensor_cores, top_kernels, top_ops
 from otel_train.trace_analysis.rules import findings, rank_finding
-from otel_train.trace_analysis.timeline import Scene
+from otel_train.trace_analysis.timeline import TraceTimeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ SCHEMA = "otel_train.analysis/2"
 def trace_summary(
     path: str | Path, *, most: int = 10, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
-    """Where the time of a trace goes.
+    """Analyze a trace file.
 
     Args:
         path: a Chrome trace of ``torch.profiler``, plain or gzip.
@@ -49,9 +49,9 @@ def trace_summary(
 
 def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
     """As ``trace_summary``, of a trace that was read."""
-    scene = Scene(trace)
-    parts = breakdown(scene)
-    memory = allocations(scene)
+    timeline = TraceTimeline(trace)
+    parts = breakdown(timeline)
+    memory = allocations(timeline)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "path": str(trace.path),
@@ -59,45 +59,45 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
         "world_size": trace.world_size,
         "events": int(trace.kind.size),
         "missing": list(trace.missing),
-        "top_cpu_ops": top_ops(scene, most=most),
-        "top_cuda_ops": top_kernels(scene, most=most),
+        "top_cpu_ops": top_ops(timeline, most=most),
+        "top_cuda_ops": top_kernels(timeline, most=most),
         "memory_peaks": [{"device": part["device"], **peak} for part in memory for peak in part["peaks"]],
         "dataloader_time_pct": None if parts["data_share"] is None else parts["data_share"] * 100,
         "breakdown": parts,
-        "device": temporal(scene),
-        "idle": idle(scene),
-        "overlap": overlap(scene),
-        "launches": launches(scene),
-        "occupancy": occupancy(scene),
-        "tensor_cores": tensor_cores(scene),
+        "device": temporal(timeline),
+        "idle": idle(timeline),
+        "overlap": overlap(timeline),
+        "launches": launches(timeline),
+        "occupancy": occupancy(timeline),
+        "tensor_cores": tensor_cores(timeline),
         "memory": memory,
-        "critical_path": critical_path(scene),
+        "critical_path": critical_path(timeline),
     }
     document["findings"] = [asdict(finding) for finding in findings(document)]
     return document
 
 
 def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """The analysis of each trace; where there are several ranks, the first also says which rank waits for which."""
+    """Analyze each trace; with several ranks, the first document also has which rank waits for which."""
     documents = [summarize(trace, most=most) for trace in traces]
     if len(traces) > 1:
         first = documents[0]
-        first["ranks"] = waiting = waits([Scene(trace) for trace in traces])
+        first["ranks"] = waiting = waits([TraceTimeline(trace) for trace in traces])
         if (late := rank_finding(first, waiting)) is not None:
             others = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
             first["findings"] = sorted([*others, asdict(late)], key=lambda finding: -finding["share"])
     return documents
 
 
-def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
-    """How long each rank waited in collectives, and for which rank.
+def waits(timelines: Sequence[TraceTimeline]) -> dict[str, Any]:
+    """Wait of each rank in collectives, and the rank it waits for.
 
     The same collective takes every rank to the same instant, so the rank that came last spends the least time in
     it, and each other rank waited for the difference. This needs no common clock. Collectives are matched by
     group, kind and order, over the steps that all ranks have. Needs the traces of two ranks or more, each of one.
     """
-    by_rank = _by_rank(scenes)
-    lengths = {rank: _collectives(scene, _common_steps(scenes)) for rank, scene in by_rank.items()}
+    by_rank = _by_rank(timelines)
+    lengths = {rank: _collectives(timeline, _common_steps(timelines)) for rank, timeline in by_rank.items()}
     waited = dict.fromkeys(by_rank, 0)
     caused = dict.fromkeys(by_rank, 0)
     matched = unmatched = 0
@@ -130,36 +130,36 @@ def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
     }
 
 
-def _by_rank(scenes: Sequence[Scene]) -> Mapping[int, Scene]:
-    by_rank: dict[int, Scene] = {}
-    for scene in scenes:
-        path, rank = scene.trace.path, scene.trace.rank
+def _by_rank(timelines: Sequence[TraceTimeline]) -> Mapping[int, TraceTimeline]:
+    by_rank: dict[int, TraceTimeline] = {}
+    for timeline in timelines:
+        path, rank = timeline.trace.path, timeline.trace.rank
         if rank is None:
             raise TraceError(f"{path}: does not say which rank it is, so it cannot be put beside others")
         if rank in by_rank:
             raise TraceError(f"{path} and {by_rank[rank].trace.path}: both are of rank {rank}")
-        by_rank[rank] = scene
+        by_rank[rank] = timeline
     if len(by_rank) <= 1:
         raise TraceError("waiting takes two: give the traces of at least two ranks")
     return by_rank
 
 
-def _common_steps(scenes: Sequence[Scene]) -> Ints | None:
-    """Steps that all ranks recorded; None where one does not say which step is which."""
-    if not all(scene.steps.counted for scene in scenes):
+def _common_steps(timelines: Sequence[TraceTimeline]) -> Ints | None:
+    """Steps that all ranks recorded; None if one has no step numbers."""
+    if not all(timeline.steps.counted for timeline in timelines):
         return None
-    common = scenes[0].steps.number
-    for scene in scenes[1:]:
-        common = np.intersect1d(common, scene.steps.number)
+    common = timelines[0].steps.number
+    for timeline in timelines[1:]:
+        common = np.intersect1d(common, timeline.steps.number)
     return common
 
 
-def _collectives(scene: Scene, steps: Ints | None) -> dict[Collective, Ints]:
+def _collectives(timeline: TraceTimeline, steps: Ints | None) -> dict[Collective, Ints]:
     """Length of each collective, in order, by group and kind. int64[collective], nanoseconds."""
-    spans, names = scene.trace.spans, scene.trace.names
-    rows = scene.collectives
+    spans, names = timeline.trace.spans, timeline.trace.names
+    rows = timeline.collectives
     if steps is not None:
-        rows = rows[np.isin(scene.step_of(spans.start_ns[rows]), steps)]
+        rows = rows[np.isin(timeline.step_of(spans.start_ns[rows]), steps)]
     found: dict[Collective, Ints] = {}
     kinds = np.where(spans.collective[rows] > 0, spans.collective[rows], spans.name[rows])
     for group, kind in sorted({*zip(spans.group[rows].tolist(), kinds.tolist(), strict=True)}):
@@ -168,7 +168,7 @@ def _collectives(scene: Scene, steps: Ints | None) -> dict[Collective, Ints]:
     return found
 
 
-def _median_step_s(scene: Scene) -> float | None:
-    if not scene.steps.counted:
+def _median_step_s(timeline: TraceTimeline) -> float | None:
+    if not timeline.steps.counted:
         return None
-    return float(np.median(scene.steps.end_ns - scene.steps.start_ns)) / NS_PER_S
+    return float(np.median(timeline.steps.end_ns - timeline.steps.start_ns)) / NS_PER_S

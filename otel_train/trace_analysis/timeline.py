@@ -112,7 +112,7 @@ class ScheduleSteps(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """What the training thread was doing."""
+    """Stages of the training thread."""
 
     own: Mapping[str, Intervals]  # by stage, the instants at which it was the innermost one
     runs: Mapping[str, int]  # by stage, how often it ran
@@ -121,8 +121,8 @@ class Stages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One trace, looked at once."""
+class TraceTimeline:
+    """Steps, stages, launches and kernels of one trace, computed on first use."""
 
     trace: Trace
 

@@ -1,4 +1,4 @@
-"""Trackers of experiments: where rows of flat metrics go."""
+"""The interface of trackers: W&B, MLflow, TensorBoard, console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OpeningTracker", "Tracker", "TrackerKind"]
 
 
 class Tracker(Protocol):
-    """One tracker. ``write`` and ``close`` are called from one thread of its own, and may take long or raise.
+    """A tracker. ``write`` and ``close`` are called on its own thread, and may block or raise.
 
     The other two are called by whoever makes the rows, and are quick.
     """
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 @fast_dataclass(frozen=True, kw_only=True)
 class OpeningTracker:
-    """What a tracker is opened with."""
+    """Arguments for opening a tracker."""
 
     run: Any  # run or writer that the program gave: wandb's Run, MLflow's, a SummaryWriter
     settings: (
@@ -55,7 +55,7 @@ class OpeningTracker:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class TrackerKind:
-    """What is known of a tracker before it is used. Each module of this package has one, ``KIND``."""
+    """Setting, checks and constructor of a tracker. Each module of this package has one, ``KIND``."""
 
     setting: str  # its name, and that of the package that is imported
     imports: tuple[str, ...]  # where it is asked for, at the start: that takes seconds

@@ -1,4 +1,4 @@
-"""The trackers that a program logs to: found, opened, and handed rows in this process, where their runs live."""
+"""Opens the trackers of a run in the training process, where their runs are, and queues rows for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The settings less trackers that the environment or a file asks for and that cannot be had here."""
+    """The settings without trackers that environment or a file select and that are not installed."""
     config, origins, given, ignored = resolved.config, resolved.origins, dict(resolved.given), []
     for name in TRACKERS:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
@@ -72,7 +72,7 @@ def _is_choice(value: object) -> bool:
 
 
 def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
-    """What is given as a tracker; ConfigError where it is none, or a dict with something in it that is not known."""
+    """A given tracker; ConfigError if it is none, or a dict with an unknown key."""
     if isinstance(value, dict):
         for key in value:
             known = _keys_of(name)
@@ -91,7 +91,7 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
 
 
 def _keys_of(name: str) -> tuple[str, ...]:
-    """What the dict of a tracker may have in it; empty where the tracker takes anything, or cannot be asked yet."""
+    """Allowed keys in the dict of a tracker; empty if any is allowed or the package is not imported yet."""
     if TRACKERS[name].keys:
         return TRACKERS[name].keys
     init = getattr(sys.modules.get(name), "init", None)
@@ -101,7 +101,7 @@ def _keys_of(name: str) -> tuple[str, ...]:
 
 
 class Trackers:
-    """The trackers of rank 0, each behind a thread of its own.
+    """The trackers of rank 0, each with a queue and a thread.
 
     ``folder`` is the run directory, ``thread`` the training thread; ``before_finish`` see ``OpeningTracker``. What a tracker
     that is asked for writes with is imported already: see ``check_installed``.
@@ -122,7 +122,7 @@ class Trackers:
         self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
-        """Log to these runs, writers, or what these dicts say; a ConfigError where it is none. Called by the training thread."""
+        """Log to these runs or writers, or to runs opened with these dicts. Called on the training thread."""
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
             self._open(name, _checked(name, value))
@@ -131,7 +131,7 @@ class Trackers:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
         if self._blocks and "console_metrics" not in self._queues:
-            self._queues["console_metrics"] = TrackerQueue(BlocksTracker(self._blocks))
+            self._queues["console_metrics"] = TrackerQueue(ConsoleTracker(self._blocks))
 
     @property
     def any(self) -> bool:
@@ -188,7 +188,7 @@ class Trackers:
 
 
 def check_installed(name: str, *, find: Callable[[str], object] = find_spec) -> None:
-    """Import what a tracker that is asked for writes with; ConfigError where it is not installed."""
+    """Import the package of a selected tracker; ConfigError if it is not installed."""
     if find(name) is None:
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
@@ -202,7 +202,7 @@ MOST_WAITING = 256
 
 
 class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
-    """Hands rows, each with its place, to one tracker, in order, on a thread that begins with the first row."""
+    """Queues rows for one tracker; its thread starts with the first row."""
 
     def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
         super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
@@ -214,8 +214,8 @@ class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
 _PREFIX = "profiling/"
 
 
-class BlocksTracker:
-    """Prints blocks, some of ``FLAT_BLOCKS``, on standard error."""
+class ConsoleTracker:
+    """Prints blocks of ``FLAT_BLOCKS`` on standard error."""
 
     name = "console blocks"
 
@@ -268,7 +268,7 @@ def _throughput(row: FlatRow) -> Iterator[str]:
 
 
 def _line(values: Mapping[str, float], head: str, names: Mapping[str, str], form: str) -> Iterator[str]:
-    """What is known of ``names``, on a line; none if nothing is."""
+    """A line with the known values of ``names``; none if nothing is known."""
     known = [form.format(values[key], unit) for key, unit in names.items() if key in values]
     if known:
         yield f"  {head}{', '.join(known)}"

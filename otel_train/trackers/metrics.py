@@ -1,4 +1,4 @@
-"""Rows for trackers: flat names with a value, per window of steps and per epoch."""
+"""Builds rows for trackers: flat names with values, per window of steps and per epoch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def left_out(parts: str, *of: str) -> tuple[str, ...]:
 
 
 def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
-    """``values`` less those whose keys begin like that; a loader's own have its name before."""
+    """``values`` without keys that begin like this, also after a loader's name."""
     return {key: value for key, value in values.items() if not key.rpartition("/")[2].startswith(starts)}
 
 
@@ -83,7 +83,7 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class _Loader(Protocol):
-    """What an epoch must know of a loader: its ``num_workers``, if any, and whether the program gave it."""
+    """Facts of a loader for an epoch: ``num_workers``, and whether the program passed it."""
 
     @property
     def workers(self) -> int | None: ...
@@ -92,7 +92,7 @@ class _Loader(Protocol):
 
 
 class EpochWindow:
-    """What an epoch comes to: rates, times to load and to transform a batch, efficiency.
+    """Values of an epoch: rates, times to load and to transform a batch, efficiency.
 
     ``totals`` has the workers' build times; ``loaders`` gives the loaders known now; ``memory`` gives memory metrics, from the
     training loaders' names and when the epoch ended.
@@ -179,7 +179,7 @@ class EpochWindow:
         return found
 
     def _exposed_ns(self, loaders: Mapping[str, _LoaderSums]) -> float | None:
-        """How long devices stood idle for want of a batch since the last epoch; None where that is not measured."""
+        """Device idle time for lack of a batch since the last epoch; None if not measured."""
         device, names = self._totals.device, self._totals.names
         window, self._exposed = device.minus(self._exposed), device.copy()
         found, measured = 0.0, set()
@@ -495,7 +495,7 @@ class FlatMetrics:
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
     def _asked(self, closed: ClosedSteps, due: Container[int]) -> Iterator[int]:
-        """When reports were asked for that have not been made, and are not due all the same."""
+        """Times of requested reports that were not written and are not due anyway."""
         for at_ns, op, number in closed.said.tolist():
             if op == Op.REPORT and number > self.reported:
                 self.reported = number
@@ -503,7 +503,7 @@ class FlatMetrics:
                     yield at_ns
 
     def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[ClosedStepsPart]:
-        """Closed steps, in one part more than there are cuts. What ends at a cut comes before it."""
+        """Split closed steps at the cuts: one part more than cuts. What ends at a cut is before it."""
         calls, steps, batches = closed.occurrences, closed.steps, closed.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
         kind = self._names.kinds[calls.source].astype(np.int64)

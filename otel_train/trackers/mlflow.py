@@ -1,4 +1,4 @@
-"""Rows into an MLflow run, written with the client."""
+"""Logs rows to an MLflow run through the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MlflowRun(NamedTuple):
 
 
 class MlflowTracker:
-    """Logs to the run that is active on the training thread, to one that was given, or to one of our own.
+    """Logs to the active run of the training thread, to a given run, or to a separate one.
 
     MLflow's active run belongs to a thread; this is called on another. So the run is found by the training
     thread's identity, and written to by its id. A row is written after the steps it tells of, so the run may have
@@ -84,12 +84,12 @@ class MlflowTracker:
         self._own = self._client.create_run(identity, run_name=settings.get("run_name")).info.run_id
 
     def _lasted(self, run_id: str, until_ms: int) -> bool:
-        """Whether a run that is over was not over yet at ``until_ms``."""
+        """Whether a run that has ended was active at ``until_ms``."""
         ended_ms = self._client.get_run(run_id).info.end_time
         return ended_ms is None or bool(until_ms <= ended_ms)
 
     def _of_training(self, fluent: Any, name: str) -> Any:
-        """What MLflow keeps under ``name`` for the training thread. There is no public way to ask for another's."""
+        """MLflow's value ``name`` of the training thread. There is no public function for another thread."""
         values: dict[int, Any] = getattr(getattr(fluent, name, None), "get_all_thread_values", dict)()
         return values.get(self._thread)
 

@@ -1,4 +1,4 @@
-"""Rows for trackers, made of closed steps."""
+"""Decides when rows for trackers are due, and builds them from closed steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HeldOperations:
 
 
 def _ends(calls: StageCalls) -> np.ndarray:
-    """When they ended; what ran in pieces began longer before its end than it took."""
+    """End times of operations; one that ran in pieces began longer before its end than it took."""
     ends: np.ndarray = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
     return ends
 
@@ -83,8 +83,8 @@ class _Trackers(Protocol):
     def put(self, rows: Iterable[FlatRow]) -> None: ...
 
 
-class Tracking:
-    """Makes rows of closed steps on the export loop's thread, and hands them to the trackers. Rank 0 alone logs."""
+class RowScheduler:
+    """Builds rows from closed steps on the export loop's thread and passes them to the trackers, on rank 0."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Tracking:
         self._metrics.reset()
 
     def report(self, number: int) -> None:
-        """Log now what is known, unless the report with that number has been logged where it was asked for."""
+        """Write a row now, unless the report of that number was already written."""
         if not self._awake or self._guard.closed or number <= self._metrics.reported:
             return
         if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
@@ -145,7 +145,7 @@ class Tracking:
                 self._put(self._metrics.so_far())
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Write the last row."""
         self._flush()
         if self._awake:
             with self._guard:

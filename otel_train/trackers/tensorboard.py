@@ -1,4 +1,4 @@
-"""Rows into event files of TensorBoard."""
+"""Logs rows to TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """Writes event files into a folder, or to a ``SummaryWriter`` that was given, which has ``add_scalar(tag, value, step)``.
+    """Writes event files to a folder, or to a given ``SummaryWriter``, which has ``add_scalar(tag, value, step)``.
 
     ``asked``: write whether or not the program does.
     """

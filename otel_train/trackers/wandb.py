@@ -1,4 +1,4 @@
-"""Rows into a W&B run, without a row or a step of the program's own run being any different."""
+"""Logs rows to a W&B run without adding rows or steps to the program's own run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AXIS = "otel_train/step"
 
 
 class WandbTracker:
-    """Logs to the run that the program opens, to one that was given, or to one of our own.
+    """Logs to the run that the program opens, to a given run, or to a separate one.
 
     A row in a run that the program made is left uncommitted: it goes out with the next row that the program commits, so the
     program's rows stay as many as they were, under the same ``_step``.
@@ -86,7 +86,7 @@ class WandbTracker:
             hooks.append(self._hook)
 
     def _define(self, run: Any, keys: Mapping[str, float]) -> None:
-        """Put what is new on our own axis, once per run."""
+        """Define new names on the axis ``otel_train/step``, once per run."""
         if self._defined[0] is not run:
             run.define_metric(AXIS, hidden=True)
             self._defined = (run, set())
@@ -98,7 +98,7 @@ class WandbTracker:
 
 
 def _pattern(key: str) -> str:
-    """A whole family where there is one: a definition costs more than a value."""
+    """A pattern for a family of names: one definition costs more than one value."""
     family, slash, _ = key.partition("/")
     return f"{family}/*" if slash else key
 

@@ -1,1 +1,1 @@
-"""The local page: a reader of run directories, in a process of its own."""
+"""The local page: reads run directories, in a separate process."""

@@ -34,7 +34,7 @@ _one_at_a_time = threading.Lock()
 
 
 def analyzed(file: File) -> dict[str, Any]:
-    """What a capture says, read while other pages are served; a TraceError if it is too large for a page, or no trace."""
+    """Analysis of a capture; TraceError if it is too large for a page, or not a trace. Other pages are served meanwhile."""
     if file.mark.size_bytes > _MOST_TRACE_BYTES:
         raise TraceError(f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze")
     with _one_at_a_time:
@@ -46,14 +46,14 @@ def _analyzed(path: Path, _: Mark) -> dict[str, Any]:
     from otel_train.trace_analysis.events import read
     from otel_train.trace_analysis.hot_spots import flame
     from otel_train.trace_analysis.summary import summarize
-    from otel_train.trace_analysis.timeline import Scene
+    from otel_train.trace_analysis.timeline import TraceTimeline
 
     trace = read(path)
-    return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
+    return {"analysis": summarize(trace), "flame": flame(TraceTimeline(trace))}
 
 
 def artifacts(view: RankView, chosen: str | None) -> str:
-    """The tab as HTML, with a look into the capture that is named ``chosen``."""
+    """The tab as HTML, with the analysis of the capture named ``chosen``."""
     files = files_of(view.run, view.rank)
     looked = _traces(files).get(chosen or "")
     return "".join(
@@ -173,7 +173,7 @@ def _capture_row(
 
 
 def _account(view: RankView) -> str:
-    """What ``profiler_summary.json`` says of the artifacts beside it."""
+    """List of artifacts from ``profiler_summary.json``."""
     command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
     if not is_folder(view.run / "artifacts"):

@@ -1,4 +1,4 @@
-"""Charts as SVG, without a library and readable in light and dark."""
+"""SVG charts, without a library, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def area(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Series by name on top of one another, the first lowest; ``times`` are seconds, rising.
+    """Stacked series by name, the first at the bottom; ``times`` are seconds, increasing.
 
     ``label`` says what it shows, for those who cannot see it; ``width`` is ``WIDTH``, or ``HALF_WIDTH`` for one of two.
     """
@@ -135,7 +135,7 @@ def _up(highest: float) -> Callable[[float], float]:
 
 
 def _round(highest: float) -> float:
-    """The least top of an axis that its ticks divide into round parts."""
+    """The smallest axis maximum whose ticks are round numbers."""
     if highest <= 0 or not math.isfinite(highest):
         return 1.0
     part = highest / _TICKS
@@ -144,7 +144,7 @@ def _round(highest: float) -> float:
 
 
 def _whole(most: int) -> float:
-    """The same for counts: half a step was never taken."""
+    """The same for counts, whose ticks are integers."""
     return _round(most) if most >= 10 * _TICKS else float(_TICKS * max(1, math.ceil(most / _TICKS)))
 
 

@@ -1,4 +1,4 @@
-"""HTML parts that all pages are made of."""
+"""HTML components shared by all pages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MARKS = {"critical": "✖", "warning": "▲", "info": "•", "ok": "✓", "live"
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this module: style, scripts, icon."""
+    """Content of a file in this folder: style, scripts, icon."""
     return resources.files("otel_train.ui").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
-    """A part of a tab; "" if ``draw`` gives nothing. One that cannot be drawn says so, and the rest is shown."""
+    """A section of a tab; "" if ``draw`` returns nothing. If ``draw`` raises, the section has a note instead."""
     try:
         body = draw()
     except FOREIGN as error:
@@ -49,7 +49,7 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
 
 
 def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
-    """The leading values: name, value, and what to compare it with. An unknown one is left out."""
+    """Main values: name, value, and a comparison. Unknown values are skipped."""
     shown = [
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd>"
         + (f'<dd class="dim">{escape(beside)}</dd>' if beside else "")
@@ -62,7 +62,7 @@ def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def board(notices: Sequence[Notice], *, unfold: int) -> str:
-    """What a reader must know, a line each; advice and facts unfold, those of the first ``unfold`` are shown."""
+    """Notices, a line each; advice and facts can be unfolded, those of the first ``unfold`` are shown."""
     if not notices:
         return ""
     items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
@@ -107,7 +107,7 @@ def moment(unix_s: float | None) -> str:
 
 
 def address(run: str, **query: object) -> str:
-    """The address of a run's page, or of something below it; what is None is left out."""
+    """URL of a run's page, or of something below it; None values are skipped."""
     words = {key: str(value) for key, value in query.items() if value is not None}
     return escape(f"/run/{quote(run, safe='')}" + (f"?{urlencode(words)}" if words else ""))
 

@@ -1,4 +1,4 @@
-"""The pages: runs, one run at a glance, its timing, its memory; all of one run as a report in one file."""
+"""The pages: list of runs; overview, timing and memory of a run; the report in one file."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _chart(view: RankView, *, device: bool) -> str:
 
 
 def _memory_table(view: RankView) -> str:
-    """Whatever the summary says of memory: keys come with the version that wrote it."""
+    """All memory values of the summary; the keys depend on the version that wrote it."""
     rows = [[escape(name.replace("_", " ")), shown] for name, shown in _said_of_memory(view.summary, ())]
     return table(("key", "bytes"), rows)
 
@@ -390,7 +390,7 @@ def _head(title: str, policy: str = "") -> str:
 
 
 def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
-    """A whole page: ``main`` and ``trail``, where the reader is, are HTML; it asks for what is new every ``every_s``."""
+    """A whole page: ``main`` and ``trail`` (breadcrumbs) are HTML; it reloads its content every ``every_s``."""
     where = f'<span aria-hidden="true">/</span> {trail}' if trail else ""
     return (
         _head(title)
@@ -403,7 +403,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
 
 
 def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
-    """The page of a run, with one of ``TABS`` and a look into the capture that is named ``capture``."""
+    """The page of a run with one of ``TABS``, and the analysis of the capture named ``capture``."""
     draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
     body = draw(view) if draw is not None else artifacts(view, capture)
     if not body:
@@ -436,7 +436,7 @@ def name_of(view: RankView) -> str:
 
 
 def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
-    """Name, state and facts of a run, as HTML; ``static`` says how far the run was even if it goes on."""
+    """Name, state and facts of a run, as HTML; ``static``: with the time of the data even if the run is live."""
     known = {**view.about, **view.summary}
     begun_s = (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
     started_s = number(view.summary.get("started_unix_s")) or begun_s
@@ -456,7 +456,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
 
 
 def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
-    """How far a run was when its summary was written."""
+    """Time and step of the last summary."""
     if not summary:
         return
     steps, throughput = (mapping(summary.get(key)) for key in ("steps", "throughput"))
@@ -467,7 +467,7 @@ def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rank_links(view: RankView, tab: str) -> str:
-    """A choice of ranks: a form, so that it works before the script has come."""
+    """Rank selection: a form, so that it works before the script is loaded."""
     if len(view.ranks) <= 1:
         return ""
     options = "".join(
@@ -495,7 +495,7 @@ _EVERY_S = 2.0
 
 
 def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
-    """The list of runs that say all ``words``; pages count from 1, and one past the last shows the last."""
+    """The list of runs that match all ``words``; pages count from 1, and one past the last is the last."""
     found = [row for row in rows if row.says(words)]
     pages = max(1, -(-len(found) // PAGE))
     page = min(max(1, page), pages)

@@ -1,4 +1,4 @@
-"""The application and its server."""
+"""The web application and its server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LONGEST, _DIGITS = 200, 9
 
 
 def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
-    """The page over a folder of runs, or over the run ``only`` in it. It reads, and changes nothing.
+    """The application for a folder of runs, or for the run ``only`` in it. It is read-only.
 
     ``hosts`` are names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
     """
@@ -117,7 +117,7 @@ def _number(text: str) -> int | None:
 
 
 def _answer(request: Request, body: str, kind: str = "text/html", *, status: int = 200) -> Response:
-    """A page; nothing but its mark where the reader has it already."""
+    """A page, or 304 if the client has it."""
     data = body.encode("utf-8", "replace")
     mark = f'"{hashlib.sha256(data).hexdigest()[:24]}"'
     if request.headers.get("if-none-match") == mark:
@@ -126,7 +126,7 @@ def _answer(request: Request, body: str, kind: str = "text/html", *, status: int
 
 
 def _download(run: Path, rank: int | None, name: str) -> Response:
-    """A file of the run: one that was listed, so that no path of a request reaches the disk."""
+    """A listed file of the run: no path of a request reaches the disk."""
     file = next((file for file in files_of(run, rank) if file.name == name), None)
     try:
         if file is None:
@@ -152,7 +152,7 @@ def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 class _OriginCheck:
-    """Refuses what is asked for under another site's name, and says on every answer what a browser may do with it."""
+    """Refuses requests under another site's host name, and sets security headers."""
 
     def __init__(self, inside: ASGIApp, hosts: Collection[str]) -> None:
         self._inside = inside
@@ -218,7 +218,7 @@ def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tu
 def served(
     root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()
 ) -> Iterator[Callable[[], None]]:
-    """A function that serves until the block is left in another thread, or a signal comes in this one."""
+    """A function that serves until the block ends in another thread, or a signal arrives."""
     # A page that a browser is still asking for must not hold up Ctrl-C.
     config = Config(
         application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
@@ -259,7 +259,7 @@ _open: WeakKeyDictionary[Any, dict[BoundedProtocol, None]] = WeakKeyDictionary()
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection whose requests come in 2 s and 8 KiB in all, or end."""
+    """A connection whose requests are limited to 2 s and 8 KiB."""
 
     _timer: asyncio.TimerHandle | None = None
     _bytes = 0

@@ -34,7 +34,7 @@ ALLOWED = {
 """Packages, and modules of the package itself."""
 
 ALLOWED_OF = {
-    "agent": {"in_process", "messages", "process", "reports"},
+    "agent": {"client", "messages", "process", "reports"},
     "console": set[str](),
 }
 """Modules of packages of which most belong to the agent."""

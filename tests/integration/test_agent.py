@@ -11,8 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +25,7 @@ from otel_train.agent.process import ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
+from tests.support.programs import command_of, ended_summary, environ, line
 from tests.support.receiver import http_receiver
 
 ROOT = Path(__file__).parents[2]
@@ -60,23 +59,15 @@ PRELUDE = """
 """
 
 
-def program(tmp_path: Path, text: str) -> list[str]:
-    """A command that runs the prelude and ``text``; runs lie in ``tmp_path / "runs"``."""
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
-    return [sys.executable, str(path), str(tmp_path / "runs")]
-
-
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Begins a program in a session of its own, in ``tmp_path``; ends what is left of it."""
     begun: list[subprocess.Popen[str]] = []
 
     def start(text: str, **more: str) -> subprocess.Popen[str]:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
         begun.append(
             subprocess.Popen(
-                program(tmp_path, text), env=environ, cwd=tmp_path, text=True, stdin=subprocess.PIPE,
+                command_of(tmp_path, PRELUDE, text), env=environ(**more), cwd=tmp_path, text=True, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )
         )  # fmt: skip
@@ -102,25 +93,9 @@ def agents(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    """The next line that the program says."""
-    assert process.stdout is not None
-    text = process.stdout.readline().strip()
-    assert text, process.stderr.read() if process.stderr else ""
-    return text
-
-
 def summary(tmp_path: Path, state: str) -> dict[str, Any]:
-    """The summary of the only run, once it says that the run ended so; no agent is left then."""
-
-    def ended() -> dict[str, Any] | None:
-        for path in (tmp_path / "runs").glob("*/rank0/summary.json"):
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found if found["state"] != "running" else None
-        return None
-
-    found: dict[str, Any] = until(ended, "a summary of a run that has ended")
-    assert found["state"] == state
+    """The summary of the only run, once it has ended in ``state`` and no agent is left."""
+    found = ended_summary(tmp_path, state)
     until(lambda: not agents(tmp_path), "the agent has left")
     return found
 
@@ -576,9 +551,9 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
     """It goes on without the program: what there is to say is in its socket, or in the memory."""
     process = begin(
         """
-        from otel_train.agent import in_process
+        from otel_train.agent import client
         when = os.environ["WHEN"]
-        connect = in_process.connect_agent
+        connect = client.connect_agent
 
         def stopped(*given):
             connection = connect(*given)
@@ -586,7 +561,7 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
             return connection
 
         if when == "starts":
-            in_process.connect_agent = stopped
+            client.connect_agent = stopped
         session = start(exit_timeout_s=20)
         train()
         if when != "starts":
@@ -618,8 +593,8 @@ def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Pat
     """It prints nothing, as without us, and the run was interrupted all the same."""
     process = begin(
         """
-        from otel_train.agent import in_process
-        in_process.ends_its_container = lambda: True  # else nothing waits for an agent that is stopped
+        from otel_train.agent import client
+        client.ends_its_container = lambda: True  # else nothing waits for an agent that is stopped
         import atexit, torch._dynamo.utils  # torch may import tabulate at its exit, and then a bare program exits with 1
         atexit.unregister(torch._dynamo.utils.dump_compile_times)
         start(exit_timeout_s=30); train(); otel_train.summary(); say('trained'); time.sleep(60)
@@ -719,8 +694,8 @@ def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_th
     """The model that does not fit is made right after ``instrument()``, while the agent starts."""
     process = begin(
         """
-        from otel_train.agent import in_process
-        connect = in_process.connect_agent
+        from otel_train.agent import client
+        connect = client.connect_agent
 
         def stopped(*given):
             connection = connect(*given)
@@ -728,7 +703,7 @@ def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_th
             say(connection.pid)
             return connection
 
-        in_process.connect_agent = stopped
+        client.connect_agent = stopped
         say('up'); sys.stdin.readline(); start(); train(); bytearray(1 << 30)
         """
     )

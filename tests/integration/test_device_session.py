@@ -24,7 +24,7 @@ from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
-from otel_train.instrumentation.registry import Probes, TorchProbes
+from otel_train.instrumentation.registry import ProbeRegistry, TorchProbes
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
@@ -97,7 +97,7 @@ class InstrumentedTraining:
         self.loop.early_tasks.append(
             PeriodicTask(lambda: self.run.device.add(self.agent.take()), self.guards[1], 0.0)
         )
-        self.probes = Probes(self.recorder)
+        self.probes = ProbeRegistry(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()))
         self.transfers = TransferProbe(self.recorder, HostDriver())
         self.transfers.look()

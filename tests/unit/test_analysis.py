@@ -12,7 +12,7 @@ from otel_train.trace_analysis.breakdown import allocations, breakdown, critical
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import launches, tensor_cores, top_kernels, top_ops
 from otel_train.trace_analysis.summary import summarize, trace_summary, waits
-from otel_train.trace_analysis.timeline import Scene
+from otel_train.trace_analysis.timeline import TraceTimeline
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 
 US = 1e-6
@@ -50,13 +50,13 @@ def small_trace(*, first_us: float = 0.0) -> MadeTrace:
 
 
 @pytest.fixture(params=[0.0, 4431026791522.0], ids=["from 0", "since boot"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
-    return Scene(read(small_trace(first_us=request.param).write(tmp_path / "trace.json")))
+def timeline(request: pytest.FixtureRequest, tmp_path: Path) -> TraceTimeline:
+    return TraceTimeline(read(small_trace(first_us=request.param).write(tmp_path / "trace.json")))
 
 
-def test_idle_time_has_one_cause_each(scene: Scene) -> None:
+def test_idle_time_has_one_cause_each(timeline: TraceTimeline) -> None:
     """100 - 47 = 53: 20 data, 4 + 4 host, 10 after the sync, and 6 + 5 + 4 that the device itself took."""
-    found = idle(scene)
+    found = idle(timeline)
 
     assert found is not None
     assert found["seconds"] == pytest.approx(53 * US)
@@ -71,9 +71,9 @@ def test_idle_time_has_one_cause_each(scene: Scene) -> None:
     }
 
 
-def test_the_device_computes_communicates_and_idles(scene: Scene) -> None:
+def test_the_device_computes_communicates_and_idles(timeline: TraceTimeline) -> None:
     """From 30 to 96: kernels compute 20 + 10 + 2, the collective alone 15, and 5 + 14 are idle."""
-    found = temporal(scene)
+    found = temporal(timeline)
 
     assert found is not None
     seconds = {name: found[f"{name}_seconds"] for name in ("compute", "other", "idle")}
@@ -81,9 +81,9 @@ def test_the_device_computes_communicates_and_idles(scene: Scene) -> None:
     assert found["seconds"] == pytest.approx(66 * US)
 
 
-def test_communication_is_hidden_while_a_kernel_computes(scene: Scene) -> None:
+def test_communication_is_hidden_while_a_kernel_computes(timeline: TraceTimeline) -> None:
     """60 to 65 of 60 to 80: a quarter. The other 15 us are 15 % of the step."""
-    found = overlap(scene)
+    found = overlap(timeline)
 
     assert found is not None
     assert found["overlap_share"] == pytest.approx(0.25)
@@ -92,9 +92,9 @@ def test_communication_is_hidden_while_a_kernel_computes(scene: Scene) -> None:
     assert [row["name"] for row in found["collectives"]] == ["allreduce"]
 
 
-def test_stages_add_up_to_the_step(scene: Scene) -> None:
+def test_stages_add_up_to_the_step(timeline: TraceTimeline) -> None:
     """20 data, 10 forward, 10 backward, 8 optimizer; the other 52 are in no stage."""
-    found = breakdown(scene)
+    found = breakdown(timeline)
 
     host = {row["stage"]: row["seconds"] for row in found["stages"]}
     assert host == pytest.approx(
@@ -106,17 +106,17 @@ def test_stages_add_up_to_the_step(scene: Scene) -> None:
     assert found["by_step"][0]["device_busy_seconds"] == pytest.approx(47 * US)
 
 
-def test_device_work_counts_to_the_stage_that_launched_it(scene: Scene) -> None:
+def test_device_work_counts_to_the_stage_that_launched_it(timeline: TraceTimeline) -> None:
     """Forward launched GEMM, ADD and the collective: 20 + 10 + 20. Backward launched nothing."""
-    found = breakdown(scene)
+    found = breakdown(timeline)
 
     device = {row["stage"]: row["device_seconds"] for row in found["stages"] if row["stage"] != "other"}
     assert device == pytest.approx({"data": 0.0, "forward": 50 * US, "backward": 0.0, "optimizer": 2 * US})
 
 
-def test_the_critical_path_adds_up_to_the_step(scene: Scene) -> None:
+def test_the_critical_path_adds_up_to_the_step(timeline: TraceTimeline) -> None:
     """24 host, 6 to launch, 20 GEMM, 10 between, 20 NCCL, 2 for the sync to return, 18 host."""
-    found = critical_path(scene)
+    found = critical_path(timeline)
 
     assert found is not None
     assert found["parts"] == pytest.approx(
@@ -136,9 +136,9 @@ def test_the_critical_path_adds_up_to_the_step(scene: Scene) -> None:
     )
 
 
-def test_launches_are_counted_with_their_queue(scene: Scene) -> None:
+def test_launches_are_counted_with_their_queue(timeline: TraceTimeline) -> None:
     """Four launches of 2 us; kernels waited 6, 28, 30 and 4 us; one is below 10 us."""
-    found = launches(scene)
+    found = launches(timeline)
 
     assert found is not None
     assert (found["count"], found["per_step"], found["short_share"], found["outrun_share"]) == (
@@ -151,9 +151,9 @@ def test_launches_are_counted_with_their_queue(scene: Scene) -> None:
     assert found["queue_seconds"]["p50"] == pytest.approx((6 + 28) / 2 * US)
 
 
-def test_an_operator_owns_what_no_operator_below_it_owns(scene: Scene) -> None:
+def test_an_operator_owns_what_no_operator_below_it_owns(timeline: TraceTimeline) -> None:
     """addmm: 7, its two launches included; linear: 8 - 7."""
-    found = {row["name"]: row for row in top_ops(scene)}
+    found = {row["name"]: row for row in top_ops(timeline)}
 
     assert found["aten::addmm"]["seconds"] == pytest.approx(7 * US)
     assert found["aten::linear"]["seconds"] == pytest.approx(1 * US)
@@ -161,9 +161,9 @@ def test_an_operator_owns_what_no_operator_below_it_owns(scene: Scene) -> None:
     assert found["aten::addmm"]["share"] == pytest.approx(7 / 8)
 
 
-def test_kernels_are_listed_by_time(scene: Scene) -> None:
+def test_kernels_are_listed_by_time(timeline: TraceTimeline) -> None:
     """GEMM and NCCL 20 each, ADD 10 + 2, of 52."""
-    found = top_kernels(scene, most=3)
+    found = top_kernels(timeline, most=3)
 
     assert [(row["name"], row["count"]) for row in found] == [(GEMM, 1), (NCCL, 1), (ADD, 2)]
     assert found[2]["seconds"] == pytest.approx(12 * US)
@@ -171,16 +171,16 @@ def test_kernels_are_listed_by_time(scene: Scene) -> None:
     assert [row["tensor_cores"] for row in found] == [True, False, False]
 
 
-def test_tensor_cores_are_recognized_by_the_names_of_kernels(scene: Scene) -> None:
+def test_tensor_cores_are_recognized_by_the_names_of_kernels(timeline: TraceTimeline) -> None:
     """GEMM's 20 of 32 us could, and all of it does."""
-    assert tensor_cores(scene) == pytest.approx(
+    assert tensor_cores(timeline) == pytest.approx(
         {"share": 20 / 32, "matrix_share": 20 / 32, "used_share": 1.0}
     )
 
 
-def test_memory_has_a_peak_and_a_timeline(scene: Scene) -> None:
+def test_memory_has_a_peak_and_a_timeline(timeline: TraceTimeline) -> None:
     """800 bytes at 50 us."""
-    [found] = allocations(scene)
+    [found] = allocations(timeline)
 
     assert found["device"] == "cuda:0"
     assert found["peaks"] == [
@@ -190,12 +190,12 @@ def test_memory_has_a_peak_and_a_timeline(scene: Scene) -> None:
     assert found["step_end_bytes"] == [100]
 
 
-def collectives(path: Path, rank: int, lengths: list[float]) -> Scene:
+def collectives(path: Path, rank: int, lengths: list[float]) -> TraceTimeline:
     made = MadeTrace(rank=rank, world_size=2)
     made.step(1, 0, 1000)
     for number, length in enumerate(lengths):
         made.kernel(NCCL, 100 * number + 50, length, launched=100 * number)
-    return Scene(read(made.write(path)))
+    return TraceTimeline(read(made.write(path)))
 
 
 def test_the_rank_that_spends_the_least_time_in_a_collective_came_last(tmp_path: Path) -> None:
@@ -224,7 +224,9 @@ def test_a_trace_without_a_rank_is_not_put_beside_others(tmp_path: Path) -> None
     made.step(1, 0, 10)
 
     with pytest.raises(TraceError, match="which rank"):
-        waits([Scene(read(made.write(tmp_path / "a.json"))), collectives(tmp_path / "b.json", 0, [10])])
+        waits(
+            [TraceTimeline(read(made.write(tmp_path / "a.json"))), collectives(tmp_path / "b.json", 0, [10])]
+        )
 
 
 def test_the_summary_has_the_keys_that_were_promised(tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_a_stage_in_a_stage_is_cut_out_of_it(tmp_path: Path) -> None:
     made.note("otel_train:optimizer", 10, 30)
     made.note("otel_train:forward", 20, 10)
 
-    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+    found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
 
     assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
         {"optimizer": 20 * US, "forward": 10 * US, "other": 70 * US}
@@ -282,7 +284,7 @@ def test_waiting_for_any_loader_is_waiting_for_data(tmp_path: Path) -> None:
     made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 8)
     made.note("otel_train:data:extra", 50, 5)
 
-    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+    found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
 
     assert found["data_share"] == pytest.approx(0.15)
     assert [row["stage"] for row in found["stages"]] == ["data:train", "data:extra", "other"]
@@ -296,7 +298,7 @@ def test_ranges_of_pytorch_replace_stages_that_are_not_recorded(tmp_path: Path) 
     made.op("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, tid=101)
     made.note("Optimizer.step#SGD.step", 70, 5)
 
-    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+    found = breakdown(TraceTimeline(read(made.write(tmp_path / "trace.json"))))
 
     assert found["guessed"]
     assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(

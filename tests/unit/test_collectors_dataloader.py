@@ -25,7 +25,7 @@ def ns(*milliseconds: float) -> np.ndarray:
     return np.array([x * MS for x in milliseconds], dtype=np.int64)
 
 
-class Scene:
+class TraceTimeline:
     """One loader named ``code`` in a run."""
 
     def __init__(self, tape: Tape, *, state: LoaderState | None = None, sized: bool = True) -> None:
@@ -50,7 +50,7 @@ class Scene:
 
 def test_build_times_of_all_workers_are_one_histogram() -> None:
     """The question is how fast the loader builds, not how fast worker 3 does."""
-    scene = Scene(Tape().step())
+    scene = TraceTimeline(Tape().step())
     scene.watch.add_builds([("code", BatchBuildTimes(ns(40, 40), 1)), ("code", BatchBuildTimes(ns(60), 2))])
     scene.watch.add_builds([("code", BatchBuildTimes(ns(50), 0))])
     found = scene.published()[c.LOADER_BATCH_BUILD_DURATION.name]["code",]
@@ -61,7 +61,7 @@ def test_build_times_of_all_workers_are_one_histogram() -> None:
 
 def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
-    scene = Scene(Tape().step())
+    scene = TraceTimeline(Tape().step())
     scene.watch.add_exits([("code", WorkerExit(1, 77, "SIGKILL"))])
     (event,) = (e for e in scene.run.account.spans.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
 
@@ -77,7 +77,7 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
 
 def test_errors_are_counted_by_class() -> None:
     """FileNotFoundError is for the storage, ValueError for the data."""
-    scene = Scene(Tape().step().ask(op=Op.FAIL).ask(op=Op.FAIL).start().step())
+    scene = TraceTimeline(Tape().step().ask(op=Op.FAIL).ask(op=Op.FAIL).start().step())
     assert scene.values(c.LOADER_ERRORS) == {("code",): 2}  # their classes are not known
     for error in (ValueError(), ValueError(), KeyboardInterrupt()):
         scene.probe.failed(error)
@@ -88,7 +88,7 @@ def test_errors_are_counted_by_class() -> None:
 def test_what_waits_in_the_queue_is_memory() -> None:
     """Bytes per batch times batches; pinned ones apart, so that components add up."""
     state = LoaderState(2, 2, 0, (100, 200), 6, 4, 16)
-    scene = Scene(Tape().step(), state=state)
+    scene = TraceTimeline(Tape().step(), state=state)
     assert scene.values(c.MEMORY_USAGE) == {("code", "workers"): 300}  # no batch weighed, no bytes
     scene.probe.payload([np.zeros(8, dtype=np.uint8)])
 
@@ -103,7 +103,7 @@ def test_what_waits_in_the_queue_is_memory() -> None:
 
 def test_one_batch_is_weighed_per_look() -> None:
     """Weighing takes microseconds; not for every batch."""
-    scene = Scene(Tape().step())
+    scene = TraceTimeline(Tape().step())
     for number in (1, 2, 3):
         scene.probe.payload([np.zeros(number, dtype=np.uint8)])
     assert scene.probe.weights.row() == {"sampled": 1, "min": 1, "avg": 1, "max": 1}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.autoinstrument.jax_detector import JaxEvidence
+from otel_train.autoinstrument.jax_detector import JaxTrainingDetector
 from otel_train.instrumentation.compile_events import COMPILED, JaxCompilerProbe
 from otel_train.testing import FakeClock
 
@@ -48,7 +48,7 @@ class Program:
         jax.grad = grad
         self.jax = jax
         self.clock = FakeClock(10**9)
-        self.evidence = JaxEvidence(
+        self.evidence = JaxTrainingDetector(
             self._sign,
             clock=self.clock,
             log=lambda text, *said: self.lines.append(text % said),

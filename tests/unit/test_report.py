@@ -14,7 +14,7 @@ from otel_train.cli.main import main
 from otel_train.rundata.live_view import RankView
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
-from otel_train.trace_analysis.timeline import Scene
+from otel_train.trace_analysis.timeline import TraceTimeline
 from otel_train.ui.charts import area, bars, elapsed
 from otel_train.ui.components import flame_graph
 from otel_train.ui.pages import report_page
@@ -205,7 +205,7 @@ def calls() -> MadeTrace:
 
 def test_a_flame_graph_puts_the_same_callers_together(tmp_path: Path) -> None:
     """Steps are left out: 100 in linear, 80 of it in addmm."""
-    found = flame(Scene(read(calls().write(tmp_path / "trace.json"))))
+    found = flame(TraceTimeline(read(calls().write(tmp_path / "trace.json"))))
 
     assert [(call["name"], call["depth"], call["count"]) for call in found] == [
         ("aten::linear", 0, 2),
@@ -218,7 +218,7 @@ def test_a_flame_graph_puts_the_same_callers_together(tmp_path: Path) -> None:
 
 def test_boxes_lie_within_their_callers(tmp_path: Path) -> None:
     """Otherwise the picture lies."""
-    found = flame(Scene(read(training(steps=3, world_size=2).write(tmp_path / "trace.json"))))
+    found = flame(TraceTimeline(read(training(steps=3, world_size=2).write(tmp_path / "trace.json"))))
 
     assert len(found) > 8
     for number, call in enumerate(found):

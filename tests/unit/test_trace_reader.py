@@ -254,7 +254,7 @@ def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: 
 
 
 def test_a_long_trace_is_read_whole_with_progress(tmp_path: Path) -> None:
-    """Pieces are cut at events: none is lost or counted twice at a cut."""
+    """TraceFileReader are cut at events: none is lost or counted twice at a cut."""
     path = tmp_path / "long.json"
     events = write_long(path, text_bytes=3 * PIECE_BYTES, layers=4)
     seen: list[tuple[int, int]] = []

@@ -19,7 +19,7 @@ from otel_train.config import Config
 from otel_train.config.settings import TRACKERS
 from otel_train.errors import ConfigError
 from otel_train.trackers import manager
-from otel_train.trackers.manager import BlocksTracker, TrackerQueue
+from otel_train.trackers.manager import ConsoleTracker, TrackerQueue
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
@@ -152,7 +152,7 @@ def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.
 
 def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts read them."""
-    tracker = BlocksTracker({"profiling", "throughput"})
+    tracker = ConsoleTracker({"profiling", "throughput"})
 
     tracker.write(ROW, None)
     tracker.write(EPOCH, None)
@@ -170,7 +170,7 @@ def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_only_the_blocks_asked_for_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """``console_metrics=["throughput"]``."""
-    BlocksTracker({"throughput"}).write(ROW, None)
+    ConsoleTracker({"throughput"}).write(ROW, None)
 
     assert capsys.readouterr().err == ""
 

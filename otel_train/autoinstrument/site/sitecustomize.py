@@ -1,4 +1,4 @@
-"""Runs when Python starts anywhere below ``otel-train run``: waits for torch and JAX, and else does nothing.
+"""Runs at Python start below ``otel-train run``: waits for the import of torch or JAX.
 
 Python imports a ``sitecustomize`` before the program. This one takes its folder out of ``sys.path`` again and
 lets the user's own, if there is one, run in its place. Nothing is imported that Python has not loaded already.
@@ -20,7 +20,7 @@ _PACKAGE = _HERE.rsplit(os.sep, maxsplit=2)[0]
 
 
 class WhenImported:
-    """A finder that finds what the others find, and has something done once torch or JAX has been imported."""
+    """Import finder that calls a function after torch or JAX has been imported; delegates everything else."""
 
     def __init__(self) -> None:
         self._awaited = {"torch", "jax"}
@@ -65,7 +65,7 @@ def _observe(package: str) -> None:
 
 
 def _find_otel_train() -> None:
-    """Make the package importable where it only was so for the launcher: run from its sources, say."""
+    """Add the launcher's import path of otel_train if it is not importable, as in a checkout."""
     if "otel_train" in sys.modules or find_spec("otel_train") is not None:
         return
     spec = spec_from_file_location("otel_train", f"{_PACKAGE}/__init__.py")

@@ -1,4 +1,4 @@
-"""The training process's side of its agent: starts it, reports to it, does what it asks, and waits for it at the end."""
+"""The training process's side of the agent: starts it, sends reports, executes its requests, waits for it at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from otel_train.agent.process import (
     ends_its_container,
     start_of_job,
 )
-from otel_train.agent.reports import PAUSE_S, Reports, captures_unasked, log_now, may_log
+from otel_train.agent.reports import (
+    PAUSE_S,
+    ReportBuilder,
+    has_automatic_captures,
+    may_use_trackers,
+    uses_trackers,
+)
 from otel_train.config.settings import CODE, TRACKERS
 from otel_train.console import print_while_taken, terminal_of
 from otel_train.datamodel import system_clock
@@ -73,9 +79,9 @@ _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
 class AgentClient:
-    """This rank's side of its agent.
+    """The connection of a training process to its agent.
 
-    A service thread sleeps until the agent asks for something, or until ``Reports.pause_s`` is over. No other thread of the
+    A service thread sleeps until the agent asks for something, or until ``ReportBuilder.pause_s`` is over. No other thread of the
     program ever waits for the agent, except one that calls ``summary()`` or ends the session.
 
     Attributes:
@@ -105,7 +111,7 @@ class AgentClient:
         self.recording = InstrumentationManager(
             config, self.info, anchor=anchor, environ=environ, job=find_job
         )
-        self._reports = Reports(self.recording, self.caches, self.info.world_size)
+        self._reports = ReportBuilder(self.recording, self.caches, self.info.world_size)
         self.reporting = free_in_forks(threading.RLock())
         self.opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
@@ -128,7 +134,7 @@ class AgentClient:
         _services.add(self)
 
     def start(self) -> None:
-        """Begin to record, and to report.
+        """Start recording and reporting.
 
         Raises:
             ConfigError: an agent in a thread cannot honour a setting. One in a process logs it.
@@ -160,13 +166,13 @@ class AgentClient:
             raise
 
     def _import_ahead(self) -> None:
-        """Import what the service thread is known to need: while the program trains, an import holds the interpreter."""
+        """Import what the service thread needs: an import during training would hold the GIL."""
         wanted = []
         if self.info.world_size > 1:
             wanted.append("otel_train.distributed.store")
-        if log_now(self._config):
+        if uses_trackers(self._config):
             wanted += ["otel_train.trackers.manager", "otel_train.instrumentation.dataset_size"]
-        if captures_unasked(self._config):
+        if has_automatic_captures(self._config):
             wanted += ["otel_train.agent.captures", "otel_train.profiler.setup"]
         if _counts_flops(self._config):
             wanted += ["otel_train.agent.captures", "otel_train.profiler.flops"]
@@ -355,7 +361,7 @@ class AgentClient:
                 os.close(process)
 
     def _serve_one(self) -> None:
-        """Report, and do what the agent asks for, until it is gone or the session is over."""
+        """Send reports and execute requests until the connection closes or the session ends."""
         interval_s = self._config.tuned().poll_interval_s
         turned_s = time.monotonic()
         while not self._over:
@@ -375,7 +381,7 @@ class AgentClient:
                     return
 
     def _start_again(self) -> None:
-        """The agent is gone: another one goes on with the same memory, in a thread of this process if it must."""
+        """The agent has died: connect to a new one with the same memory, in a thread of this process if none can be started."""
         self._starts += 1
         self._link.close()
         if self._starts > MOST_STARTS:
@@ -432,14 +438,14 @@ class AgentClient:
     def _take_opened(self, opened: Opened) -> None:
         self.opened = opened
         self.info = opened.info
-        self._reports.may_log = opened.info.rank == 0 and may_log(self._config)
+        self._reports.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
         # After Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile.
         if not self._interrupted:
             with Guard("trackers"):
-                if log_now(self._config):
+                if uses_trackers(self._config):
                     self._make_trackers()
             with Guard("captures"):
-                if captures_unasked(self._config):
+                if has_automatic_captures(self._config):
                     self.captures.set_up()
             with Guard("flops"):
                 if _counts_flops(self._config):
@@ -454,7 +460,7 @@ class AgentClient:
             print_while_taken(text, sys.stderr)
 
     def _do_refused(self, why: str) -> None:
-        """The agent cannot honour a setting that could not be checked here."""
+        """The agent rejects a setting that could not be checked here."""
         if self.here is None:
             _log.error("Nothing is exported: %s", why)
         self._refusal = why
@@ -462,12 +468,12 @@ class AgentClient:
         self._is_open.set()
 
     def _do_up(self, pid: int) -> None:
-        """The agent runs, in this process; nothing has been opened yet."""
+        """The agent in this process runs; nothing has been opened yet."""
         self._agent = pid
         self._is_up.set()
 
     def _do_report(self) -> None:
-        """Something is new here. It follows once nothing else waits to be done."""
+        """The agent requests a report; it is sent when no other request is pending."""
         self._asked_for_report = True
 
     def _do_log(self, level: int, text: str) -> None:
@@ -507,7 +513,7 @@ class AgentClient:
     # -- trackers and captures ---------------------------------------------------------------------
 
     def _check_settings(self) -> None:
-        """Refuse what the agent could only refuse later."""
+        """Reject settings that the agent could only reject later."""
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE
         if asked and config.exporters.strip() not in ("auto", "off"):
@@ -547,7 +553,7 @@ class AgentClient:
                 )
 
     def _capture_is_asked(self) -> bool:
-        """Whether a signal, a file or a device that ran out of memory asks for what captures."""
+        """Whether a signal, a file or an out-of-memory error requests a capture."""
         if self._config.profiler == "off":
             return False
         captures = self._reports.captures
@@ -556,8 +562,8 @@ class AgentClient:
         return bool(asked or (none_yet and self.recording.devices.ooms()))
 
     def _take_turn(self) -> None:
-        """Do what is due for trackers and captures."""
-        if self._reports.trackers is None and log_now(self._config):
+        """Run one iteration of trackers and captures."""
+        if self._reports.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self._make_trackers()
         asked = self._capture_is_asked()
@@ -566,7 +572,7 @@ class AgentClient:
         self._look_at_end()
 
     def _look_at_end(self) -> None:
-        """Find out what SIGTERM must not end: agents in here or in a container that ends too, and what is open here."""
+        """Determine what must be closed before SIGTERM ends the process, such as an agent in the same container."""
         if self._ending:
             return
         trackers, captures = self._reports.trackers, self._reports.captures
@@ -581,11 +587,11 @@ class AgentClient:
 
     @property
     def _apart(self) -> bool:
-        """Whether the agent goes on without this process."""
+        """Whether the agent outlives this process."""
         return self.here is None and not self._in_container
 
     def _await_agent(self, timeout_s: float) -> None:
-        """Wait until the agent has begun and takes messages, unless it does nothing and can go on without this process."""
+        """Wait until the agent accepts messages, unless it is idle and outlives this process."""
         if self._apart:
             self._patiently(self._is_up.wait, WRITING_S if self._agent else timeout_s)
             self._patiently(self._is_open.wait, WRITING_S)
@@ -622,7 +628,7 @@ class AgentClient:
         return self._reports.trackers
 
     def _hand_over(self) -> bool:
-        """A thread of the program's is about to finish a run that is logged to: rows of everything up to now first."""
+        """Called before a thread of the program finishes a tracker run: write the rows up to now first."""
         patience_s = self._config.exit_timeout_s
         self.report(fresh=True)
         self.ask("hand_over", timeout_s=patience_s)
@@ -656,13 +662,13 @@ class AgentClient:
         return self._link.ask(partial(self._awaited, timeout_s=timeout_s, busy=busy), what, *args)
 
     def _ask_now(self, what: str, *args: Any) -> Any:
-        """The same, of everything up to now."""
+        """As ``ask``, after all events up to now are accounted."""
         self._open()
         self.report(fresh=True)
         return self.ask(what, *args)
 
     def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> bool:
-        """Wait for the agent, and go on as long as it works. Whether it was waited for to the end."""
+        """Wait for the agent as long as it makes progress. Returns whether it finished."""
         work, deadline_s = ProcessActivity(self._agent), time.monotonic() + BUSY_S
         while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
             pass
@@ -696,7 +702,7 @@ class AgentClient:
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
 
-    def let_go_in_fork(self) -> None:
+    def release_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._over = True
         self._link.let_go()
@@ -708,7 +714,7 @@ def _counts_flops(config: Config) -> bool:
 
 def _in_fork() -> None:
     for service in list(_services):
-        service.let_go_in_fork()
+        service.release_in_fork()
 
 
 if hasattr(os, "register_at_fork"):
