@@ -59,6 +59,7 @@ TAIL = """
 | 2 | wrong arguments, no such run, an unexpected error; `doctor`: problems |
 | that of the program | `run`, `profile -- PROGRAM`; `run` ends by the same signal as the program |
 | 130 | Ctrl-C; `demo` ends with 0 |
+| 141 | the reader of standard output has closed it, as `head` does |
 
 An error is one line on standard error. `OTEL_TRAIN_DEBUG=1` prints the traceback of an unexpected error instead.
 
