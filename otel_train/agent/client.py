@@ -143,11 +143,11 @@ class AgentClient:
         """
         greeted = False
         try:
-            self._import_ahead()
-            self._look_at_end()
+            self._preload_modules()
+            self._update_end_work()
             self.recording.begin()
-            self._listen()
-            self._say_first_hello()  # before anything else is sent
+            self._install_sigusr2()
+            self._send_first_hello()  # before anything else is sent
             greeted = True
             self._thread.start()
             if self.here is not None:
@@ -156,7 +156,7 @@ class AgentClient:
             if greeted:
                 self.tell("end", ExitHook.of(error), system_clock(), False)
             self._over = True
-            self._listen_no_more()
+            self._remove_sigusr2()
             self.recording.end()
             self._link.close()
             for thread in (self._thread, self.here):
@@ -165,7 +165,7 @@ class AgentClient:
             self.recording.close()
             raise
 
-    def _import_ahead(self) -> None:
+    def _preload_modules(self) -> None:
         """Import what the service thread needs: an import during training would hold the GIL."""
         wanted = []
         if self.info.world_size > 1:
@@ -216,20 +216,20 @@ class AgentClient:
         self.here = AgentThread(self.recording.memory.map, self._config.exit_timeout_s)
         return self.here.link
 
-    def _listen(self) -> None:
+    def _install_sigusr2(self) -> None:
         """Handle SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
         if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            signal.signal(signal.SIGUSR2, self._heard)
+            signal.signal(signal.SIGUSR2, self._on_sigusr2)
 
-    def _heard(self, number: int, frame: object) -> None:
+    def _on_sigusr2(self, number: int, frame: object) -> None:
         del number, frame
         self.signals += 1
         self.recording.recorder.changed()
 
-    def _listen_no_more(self) -> None:
+    def _remove_sigusr2(self) -> None:
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if here and signal.getsignal(signal.SIGUSR2) == self._heard:
+        if here and signal.getsignal(signal.SIGUSR2) == self._on_sigusr2:
             signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
     # -- what the session asks -------------------------------------------------------------------
@@ -251,7 +251,7 @@ class AgentClient:
         trackers = self._trackers() if given else None
         if trackers is not None:
             trackers.attach(given)
-            self._look_at_end()
+            self._update_end_work()
 
     def provide(self, providers: Mapping[str, Any]) -> None:
         """See ``Session.provide``."""
@@ -266,7 +266,7 @@ class AgentClient:
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
         self._providers = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
-        self._look_at_end()
+        self._update_end_work()
         self.ask("providers")
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
@@ -290,16 +290,16 @@ class AgentClient:
 
     def summary(self, state: str) -> dict[str, Any]:
         """The summary up to now, or since ``reset_window``; empty where there is no agent any more."""
-        return self._last[0] if self._last is not None else self._ask_now("summary", state) or {}
+        return self._last[0] if self._last is not None else self._ask_fresh("summary", state) or {}
 
     def reset_window(self) -> None:
         """Let ``summary`` start from now."""
         if self._last is None:
-            self._ask_now("reset_window")
+            self._ask_fresh("reset_window")
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """What could not be instrumented, with the reason."""
-        return self._last[1] if self._last is not None else self._ask_now("instrumentation_gaps") or []
+        return self._last[1] if self._last is not None else self._ask_fresh("instrumentation_gaps") or []
 
     def close(self, state: str, *, assumed: bool = False) -> None:
         """Have the agent count to the end, and give everything back. Never raises. ``assumed``: see ``ExitHook``."""
@@ -307,15 +307,15 @@ class AgentClient:
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
         parts: tuple[Callable[[], object], ...] = (
-            self._stop_capturing,
-            self._listen_no_more,
+            self._stop_captures,
+            self._remove_sigusr2,
             self.recording.end,
             lambda: self._await_agent(timeout_s),
             lambda: self.report(fresh=True),
             lambda: self._end_captures(timeout_s),
             lambda: self._end((state, ended_ns, assumed), timeout_s, began_s),
             self._close_trackers,
-            self._let_go,
+            self._disconnect,
             self.recording.close,
         )
         for part in parts:
@@ -339,16 +339,16 @@ class AgentClient:
         self._is_up.set()
         self._is_open.set()
 
-    def _say_first_hello(self) -> None:
+    def _send_first_hello(self) -> None:
         try:
-            self._say_hello(self._link)
+            self._send_hello(self._link)
         except OSError:
             if not self._found and self.here is None:
                 raise
             # An agent leaves after its last rank, and this one came too late: the thread finds another. One in a thread could not
             # begin: what waits for it says why.
 
-    def _say_hello(self, link: Link) -> None:
+    def _send_hello(self, link: Link) -> None:
         if self.here is not None:
             link.send(self._hello())
             return
@@ -366,17 +366,17 @@ class AgentClient:
         turned_s = time.monotonic()
         while not self._over:
             now_s = time.monotonic()
-            pause_s = interval_s if self._capture_is_asked() else self._reports.pause_s(interval_s)
+            pause_s = interval_s if self._capture_is_requested() else self._reports.pause_s(interval_s)
             if now_s >= turned_s + pause_s or self._asked_for_report:
                 turned_s = now_s
                 if self._is_open.is_set():  # before, the agent takes nothing
                     self._asked_for_report = False
                     self.report()
-                    self._take_turn()
+                    self._run_once()
                     continue
             if self._link.fileno() in self._link.wait(turned_s + pause_s - now_s):
                 try:
-                    self._take(self._link.receive())
+                    self._handle(self._link.receive())
                 except EOFError:
                     return
 
@@ -402,7 +402,7 @@ class AgentClient:
             link = self._agent_here()
         self._link = link
         with suppress(OSError):  # it has left since: the end of the connection tells so
-            self._say_hello(link)
+            self._send_hello(link)
 
     def _hello(self) -> Hello:
         page = terminal_of(sys.stderr) if sys.stderr is not None else ()
@@ -423,9 +423,9 @@ class AgentClient:
         finally:
             self.reporting.release()
 
-    def _take(self, message: object) -> None:
+    def _handle(self, message: object) -> None:
         if isinstance(message, Opened):
-            self._take_opened(message)
+            self._on_opened(message)
         elif isinstance(message, Response):
             self._link.take_response(message)
         elif isinstance(message, Request):
@@ -435,7 +435,7 @@ class AgentClient:
             if message.number:
                 self._link.send(Response(message.number, done))
 
-    def _take_opened(self, opened: Opened) -> None:
+    def _on_opened(self, opened: Opened) -> None:
         self.opened = opened
         self.info = opened.info
         self._reports.may_use_trackers = opened.info.rank == 0 and may_use_trackers(self._config)
@@ -552,7 +552,7 @@ class AgentClient:
                     self._config, folder, thread=self._main, before_finish=self._hand_over
                 )
 
-    def _capture_is_asked(self) -> bool:
+    def _capture_is_requested(self) -> bool:
         """Whether a signal, a file or an out-of-memory error requests a capture."""
         if self._config.profiler == "off":
             return False
@@ -561,17 +561,17 @@ class AgentClient:
         none_yet = captures is None or captures.capturing is None
         return bool(asked or (none_yet and self.recording.devices.ooms()))
 
-    def _take_turn(self) -> None:
+    def _run_once(self) -> None:
         """Run one iteration of trackers and captures."""
         if self._reports.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self._make_trackers()
-        asked = self._capture_is_asked()
+        asked = self._capture_is_requested()
         if asked or self._reports.captures is not None:
             self.captures.turn(asked=asked)
-        self._look_at_end()
+        self._update_end_work()
 
-    def _look_at_end(self) -> None:
+    def _update_end_work(self) -> None:
         """Determine what must be closed before SIGTERM ends the process, such as an agent in the same container."""
         if self._ending:
             return
@@ -586,34 +586,38 @@ class AgentClient:
             )
 
     @property
-    def _apart(self) -> bool:
+    def _agent_outlives_us(self) -> bool:
         """Whether the agent outlives this process."""
         return self.here is None and not self._in_container
 
     def _await_agent(self, timeout_s: float) -> None:
         """Wait until the agent accepts messages, unless it is idle and outlives this process."""
-        if self._apart:
-            self._patiently(self._is_up.wait, WRITING_S if self._agent else timeout_s)
-            self._patiently(self._is_open.wait, WRITING_S)
-            if not self._patiently(self._link.takes, END_S / 2):
+        if self._agent_outlives_us:
+            self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s)
+            self._wait_while_working(self._is_open.wait, WRITING_S)
+            if not self._wait_while_working(self._link.takes, END_S / 2):
                 self._send_s = LEAST_WRITING_S / 2
                 self._link.limit_sends(self._send_s)
         else:
             self._is_up.wait(BUSY_S)
-            self._patiently(self._is_open.wait, timeout_s)
+            self._wait_while_working(self._is_open.wait, timeout_s)
 
     def _end(self, said: tuple[str, int, bool], timeout_s: float, began_s: float) -> None:
         self._ending = True
 
         def patience_s() -> float:
-            return max(LEAST_WRITING_S, began_s + END_S - time.monotonic()) if self._apart else timeout_s
+            return (
+                max(LEAST_WRITING_S, began_s + END_S - time.monotonic())
+                if self._agent_outlives_us
+                else timeout_s
+            )
 
         answer = self.ask("end", *said, timeout_s=patience_s(), busy=True)
         self._last = answer or ({}, [])
-        if answer is not None or not self._apart:
+        if answer is not None or not self._agent_outlives_us:
             self.ask("written", timeout_s=patience_s(), busy=True)
 
-    def _stop_capturing(self) -> None:
+    def _stop_captures(self) -> None:
         if self._reports.captures is not None:
             self._reports.captures.stop()
 
@@ -659,27 +663,27 @@ class AgentClient:
         """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
         if os.getpid() != self.info.pid or self._over:
             return None
-        return self._link.ask(partial(self._awaited, timeout_s=timeout_s, busy=busy), what, *args)
+        return self._link.ask(partial(self._await_response, timeout_s=timeout_s, busy=busy), what, *args)
 
-    def _ask_now(self, what: str, *args: Any) -> Any:
+    def _ask_fresh(self, what: str, *args: Any) -> Any:
         """As ``ask``, after all events up to now are accounted."""
         self._open()
         self.report(fresh=True)
         return self.ask(what, *args)
 
-    def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> bool:
+    def _wait_while_working(self, wait: Callable[[float], object], timeout_s: float) -> bool:
         """Wait for the agent as long as it makes progress. Returns whether it finished."""
         work, deadline_s = ProcessActivity(self._agent), time.monotonic() + BUSY_S
         while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
             pass
         return bool(done)
 
-    def _awaited(self, box: ResponseBox, *, timeout_s: float, busy: bool) -> Response:
+    def _await_response(self, box: ResponseBox, *, timeout_s: float, busy: bool) -> Response:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # no other thread receives the response
             while box.empty() and time.monotonic() < deadline_s:
                 if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
-                    self._take(self._link.receive())
+                    self._handle(self._link.receive())
             return box.get_nowait()
         found: list[Response] = []
 
@@ -689,14 +693,14 @@ class AgentClient:
             return bool(found)
 
         if busy:
-            self._patiently(wait, timeout_s)
+            self._wait_while_working(wait, timeout_s)
         else:
             wait(timeout_s)
         if not found:
             raise queue.Empty
         return found[0]
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._over = True
         self._link.close()
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool

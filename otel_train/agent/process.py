@@ -83,7 +83,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     address = _address(info, environ)
     for _ in range(_TRIES):  # the agent that has the name may not listen yet, or may be leaving
         try:
-            return _first(address) or _found(address)
+            return _start_and_connect(address) or _connect_to_running(address)
         except ConnectionRefusedError:  # noqa: PERF203 - ten times at most
             time.sleep(_RETRY_S)
         except PermissionError:  # no such sockets here, or another user's
@@ -91,7 +91,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     return _start_alone()
 
 
-def _first(address: bytes) -> AgentConnection | None:
+def _start_and_connect(address: bytes) -> AgentConnection | None:
     """Start an agent and connect to it; None if another rank has bound the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -111,7 +111,7 @@ def _first(address: bytes) -> AgentConnection | None:
     return AgentConnection(Link(connection), found=False, pid=pid)
 
 
-def _found(address: bytes) -> AgentConnection:
+def _connect_to_running(address: bytes) -> AgentConnection:
     """Connect to the agent that another rank has started.
 
     Raises:
@@ -176,7 +176,7 @@ def _start_alone() -> AgentConnection:
 
 def _start(connection: int, listener: int) -> int:
     program = _PROGRAM.format(root=str(_ROOT), connection=connection, listener=listener)
-    said = _run_aside(
+    said = _run_without_sigchld(
         [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
@@ -184,7 +184,7 @@ def _start(connection: int, listener: int) -> int:
     return int(said or 0)
 
 
-def _run_aside(command: Sequence[str], **how: Any) -> bytes:
+def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
     """Run a command that ends at once; what it prints. Without a call of the program's SIGCHLD handler: that is for its own children."""
     before = signal.getsignal(signal.SIGCHLD)
     ours = callable(before) and threading.current_thread() is threading.main_thread()

@@ -27,7 +27,7 @@ from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, R
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.agent.summary import WindowStart
-from otel_train.artifacts.writer import write_at_the_end
+from otel_train.artifacts.writer import write_at_end_of_run
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import system_clock
 from otel_train.exporters.manager import ExportManager, SharedExporters
@@ -281,7 +281,7 @@ class RankConnection:
             with Guard("flight file"):
                 self.rings.close()
             run = self.exporters.run_directory
-            disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
+            disk.do(Guard("artifacts"), lambda: write_at_end_of_run(config, self.info.rank, run))
             disk.do(Guard("captures"), self._captures.folder.withdraw)
             if not self._assumed:
                 self._close_files()

@@ -45,7 +45,7 @@ def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tup
         if status is None and over and process >= 0:
             status = _status_of_reaped(process)
         if status is not None:
-            return _said(status)
+            return _state_of_status(status)
         if over:
             return "killed", ""
         time.sleep(_POLL_S)
@@ -78,7 +78,7 @@ def _status_of_reaped(process: int) -> int | None:
     return int(status) if known & _PIDFD_INFO_EXIT else None
 
 
-def _said(status: int) -> tuple[str, str]:
+def _state_of_status(status: int) -> tuple[str, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"

@@ -79,7 +79,7 @@ def gil_release(clock: Clock) -> Callable[[], None]:
     return release
 
 
-def _nothing() -> None:
+def _no_gil_release() -> None:
     """A separate process has no GIL to release."""
 
 
@@ -111,7 +111,7 @@ class ExportLoop:
         self.tasks: list[PeriodicTask] = []
         self.early_tasks: list[PeriodicTask] = []
         """Done once it is known how far to read, before anything is read."""
-        self.advance: Callable[[], None] = _nothing
+        self.advance: Callable[[], None] = _no_gil_release
         """Finds out how far the rings may be read."""
         self.between: Callable[[], float | None] = lambda: None
         """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
@@ -162,7 +162,7 @@ class ExportLoop:
         self._recorder.publish(time.time_ns())
         if self._is_full() or self._is_due(_READ, READ_INTERVAL_S):
             self.read_rings()
-        if self._gives_up():
+        if self._is_abandoned():
             return
         for number, task in enumerate(self.tasks):
             if (final or self._is_due(_READ - 1 - number, task.every_s)) and not task.guard.closed:
@@ -206,7 +206,7 @@ class ExportLoop:
                 self._engine.append((piece.times, piece.codes))
         for thread, pending in waiting:
             for first in range(0, pending, SLICE_EDGES):
-                if self._gives_up():
+                if self._is_abandoned():
                     return
                 self._read(thread, min(SLICE_EDGES, pending - first))
             if thread in ended:  # before another is read that goes on from there
@@ -220,7 +220,7 @@ class ExportLoop:
     def _is_full(self) -> bool:
         return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
 
-    def _gives_up(self) -> bool:
+    def _is_abandoned(self) -> bool:
         """Whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
         return self._stop.is_set() and threading.current_thread() is self._thread
 
@@ -274,7 +274,7 @@ class ExportLoop:
             with route.guard:
                 route.exporter.export(batch)
 
-    def _rested(self) -> bool:
+    def _wait_for_next(self) -> bool:
         """Wait for the next iteration. Returns whether the loop has stopped."""
         until_s = time.monotonic() + self._every_s
         left_s: float = self._every_s
@@ -303,7 +303,7 @@ class ExportLoop:
         return min(self._every_s, max(LEAST_PAUSE_S, AHEAD_EDGES / self._edges_per_s))
 
     def _loop(self) -> None:
-        while not self._rested() and not self.guard.closed:
+        while not self._wait_for_next() and not self.guard.closed:
             with self.lock, self.guard:
                 self.run_once()
             self.cpu_s = time.thread_time()
@@ -348,7 +348,7 @@ class AgentService:
         run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
             stall_after_s=config.stall_after_s,
-            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _nothing
+            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _no_gil_release
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
         run.sampler.captured_ns = lambda: recording.state.captured_ns

@@ -518,7 +518,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         yield from _laws(summary, left.summary)
     except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
         yield Fault(summary, f"a value has the wrong type: {error!r}")
-    home = writer.home_of(run, rank)
+    home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
         yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))
 

@@ -166,7 +166,7 @@ def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             "epoch": first_epoch + int(timeline.epoch[row]),
             "ended_unix_s": timeline.unix_s(int(timeline.ended_ns[row])),
             "seconds": int(timeline.duration_ns[row]) / NS_PER_S,
-            "stages": _spent(names, timeline.selves_ns[row, places].tolist()),
+            "stages": _seconds_by_name(names, timeline.selves_ns[row, places].tolist()),
         }
         for row in range(max(0, len(timeline) - MOST_STEPS), len(timeline))
     ]
@@ -178,14 +178,14 @@ def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 "epoch": first_epoch + epoch,
                 "steps": int(np.count_nonzero(mine)),
                 "seconds": int(timeline.duration_ns[mine].sum()) / NS_PER_S,
-                "stages": _spent(names, timeline.selves_ns[mine][:, places].sum(axis=0).tolist()),
+                "stages": _seconds_by_name(names, timeline.selves_ns[mine][:, places].sum(axis=0).tolist()),
                 "whole": place > 0 or timeline.whole,
             }
         )
     return per_step, per_epoch
 
 
-def _spent(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str, float]:
+def _seconds_by_name(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str, float]:
     return {name: ns / NS_PER_S for name, ns in zip(names, spent_ns, strict=True) if ns}
 
 
@@ -245,7 +245,7 @@ def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
 _log = logging.getLogger("otel_train")
 
 
-def write_at_the_end(config: Config, rank: int, run: Path | None) -> None:
+def write_at_end_of_run(config: Config, rank: int, run: Path | None) -> None:
     """Write them, on rank 0; an error is logged, not raised. ``run`` is None where no run directory could be made."""
     if not config.artifacts or rank != 0:
         return
@@ -295,7 +295,7 @@ class WrittenArtifacts:
         self.files[name] = {"absent": reason}
 
 
-def home_of(run: Path, rank: int) -> Path:
+def artifact_folder(run: Path, rank: int) -> Path:
     """Default folder of a rank's artifacts."""
     return run / FOLDER if rank == 0 else run / FOLDER / f"rank{rank}"
 
@@ -307,7 +307,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     or the folder is another user's or cannot be written.
     """
     left = read_run(run, rank)
-    target = home_of(run, rank) if folder is None else folder
+    target = artifact_folder(run, rank) if folder is None else folder
     try:
         _prepare_folder(target, ours=folder is None)
         return _write(left, target)
@@ -332,7 +332,7 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
     capture = _operations(found, written)
     _trace(left, found, written)
     _captures(left, written)
-    written.warnings = [*left.warnings, *_doubts(left, source)]
+    written.warnings = [*left.warnings, *_remarks(left, source)]
     summary = _summary(left, rows, capture)
     replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "warnings": written.warnings})
     written.put(SUMMARY)
@@ -358,7 +358,7 @@ def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any
     }
 
 
-def _doubts(left: RunReader, source: str) -> list[str]:
+def _remarks(left: RunReader, source: str) -> list[str]:
     said = []
     if not left.ended:
         said.append(f"The run has recorded no end: the totals are those of {source} as it is now.")
@@ -491,9 +491,9 @@ def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, A
     begin = max(0, len(timeline) - LAST_STEPS)
     origin_ns = int(timeline.started_ns[begin])
     events = [
-        _named("process_name", 0, f"rank {left.rank}"),
-        _named("thread_name", _STEPS, "steps"),
-        _named("thread_name", _STAGES, "stages"),
+        _track_name("process_name", 0, f"rank {left.rank}"),
+        _track_name("thread_name", _STEPS, "steps"),
+        _track_name("thread_name", _STAGES, "stages"),
     ]
     starts, ends = timeline.started_ns[begin:].tolist(), timeline.ended_ns[begin:].tolist()
     events += [
@@ -521,5 +521,5 @@ def _event(name: str, category: str, track: int, span_ns: tuple[int, int], **arg
     }  # fmt: skip
 
 
-def _named(what: str, track: int, name: str) -> dict[str, Any]:
+def _track_name(what: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": 0, "tid": track, "args": {"name": name}}

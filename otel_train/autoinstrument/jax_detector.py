@@ -53,7 +53,7 @@ class JaxTrainingDetector(FirstSign):
         self._log = log
         self._modules = modules
         self._guard = Guard("looking for training with JAX", limit=1)
-        self._differentiates = self._hears = False
+        self._differentiates = self._inside_listener = False
         self._seen = JaxCompiles()
         self._monitoring: Any = None
 
@@ -62,9 +62,11 @@ class JaxTrainingDetector(FirstSign):
         jax = self._modules["jax"]
         for name in _DIFFERENTIATE:
             if name in vars(jax):
-                self._undo.append(replace(jax, name, functools.partial(self._noting, jax, name), waits=True))
+                self._undo.append(
+                    replace(jax, name, functools.partial(self._recording_wrapper, jax, name), waits=True)
+                )
         self._monitoring = events(self._modules)
-        listen(self._monitoring, self._heard)
+        listen(self._monitoring, self._on_event)
         atexit.register(self._at_exit)
 
     def stop(self) -> None:
@@ -72,10 +74,10 @@ class JaxTrainingDetector(FirstSign):
         super().stop()
         monitoring, self._monitoring = self._monitoring, None
         if monitoring is not None:
-            (retire if self._hears else unlisten)(monitoring, self._heard)
+            (retire if self._inside_listener else unlisten)(monitoring, self._on_event)
         atexit.unregister(self._at_exit)
 
-    def _noting(self, jax: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording_wrapper(self, jax: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._differentiates = True
@@ -84,7 +86,7 @@ class JaxTrainingDetector(FirstSign):
         wrapper.__module__, wrapper.__qualname__ = jax.__name__, name  # where a pickle finds it
         return wrapper
 
-    def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+    def _on_event(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
         if event not in PARTS or self._begun or self._guard.closed:
             return
         with self._guard:
@@ -92,7 +94,7 @@ class JaxTrainingDetector(FirstSign):
                 now_ns = self._clock()
                 self._seen = self._seen.plus(now_ns - int(duration_s * 1e9), now_ns, name_of(fun_name))
             if self._differentiates:
-                self._hears = True
+                self._inside_listener = True
                 self.sign()
 
     def _at_exit(self) -> None:

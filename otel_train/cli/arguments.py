@@ -133,7 +133,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
-    asked = asked_rank(args)
+    asked = rank_argument(args)
     if asked is None:
         return found
     if asked not in found:
@@ -151,7 +151,7 @@ def print_earlier_trainings(run: Path) -> None:
         complain(said + ", ".join(map(str, earlier[-_MOST_NAMED:])))
 
 
-def asked_rank(args: argparse.Namespace) -> int | None:
+def rank_argument(args: argparse.Namespace) -> int | None:
     """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
     rank: int | None = args.rank
     if rank is None and args.run:

@@ -89,11 +89,13 @@ def run(args: argparse.Namespace) -> int:
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
     if args.profiler != "off":
-        print(farewell(summary, os.environ, artifacts=args.profiler == "on", workers=args.workers), end="")
+        print(
+            closing_text(summary, os.environ, artifacts=args.profiler == "on", workers=args.workers), end=""
+        )
     return 0
 
 
-def farewell(
+def closing_text(
     summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False, workers: int = 0
 ) -> str:
     """Where things were, and what to try next, by the main finding."""

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the checks and print the results; the exit code is the worst result."""
-    findings = examine(os.environ, _places(args), endpoint_url=args.endpoint, wait_s=args.wait)
+    findings = run_all_checks(os.environ, _targets(args), endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst(findings)]
     if args.json:
         listed = [{"area": each.area, **each._asdict(), "remedy": each.remedy or None} for each in findings]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def examine(
+def run_all_checks(
     environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
 ) -> list[CheckResult]:
     """Make all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
@@ -132,7 +132,7 @@ def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
     return [*text[1:], "", page.safe(SAYS[worst(listed)])]
 
 
-def _places(args: argparse.Namespace) -> end_to_end.ProbeTargets:
+def _targets(args: argparse.Namespace) -> end_to_end.ProbeTargets:
     given = {
         end_to_end.PROMETHEUS: args.prometheus,
         end_to_end.TRACES: args.traces,

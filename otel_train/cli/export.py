@@ -77,7 +77,7 @@ def _entry_text(entry: Mapping[str, object]) -> str:
 def _rank(args: argparse.Namespace, home: Path) -> int:
     """The selected rank, else the first."""
     there = rank_folders(home)
-    asked = arguments.asked_rank(args)
+    asked = arguments.rank_argument(args)
     rank = min(there, default=0) if asked is None else asked
     if rank not in there:
         ranks = ", ".join(map(str, there)) or "none"

@@ -119,11 +119,11 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    _say(ends)
+    _print_ends(ends)
     return code
 
 
-def _say(ends: Sequence[RankEnd]) -> None:
+def _print_ends(ends: Sequence[RankEnd]) -> None:
     """Print how killed ranks ended, and what was counted of them."""
     from otel_train.cli.postmortem import headline
     from otel_train.rundata.flight import read_postmortem

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print ``summary.json`` of the selected ranks."""
     folders = arguments.chosen_ranks(args, SUMMARY)
-    summaries = [_looked_into(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()]
+    summaries = [
+        _with_capture_findings(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()
+    ]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
+def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
     """The summary, with findings of captures that were analysed after the run."""
     found = [dict(row) for row in summary.get("captures") or ()]
     for row in found:

@@ -53,7 +53,7 @@ def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
         margins = chain([page.paint(pad(cut(name, column), column), "cyan")], repeat(" " * column))
         columns = page.columns - len(INDENT) - column - 2
         body = flow(facts, columns)
-        body += [page.paint(line, "red") for line in flow(_trouble(page, row), columns)]
+        body += [page.paint(line, "red") for line in flow(_problems(page, row), columns)]
         lines += [f"{INDENT}{margin}  {line}" for margin, line in zip(margins, body, strict=False)]
     if len(entries) > _MOST_LOADERS:
         lines.append(page.line(f"and {len(entries) - _MOST_LOADERS} more in summary.json", "dim"))
@@ -63,7 +63,7 @@ def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
 def _facts(page: TextLayout, row: Row) -> list[str]:
     build, start, weight = row.get("build") or {}, row.get("start") or {}, row.get("batch_bytes") or {}
     measured = build.get("measured_in") == "worker"
-    if not measured and not _trouble(page, row):
+    if not measured and not _problems(page, row):
         return []
     facts = [plural(row["workers"], "worker") if row.get("workers") else "no workers"]
     if measured:
@@ -78,7 +78,7 @@ def _facts(page: TextLayout, row: Row) -> list[str]:
     return facts
 
 
-def _trouble(page: TextLayout, row: Row) -> list[str]:
+def _problems(page: TextLayout, row: Row) -> list[str]:
     endings = row.get("endings") or {}
     entries = [
         f"{plural(endings[reason], 'pass')} {meaning}"
@@ -306,7 +306,7 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
         f"attempt {known(summary.get('attempt'))}",
         *([] if down_s is None else [f"{duration(down_s)} after the last"]),
         f"pid {known(summary.get('pid'))} on {page.safe(known(summary.get('host')))}",
-        *_unfinished(page, summary),
+        *_partial_steps(page, summary),
     ]
     inner = page.columns - len(INDENT)
     return [
@@ -328,7 +328,7 @@ def _updates(summary: Summary) -> list[str]:
     return facts
 
 
-def _unfinished(page: TextLayout, summary: Summary) -> list[str]:
+def _partial_steps(page: TextLayout, summary: Summary) -> list[str]:
     partial = (summary.get("partial_steps") or {}).items()
     return [plural(number, f"unfinished {page.safe(phase)} step") for phase, number in partial if number]
 
@@ -425,7 +425,7 @@ def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
 
 
 def _footer(page: TextLayout, summary: Summary) -> list[str]:
-    cost = flow(_cost(page, summary), page.columns - len(INDENT) - _MARGIN)
+    cost = flow(_overhead(page, summary), page.columns - len(INDENT) - _MARGIN)
     lines = _entry(page, "telemetry", cost, indent=INDENT)
     for name, key in (("metrics", "metrics_url"), ("files", "run_dir")):
         lines += _entry(page, name, [page.safe(known(summary.get(key)))], indent=INDENT)
@@ -443,7 +443,7 @@ def _settings(page: TextLayout, summary: Summary) -> list[str]:
     return [page.safe(line) for line in entries]
 
 
-def _cost(page: TextLayout, summary: Summary) -> list[str]:
+def _overhead(page: TextLayout, summary: Summary) -> list[str]:
     cost = summary.get("telemetry") or {}
     per_step, overhead_s = cost.get("overhead_us_per_step"), cost.get("overhead_seconds")
     share = rate(overhead_s, summary.get("wall_seconds"))

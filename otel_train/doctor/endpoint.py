@@ -128,7 +128,7 @@ def _unencrypted(target: Target) -> CheckResult:
 
 def _post(signal: str, target: Target, line: _Connection) -> str:
     """Posts an empty request over HTTP/1; returns the Date of the response."""
-    answer = _ask(line.sock, _request(target, line.proxy))
+    answer = _http_request(line.sock, _request(target, line.proxy))
     if not answer.status:
         raise _no_http(target, line.proxy, answer.body)
     result = read_http(answer, signal, tls=target.tls)
@@ -207,7 +207,7 @@ def _of_proxy(target: Target, proxy: _Proxy, answer: HttpResponse) -> _Connectio
     try:
         line = _open(target, None)
         with line.sock:
-            if _ask(line.sock, _request(target, None)).status != answer.status:
+            if _http_request(line.sock, _request(target, None)).status != answer.status:
                 around += f": {host} answers without it"
     except _ConnectionProblem:
         around += " if the collector can be reached without it"
@@ -373,7 +373,7 @@ def _open(target: Target, proxy: _Proxy | None) -> _Connection:
 
 def _tunnel(sock: socket.socket, proxy: _Proxy, there: str, around: str) -> None:
     lines = [f"CONNECT {there} HTTP/1.1", f"Host: {there}", *(f"{k}: {v}" for k, v in proxy.headers.items())]
-    answer = _ask(sock, "\r\n".join([*lines, "", ""]).encode(), head=True)
+    answer = _http_request(sock, "\r\n".join([*lines, "", ""]).encode(), head=True)
     if answer.status == http.client.OK:
         return
     sock.close()
@@ -403,11 +403,11 @@ def _secured(sock: socket.socket, target: Target, proxy: _Proxy | None) -> _Conn
         kind = "" if proxy else _speaks(host, port, tls=False)
         known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
         remedy = "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port"
-        raise _ConnectionProblem(f"does not speak TLS{known} ({_said(error)})", remedy) from error
+        raise _ConnectionProblem(f"does not speak TLS{known} ({_reason(error)})", remedy) from error
     return _Connection(secured, proxy, secured.getpeercert() or {})
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return printable(getattr(error, "reason", "") or error)
 
 
@@ -417,7 +417,7 @@ def _context(target: Target) -> ssl.SSLContext:
     except (ssl.SSLError, OSError) as error:
         whose = "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names"
         remedy = "name PEM files that hold a certificate, and the key that belongs to it"
-        raise _ConnectionProblem(f"cannot be used ({_said(error)})", remedy, whose) from error
+        raise _ConnectionProblem(f"cannot be used ({_reason(error)})", remedy, whose) from error
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionProblem:
@@ -432,7 +432,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionPr
     return _ConnectionProblem(what, f"{remedy}, and use a host name that it has")
 
 
-def _ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
+def _http_request(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
     """Sends an HTTP/1 request and reads the response; without one, returns status 0 and what was received."""
     raw = _exchange(sock, request, head=head)
     if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
@@ -451,13 +451,13 @@ def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> byt
     """Receives until the end of the response, the size bound or the time limit."""
     until_s = time.monotonic() + WITHIN_S
     try:
-        raw = _unasked(sock)
+        raw = _early_alerts(sock)
     except ssl.SSLError as error:
         raise _of_client(error) from error
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read everything
             sock.sendall(request)
-        while len(raw) < _MOST_BYTES and not _whole(raw, head=head):
+        while len(raw) < _MOST_BYTES and not _is_complete(raw, head=head):
             sock.settimeout(max(0.01, until_s - time.monotonic()))
             piece = sock.recv(1 << 16)
             if not piece or time.monotonic() > until_s:
@@ -470,7 +470,7 @@ def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> byt
     return raw
 
 
-def _unasked(sock: socket.socket) -> bytes:
+def _early_alerts(sock: socket.socket) -> bytes:
     """TLS alerts received before anything was sent, which a pending request could hide."""
     if not isinstance(sock, ssl.SSLSocket):
         return b""
@@ -489,11 +489,11 @@ def _of_client(error: ssl.SSLError) -> _ConnectionProblem:
     if any(word in str(error) for word in _NO_CERTIFICATE):
         remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
         return _ConnectionProblem("wants to see a certificate of the client", remedy)
-    what = f"ends the connection over TLS ({_said(error)})"
+    what = f"ends the connection over TLS ({_reason(error)})"
     return _ConnectionProblem(what, "look into the log of what listens there")
 
 
-def _whole(raw: bytes, *, head: bool) -> bool:
+def _is_complete(raw: bytes, *, head: bool) -> bool:
     """Whether an HTTP/1 response is complete; of other protocols, whether the first frame is."""
     if not raw.startswith(b"HTTP/1."[: len(raw)]):
         return len(raw) >= _FRAME_BYTES
@@ -529,7 +529,9 @@ def _speaks(host: str, port: int, *, tls: bool = True) -> str:
             if _is_settings(_greet_grpc(sock)):
                 return GRPC
         with _connect(host, port) as sock:
-            if _ask(sock, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()).status:
+            if _http_request(
+                sock, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+            ).status:
                 return HTTP1
     return ""
 

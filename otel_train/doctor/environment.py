@@ -78,11 +78,11 @@ def check_run_directory(
     free = f"{free_mib} MiB are free on {found.kind or 'its file system'}"
     remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
     may = f"a rank may take {wanted_mib} MiB (max_run_dir_bytes)"
-    yield _enough(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
+    yield _warn_if_low(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
     yield from _versions(root, version)
 
 
-def _enough(what: str, remedy: str, *, low: bool) -> CheckResult:
+def _warn_if_low(what: str, remedy: str, *, low: bool) -> CheckResult:
     return CheckResult(WARNING, what, remedy) if low else CheckResult(OK, what)
 
 
@@ -134,7 +134,7 @@ def check_machine(
         remedy = (
             "in a container: docker run --shm-size=8g, or mount a memory volume there; else fewer workers"
         )
-        yield _enough(what, remedy, low=free < LEAST_SHM_BYTES)
+        yield _warn_if_low(what, remedy, low=free < LEAST_SHM_BYTES)
     if config.prometheus:
         yield _port(*address_of(config.prometheus_address))
     if any(name.endswith("_PROTOCOL") and value == "grpc" for name, value in environ.items()):
@@ -196,7 +196,7 @@ def check_packages(
     yield _python(python)
     ours = of("otel-train")
     yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
-    yield _edges(native=_loads("otel_train._edges") if native is None else native)
+    yield _edges(native=_is_importable("otel_train._edges") if native is None else native)
     yield _torch(of("torch"))
     yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
@@ -210,7 +210,7 @@ def check_packages(
     yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
 
 
-def _loads(extension: str) -> bool:
+def _is_importable(extension: str) -> bool:
     """Whether it can be imported: a file may belong to another interpreter."""
     try:
         import_module(extension)
@@ -273,7 +273,7 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
         if below and python >= _numbers(below["number"]):
             continue
         name, found, bounds = parts["name"], of(parts["name"]), parts["rest"].strip()
-        if found is None or not _within(found, bounds):
+        if found is None or not _satisfies(found, bounds):
             what = f"{name} {found or 'is missing'}: expected {bounds}"
             yield CheckResult(PROBLEM, what, f"pip install '{name}{bounds}'")
         else:
@@ -281,7 +281,7 @@ def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> I
     yield CheckResult(OK, ", ".join(good))
 
 
-def _within(found: str, bounds: str) -> bool:
+def _satisfies(found: str, bounds: str) -> bool:
     has = _numbers(found)
     for bound in _BOUND.finditer(bounds):
         limit = _numbers(bound["number"])
@@ -319,7 +319,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
         remedy = "correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals"
         yield CheckResult(PROBLEM, str(wrong), remedy)
     yield from _switched_off(resolved, environ)
-    for name, (value, origin) in {**_ours(resolved), **_standard(environ)}.items():
+    for name, (value, origin) in {**_given_settings(resolved), **_standard(environ)}.items():
         secret = any(word in name.upper() for word in SECRET)
         shown = "(set, not shown)" if secret else _LOGIN.sub("//***@", value)
         yield CheckResult(OK, f"{name}={shown} ({origin})")
@@ -329,7 +329,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
     yield CheckResult(NOTE, f"{said}; the rest are defaults unless the program sets them")
 
 
-def _ours(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
+def _given_settings(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
     """Settings that are set, under their name at their origin."""
     found = {}
     for name, origin in resolved.origins.items():
@@ -342,17 +342,17 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
     """Settings that disable recording or sending."""
     config = resolved.config
     if config.disabled:
-        name, where = _said("disabled", resolved)
+        name, where = _name_at_origin("disabled", resolved)
         yield CheckResult(PROBLEM, f"{name} switches everything off", f"unset {name}{where}")
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield CheckResult(WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", "unset OTEL_SDK_DISABLED")
     if config.otlp == "off" and otlp_configured(environ):
-        name, where = _said("otlp", resolved)
+        name, where = _name_at_origin("otlp", resolved)
         what = f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there"
         yield CheckResult(WARNING, what, f"unset {name}{where}")
 
 
-def _said(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
+def _name_at_origin(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
     """Name of a setting at its origin, and the origin."""
     origin = resolved.origins[name]
     return (variable_of(name), "") if origin == ENVIRONMENT else (name, f" in {origin}")

@@ -147,9 +147,9 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     status = answer.status
     if status == HTTPStatus.OK:
         return _read_ok(answer, signal)
-    if reason := _mendable(answer, tls=tls):
+    if reason := _correctable(answer, tls=tls):
         return retry(reason)
-    said = _said(answer)
+    said = _reason_in_body(answer)
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return refused(
             f"refuses a request as too large (413{said}): raise max_request_body_size of its receiver"
@@ -163,7 +163,7 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
     return retry(f"answers {status} ({phrase}{said}){asked}", wait_s, poison=poison)
 
 
-def _mendable(answer: HttpResponse, *, tls: bool) -> str:
+def _correctable(answer: HttpResponse, *, tls: bool) -> str:
     """What is wrong with address or credentials, which the user can correct; "" for other responses."""
     status = answer.status
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
@@ -248,7 +248,7 @@ def _redirect(answer: HttpResponse) -> str:
     )
 
 
-def _said(answer: HttpResponse) -> str:
+def _reason_in_body(answer: HttpResponse) -> str:
     """The text in the body of a rejection, after a comma: the message of a ``Status``, or plain text."""
     kind, text = answer.content_type, ""
     if kind == JSON:

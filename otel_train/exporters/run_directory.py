@@ -114,7 +114,7 @@ class RunDirectory:
                     break
             previous = directory.previous_attempt = directory._previous_attempt()
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
-            directory._put_flight_aside(previous)
+            directory._archive_flight(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
             counted = {"run_id": directory.run_id, "training": directory.training}
             path = directory.path / "run.json"
@@ -140,12 +140,12 @@ class RunDirectory:
             return False
         state, over = state_of(self.rank_path), self._lease.closed_here
         if known <= self._previous_attempt() and (state == "finished" or (state and over)):
-            self._put_training_aside()
+            self._archive_training()
         self.training = 1 + len(earlier_trainings(self.path, self.rank))
         make_folder(self.rank_path)
         return True
 
-    def _put_training_aside(self) -> None:
+    def _archive_training(self) -> None:
         """Move what this rank wrote in the previous training to ``training-<n>``."""
         before = earlier_trainings(self.path, self.rank)
         home = self.path / f"{TRAINING}{len(before) + 1}"
@@ -250,7 +250,7 @@ class RunDirectory:
             return -1
         return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
-    def _put_flight_aside(self, previous: int) -> None:
+    def _archive_flight(self, previous: int) -> None:
         if self.flight_path.exists():
             self.flight_path.replace(self.rank_path / f"flight-{previous}.bin")
         old = sorted(self.rank_path.glob("flight-*.bin"), key=lambda path: path.stat().st_mtime_ns)

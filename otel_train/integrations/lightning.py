@@ -16,8 +16,8 @@ from otel_train.integrations.lightning_support import (
     activities_of,
     chosen,
     common_run_id,
-    fitted,
-    steps_of_an_epoch,
+    fitted_schedule,
+    steps_per_epoch,
     time_checkpoints,
     trackers_of,
 )
@@ -53,7 +53,7 @@ def _callback_class() -> type:
 _Callback: Any = _callback_class()
 
 
-class _Translation(_Callback):
+class _TrainerCallback(_Callback):
     """Common part of the callbacks. Of several in one Trainer, the first marks epochs and checkpoints."""
 
     def __init__(
@@ -136,7 +136,7 @@ class _Translation(_Callback):
             shared.leave(self, error)
 
 
-class OtelTrainCallback(_Translation):
+class OtelTrainCallback(_TrainerCallback):
     """Observes what a Trainer does: ``Trainer(callbacks=[OtelTrainCallback(run_name="baseline")])``.
 
     Models are found as they are called, loaders are called ``train``, ``val``, ``test`` and ``predict``, or by the
@@ -156,7 +156,7 @@ class OtelTrainCallback(_Translation):
         super().__init__(enabled=True, settings=settings, model=model, loaders=loaders)
 
 
-class ProfilerCallback(_Translation):
+class ProfilerCallback(_TrainerCallback):
     """Records steps of chosen epochs with ``torch.profiler``: skip 10, wait 5, warm up, record, once per epoch.
 
     An epoch that is too short for that is recorded from earlier on. The training thread waits for nothing; at the
@@ -217,8 +217,8 @@ class ProfilerCallback(_Translation):
             return
         manual = not getattr(pl_module, "automatic_optimization", True)
         accumulated = 1 if manual else trainer.accumulate_grad_batches
-        steps = steps_of_an_epoch(trainer.num_training_batches, accumulated)
-        wait, warmup, active = fitted(steps, self.warmup_steps, self.profile_steps)
+        steps = steps_per_epoch(trainer.num_training_batches, accumulated)
+        wait, warmup, active = fitted_schedule(steps, self.warmup_steps, self.profile_steps)
         request = {**self._request, "wait": wait, "warmup": warmup, "steps": active}
         refusal = session.epoch_captures().begin(number, request, output_dir=self.output_dir)
         if refusal:
@@ -230,7 +230,7 @@ class ProfilerCallback(_Translation):
             session.epoch_captures().end()
 
 
-class ThroughputMonitorCallback(_Translation):
+class ThroughputMonitorCallback(_TrainerCallback):
     """Prints samples/s, batch times, memory and efficiency of each epoch, and logs them to the tracker in use.
 
     Args:
@@ -265,8 +265,8 @@ def _nothing() -> None:
     """Does nothing."""
 
 
-def _enabled_in(trainer: Any) -> list[_Translation]:
-    return [each for each in trainer.callbacks if isinstance(each, _Translation) and each.enabled]
+def _enabled_in(trainer: Any) -> list[_TrainerCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, _TrainerCallback) and each.enabled]
 
 
 def _started_by_launcher(trainer: Any) -> bool:

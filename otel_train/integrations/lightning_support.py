@@ -118,7 +118,7 @@ SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
 """Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""
 
 
-def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
+def fitted_schedule(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
     """Returns steps to skip, to warm up and to record in an epoch of ``steps``; None if that is unknown."""
     wait = SKIP_FIRST_STEPS + WAIT_STEPS
     if steps is None:
@@ -129,7 +129,7 @@ def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
     return wait, warmup, max(1, min(active, steps - wait - warmup))
 
 
-def steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
+def steps_per_epoch(batches: float, accumulated: int) -> int | None:
     """Returns the steps of an epoch with gradient accumulation; None if it has no end."""
     return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
 

@@ -193,14 +193,14 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         )
         if not used and not pairs.any():  # it may have been used since the agent last polled
             continue
-        known = written or _fall(pairs[:, 1])
+        known = written or _oldest_position(pairs[:, 1])
         times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
         name = thread.rstrip(b"\0").decode(errors="replace")
         entry = RingEntry(used, ident, written, name, bool(engine))
         yield ThreadEdges(entry, times, codes, index, known + newer)
 
 
-def _fall(times: np.ndarray) -> int:
+def _oldest_position(times: np.ndarray) -> int:
     """Position of the oldest event in a ring that was never read."""
     falls = np.flatnonzero(times[1:] < times[:-1])
     return int(falls[0]) + 1 if len(falls) else 0

@@ -94,7 +94,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
         flight = read_flight(path)
-        recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
+        recent = flight._replace(threads=tuple(map(_tail_of, flight.threads)))
         history = FlightHistory(recent)
         postmortem, timeline = history.postmortem(summary), history.timeline()
     except (RunDirectoryError, *FOREIGN) as error:
@@ -102,7 +102,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     heartbeat = heartbeat_of(path)
     if timeline is None:
         return LiveProgress(heartbeat=heartbeat, problem="no thread has written an edge yet")
-    steps, exact = _counted(timeline, flight, recent, summary)
+    steps, exact = _steps_so_far(timeline, flight, recent, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
     selves = timeline.selves_ns[shown] / _NS
@@ -122,11 +122,11 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     )
 
 
-def _end_of(thread: ThreadEdges) -> ThreadEdges:
+def _tail_of(thread: ThreadEdges) -> ThreadEdges:
     return thread._replace(times=thread.times[-_MOST_EDGES:], codes=thread.codes[-_MOST_EDGES:])
 
 
-def _counted(
+def _steps_so_far(
     timeline: Timeline, flight: Flight, recent: Flight, summary: Mapping[str, Any]
 ) -> tuple[int | None, bool]:
     """Training steps so far: those on file, or those in the summary and those that ended since."""

@@ -65,7 +65,7 @@ class TraceEvent(NamedTuple):
 
 def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
     """The events of a JSON array, and how many of its entries are none; a BrokenTextError if it is no such array."""
-    quick = _quick()
+    quick = _msgspec_decoder()
     if quick is not None:
         try:
             return quick(text), 0
@@ -92,7 +92,7 @@ def _json(text: bytes) -> Any:
 
 
 @cache
-def _quick() -> Callable[[bytes], Sequence[TraceEvent]] | None:
+def _msgspec_decoder() -> Callable[[bytes], Sequence[TraceEvent]] | None:
     """msgspec, with the types to read: it skips the rest without making objects of it. None if not installed."""
     if find_spec("msgspec") is None:
         return None
@@ -117,14 +117,14 @@ def _event(value: dict[str, Any]) -> TraceEvent:
     args = value.get("args")
     args = args if isinstance(args, dict) else {}
     defaults, keys = TraceEvent._field_defaults, ("ph", "name", "cat", "ts", "dur")
-    ph, name, cat, ts, dur = (_said(value.get(key), defaults[key]) for key in keys)
+    ph, name, cat, ts, dur = (_typed(value.get(key), defaults[key]) for key in keys)
     places = (value.get(key) for key in ("pid", "tid"))
     pid, tid = (place if isinstance(place, (int, str)) else str(place) for place in places)
-    said = (_said(args.get(KEYS[key]), default) for key, default in Arguments._field_defaults.items())
+    said = (_typed(args.get(KEYS[key]), default) for key, default in Arguments._field_defaults.items())
     return TraceEvent(ph, name, cat, pid, tid, ts, dur, Arguments(*said))
 
 
-def _said(value: object, default: Any) -> Any:
+def _typed(value: object, default: Any) -> Any:
     """A value of the type of its default. Early versions wrote numbers in quotes."""
     if isinstance(default, str):
         return value if isinstance(value, str) else default

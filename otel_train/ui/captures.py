@@ -60,7 +60,7 @@ def artifacts(view: RankView, chosen: str | None) -> str:
         (
             section("Capture", lambda: _capture(looked)) if looked is not None else "",
             section("Captures", lambda: captures_table(view, chosen=chosen)),
-            section("Artifacts", lambda: _account(view)),
+            section("Artifacts", lambda: _artifact_list(view)),
             section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
             section("Settings", lambda: _settings(view)),
             section("On the command line", lambda: _commands(view)),
@@ -94,14 +94,14 @@ def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, A
         f"<p>{' · '.join(fact for fact in facts if fact)}</p>"
         + "".join(map(finding, analysis["findings"]))
         + flame_graph(flame)
-        + "".join(map(_allocated, analysis["memory"]))
-        + _hot("operator", analysis["top_cpu_ops"])
-        + _hot("kernel", analysis["top_cuda_ops"])
+        + "".join(map(_memory_chart, analysis["memory"]))
+        + _hot_spots("operator", analysis["top_cpu_ops"])
+        + _hot_spots("kernel", analysis["top_cuda_ops"])
         + "".join(f'<p class="dim">{escape(sentence)}</p>' for sentence in analysis["missing"])
     )
 
 
-def _allocated(part: Mapping[str, Any]) -> str:
+def _memory_chart(part: Mapping[str, Any]) -> str:
     """Memory of a device within a capture, where allocations were recorded."""
     chart = lines(
         [at - part["timeline"][0][0] for at, _ in part["timeline"]],
@@ -112,7 +112,7 @@ def _allocated(part: Mapping[str, Any]) -> str:
     return f"<h3>Memory allocated on {escape(part['device'])}</h3>{chart}"
 
 
-def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _hot_spots(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
     body = [
         [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
         for row in rows
@@ -172,7 +172,7 @@ def _capture_row(
     ]
 
 
-def _account(view: RankView) -> str:
+def _artifact_list(view: RankView) -> str:
     """List of artifacts from ``profiler_summary.json``."""
     command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
@@ -182,11 +182,11 @@ def _account(view: RankView) -> str:
         entries = read_json(view.run / ACCOUNT).get("artifacts") or {}
     except RunDirectoryError:
         return absent
-    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in entries.items()]
+    rows = [[f"<code>{escape(name[:200])}</code>", _artifact_entry(row)] for name, row in entries.items()]
     return texts(table(("artifact", "there"), rows))
 
 
-def _there(row: Mapping[str, Any]) -> str:
+def _artifact_entry(row: Mapping[str, Any]) -> str:
     if (size := number(row.get("bytes"))) is not None:
         return f"✓ {bytes_of(size)}"
     files = row.get("files")

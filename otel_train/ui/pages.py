@@ -45,7 +45,7 @@ def overview(view: RankView, *, static: bool = False) -> str:
             section("Now" if view.state.live else "At the end", lambda: _leading_values(view)),
             _last_steps(view),
             section("Where the time went", lambda: _activities(view), beside=written(view)),
-            section("Over time", lambda: _course(view), beside=_every(view)),
+            section("Over time", lambda: _history(view), beside=_interval_note(view)),
             section("Ranks", lambda: _ranks(view, static=static)),
             section("Events", lambda: _events(view)),
         )
@@ -91,7 +91,7 @@ def _leading_values(view: RankView) -> str:
             ("productive", percent(productive), "of the wall time" if productive is not None else ""),
             ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
             ("ranks reporting", f"{rounded(ranks['reporting'])} of {rounded(ranks['world_size'])}" if ranks else "", ""),
-            ("right now", _doing(view), _inside(view)),
+            ("right now", _current_stage(view), _stage_and_duration(view)),
         )
     )  # fmt: skip
 
@@ -104,14 +104,14 @@ def _run_time(view: RankView) -> str:
     return f"in {duration(wall_s)}" if wall_s else ""
 
 
-def _doing(view: RankView) -> str:
+def _current_stage(view: RankView) -> str:
     if view.state.word not in {"running", "silent"} or not view.progress.heartbeat:
         return ""
     return str(view.progress.open[-1]["stage"]) if view.progress.open else "between stages"
 
 
-def _inside(view: RankView) -> str:
-    if not _doing(view) or not view.progress.open:
+def _stage_and_duration(view: RankView) -> str:
+    if not _current_stage(view) or not view.progress.open:
         return ""
     inside = view.progress.open[-1]
     about = f"loader {inside['loader']}, " if inside.get("loader") else ""
@@ -135,12 +135,12 @@ def _activities(view: RankView) -> str:
     return f'{strip}<ul class="legend">{items}</ul>'
 
 
-def _every(view: RankView) -> str:
+def _interval_note(view: RankView) -> str:
     every_s = number((view.about.get("settings") or {}).get("export_interval_s")) if view.series else None
     return f"a point every {duration(every_s)}" if every_s else ""
 
 
-def _course(view: RankView) -> str:
+def _history(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
@@ -212,7 +212,7 @@ def memory(view: RankView) -> str:
             section("On the host", lambda: _chart(view, device=False)),
             section("On the device", lambda: _chart(view, device=True)),
             section("Written down", lambda: _memory_table(view), beside=written(view)),
-            section("Batches", lambda: _batches(view)),
+            section("Batches", lambda: _batch_sizes(view)),
         )
     )
     first = "The first comes with the first export."
@@ -242,27 +242,27 @@ def _chart(view: RankView, *, device: bool) -> str:
 
 def _memory_table(view: RankView) -> str:
     """All memory values of the summary; the keys depend on the version that wrote it."""
-    rows = [[escape(name.replace("_", " ")), shown] for name, shown in _said_of_memory(view.summary, ())]
+    rows = [[escape(name.replace("_", " ")), shown] for name, shown in _memory_rows(view.summary, ())]
     return table(("key", "bytes"), rows)
 
 
-def _said_of_memory(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _memory_rows(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for key, inside in value.items():
         path = (*above, str(key)[:200])
         about = any(_NAME in part for part in path)
         if isinstance(inside, dict) and (about or not above):
-            yield from _said_of_memory(inside, path)
+            yield from _memory_rows(inside, path)
         elif about and (size := number(inside)) is not None:
-            yield " · ".join(path), _sized(path[-1], size)
+            yield " · ".join(path), _bytes_or_number(path[-1], size)
 
 
-def _sized(key: str, size: float) -> str:
+def _bytes_or_number(key: str, size: float) -> str:
     if key.endswith("_mb"):
         return bytes_of(size * 2**20)
     return bytes_of(size) if key.endswith("_bytes") else rounded(size)
 
 
-def _batches(view: RankView) -> str:
+def _batch_sizes(view: RankView) -> str:
     rows = [
         [escape(str(row["loader"])), *(bytes_of(size) if (size := number(sizes.get(key))) is not None else ABSENT for key in ("min", "avg", "max"))]
         for row in view.summary.get("loaders") or ()
@@ -367,12 +367,12 @@ def _loader(summary: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> li
         *(duration(wait.get(key)) for key in ("total_seconds", "avg", "p95")),
         rounded(row.get("workers")),
         *(duration(build.get(key)) for key in ("avg", "p95")),
-        _many(row.get("errors")),
-        _many(row.get("worker_exits")),
+        _count_text(row.get("errors")),
+        _count_text(row.get("worker_exits")),
     ]
 
 
-def _many(value: object) -> str:
+def _count_text(value: object) -> str:
     """A count, or counts by kind."""
     if isinstance(value, dict):
         return rounded(sum(value.values()))
@@ -421,7 +421,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
     )
 
 
-def gone_page(name: str) -> str:
+def no_such_run_page(name: str) -> str:
     """Where a run was, or never has been."""
     main = (
         f'<div class="title"><h1>{escape(name[:200])}</h1></div><p class="empty">There is no such run in the folder. '
@@ -443,7 +443,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
     training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
     world_size = whole(known.get("world_size")) or len(view.ranks)
     facts = [
-        *(_reached(view.summary) if static or not view.state.live else ()),
+        *(_progress(view.summary) if static or not view.state.live else ()),
         f"training {training}" if training > 1 else "",
         f"attempt {attempt}" if attempt else "",
         f"rank {view.rank} of {world_size}" if view.rank is not None else "",
@@ -455,7 +455,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
     return f'<div class="title"><h1>{escape(name_of(view))}</h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
 
 
-def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
+def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
     """Time and step of the last summary."""
     if not summary:
         return
@@ -500,7 +500,7 @@ def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
     pages = max(1, -(-len(found) // PAGE))
     page = min(max(1, page), pages)
     shown = found[(page - 1) * PAGE : page * PAGE]
-    body = table(_HEADS, map(_row, shown)) or _nothing(root, words=words, runs=len(rows))
+    body = table(_HEADS, map(_row, shown)) or _empty_list(root, words=words, runs=len(rows))
     going = sum(row.state.word == "running" for row in rows)
     facts = f"{len(rows):,} runs in <code>{escape(str(root))}</code>"
     facts += f", {going:,} going on" if going else ""
@@ -534,7 +534,7 @@ def _filter(words: str) -> str:
     )
 
 
-def _nothing(root: Path, *, words: str, runs: int) -> str:
+def _empty_list(root: Path, *, words: str, runs: int) -> str:
     if runs:
         return f'<p class="empty">No run has all of these words: <strong>{escape(words)}</strong></p>'
     return (

@@ -25,7 +25,7 @@ from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
 from otel_train.rundata.live_view import RankReader, RunList
 from otel_train.ui.components import asset
-from otel_train.ui.pages import TABS, gone_page, run_page, runs_page
+from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
 
 if TYPE_CHECKING:
     import asyncio
@@ -104,7 +104,7 @@ class _Site:
         with self._lock:
             run = self._run_list.find(name)
             if run is None:
-                return _answer(request, gone_page(name), status=404)
+                return _answer(request, no_such_run_page(name), status=404)
             if "file" in query:
                 return _download(run, rank, query["file"])
             view = self._ranks.view(run, rank)

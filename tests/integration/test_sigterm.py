@@ -260,7 +260,7 @@ def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
         """
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from otel_train.agent.client import AgentClient
-        hello, opening = AgentClient._say_first_hello, AgentClient._await_opening
+        hello, opening = AgentClient._send_first_hello, AgentClient._await_opening
 
         def say_hello(self):
             hello(self)
@@ -280,7 +280,7 @@ def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
 
         AgentClient._await_opening = await_opening
         if sys.argv[2] == "process":
-            AgentClient._say_first_hello = opened
+            AgentClient._send_first_hello = opened
         start(agent=sys.argv[2])
         say("goes on")
         """,

@@ -344,8 +344,8 @@ def test_the_demo_says_what_to_try_next() -> None:
     """The end of the demo is the beginning of use."""
     found = {"metrics_url": "http://127.0.0.1:9464/metrics", "run_dir": "runs/a b"}
 
-    quiet = demo.farewell(found, {})
-    sending = demo.farewell(
+    quiet = demo.closing_text(found, {})
+    sending = demo.closing_text(
         found, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4318/v1/metrics"}
     )
 
@@ -374,7 +374,7 @@ def test_what_the_demo_proposes_follows_from_its_finding(
     finding: dict[str, Any], workers: int, line: str
 ) -> None:
     """It said "follow the advice: --workers 4" below a finding with nothing to do."""
-    said = demo.farewell({"findings": [finding] if finding else []}, {}, workers=workers)
+    said = demo.closing_text({"findings": [finding] if finding else []}, {}, workers=workers)
 
     assert line in said
     assert ("otel-train demo" in said) == bool(line)

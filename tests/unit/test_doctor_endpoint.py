@@ -341,7 +341,7 @@ def test_nothing_more_is_sent_to_an_endpoint_that_takes_no_empty_request(tmp_pat
     """A second opinion on the same cause, in other words, is noise."""
     with grpc_receiver() as received:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OTEL_TRAIN_RUN_DIR": str(tmp_path)}
-        found = doctor.examine(environ, end_to_end.ProbeTargets(urls={}), wait_s=1)
+        found = doctor.run_all_checks(environ, end_to_end.ProbeTargets(urls={}), wait_s=1)
 
     [last] = [each for each in found if each.area == end_to_end.AREA]
     assert last.state == NOTE

@@ -21,8 +21,8 @@ from otel_train.integrations.lightning_support import (
     activities_of,
     chosen,
     common_run_id,
-    fitted,
-    steps_of_an_epoch,
+    fitted_schedule,
+    steps_per_epoch,
     time_checkpoints,
 )
 from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
@@ -242,12 +242,12 @@ def test_an_epoch_too_short_for_the_schedule_is_recorded_all_the_same(
     steps: int | None, plan: tuple[int, int, int]
 ) -> None:
     """Skip 10, wait 5, warm up: a small epoch would have nothing left."""
-    assert fitted(steps, warmup=5, active=100) == plan
+    assert fitted_schedule(steps, warmup=5, active=100) == plan
 
 
 def test_accumulated_batches_make_one_step() -> None:
     """The last, smaller group is a step, too; a stream has no number of them."""
-    assert [steps_of_an_epoch(9, 2), steps_of_an_epoch(9, 1), steps_of_an_epoch(float("inf"), 2)] == [
+    assert [steps_per_epoch(9, 2), steps_per_epoch(9, 1), steps_per_epoch(float("inf"), 2)] == [
         5,
         9,
         None,

@@ -241,7 +241,7 @@ def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: 
     """Without msgspec the standard library reads; nothing may depend on which."""
     path = training(steps=3, world_size=2).write(tmp_path / "t.json")
     quick = read(path)
-    monkeypatch.setattr(reader, "_quick", lambda: None)
+    monkeypatch.setattr(reader, "_msgspec_decoder", lambda: None)
 
     slow = read(path)
 
