@@ -73,11 +73,11 @@ def run_cpu(plan: Plan) -> list[Row]:
     halves, others_ns = [], 0
     with receiving():
         instrumented = Instrumented(plan.folder)
-        for plain, watched in (loops, loops[::-1]):
-            with instrumented(watched) as session, scraping(str(session.metrics_url), every_s=blocks / 2):
-                _take_turns(plain, watched, pairs)
+        for plain, measured in (loops, loops[::-1]):
+            with instrumented(measured) as session, scraping(str(session.metrics_url), every_s=blocks / 2):
+                _take_turns(plain, measured, pairs)
                 before_ns = _of_other_threads()
-                halves.append([_take_turns(plain, watched, pairs) for _ in range(blocks)])
+                halves.append([_take_turns(plain, measured, pairs) for _ in range(blocks)])
                 others_ns += _of_other_threads() - before_ns
     return _cpu_rows(np.mean(halves, axis=0), (others_ns / (4 * blocks) - idle_ns) / pairs)
 
@@ -87,9 +87,9 @@ def _of_other_threads() -> int:
     return time.process_time_ns() - time.thread_time_ns()
 
 
-def _take_turns(plain: Loop, watched: Loop, pairs: int) -> np.ndarray:
+def _take_turns(plain: Loop, measured: Loop, pairs: int) -> np.ndarray:
     """Steps of two loops by turns: float64[2, 2], ns; bare and instrumented, processor time and wall time of a mean step."""
-    bare_steps, our_steps = plain.steps(pairs), watched.steps(pairs)
+    bare_steps, our_steps = plain.steps(pairs), measured.steps(pairs)
     spent = np.zeros((2, 2))
     for turn in range(2 * pairs):
         is_bare = (turn // _IN_A_ROW + 1) // 2 % 2 == 0  # first one, then twice the other, twice the one ...

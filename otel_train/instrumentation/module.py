@@ -295,7 +295,7 @@ class _Bound:
 
 
 def _holder(module: torch.nn.Module) -> _Slot | None:
-    """The slot whose wrapper ``module`` has; None if it has no wrapper of ours."""
+    """The slot whose wrapper ``module`` has; None if it has none of otel_train's."""
     present = module.__dict__.get(SLOT)
     return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
 
