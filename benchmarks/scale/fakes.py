@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.scale.workload import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import MetricSources, SelfMetrics
-from otel_train.aggregation.metrics import Signals
+from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
@@ -38,7 +38,7 @@ _GIB = 1 << 30
 
 def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
     """Where the reporter of a synthetic rank reads what no edge tells. The process is this one."""
-    signals = Signals()
+    signals = LoggedSignals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)
     probes = _probes()

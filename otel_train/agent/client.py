@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.agent.captures import RankCaptures
-    from otel_train.agent.messages import Link, ResponseBox
+    from otel_train.agent.messages import MessageChannel, ResponseBox
     from otel_train.agent.rank_end import LauncherFolder
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
@@ -187,7 +187,7 @@ class AgentClient:
             problem = self.here.problem if self.here is not None else ""
             raise RuntimeError(problem or "the agent did not begin")
 
-    def _first_agent(self) -> Link:
+    def _first_agent(self) -> MessageChannel:
         if self._config.agent == "process" and self.recording.memory.descriptor < 0:
             _log.warning("No memory can be shared with an agent: a thread of this process does its work")
         elif self._config.agent == "process":
@@ -207,12 +207,12 @@ class AgentClient:
         launcher.opened()
         return launcher
 
-    def _connect(self) -> Link:
+    def _connect(self) -> MessageChannel:
         self._is_up.clear()
         link, self._found, self._agent = connect_agent(self.info, self._environ)
         return link
 
-    def _agent_here(self) -> Link:
+    def _agent_here(self) -> MessageChannel:
         self.here = AgentThread(self.recording.memory.map, self._config.exit_timeout_s)
         return self.here.link
 
@@ -348,7 +348,7 @@ class AgentClient:
             # An agent leaves after its last rank, and this one came too late: the thread finds another. One in a thread could not
             # begin: what waits for it says why.
 
-    def _send_hello(self, link: Link) -> None:
+    def _send_hello(self, link: MessageChannel) -> None:
         if self.here is not None:
             link.send(self._hello())
             return

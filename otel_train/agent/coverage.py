@@ -13,7 +13,7 @@ from otel_train.recording.events import WAIT, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from otel_train.agent.messages import State
+    from otel_train.agent.messages import RankState
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
 
@@ -62,7 +62,9 @@ _OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
 _log = logging.getLogger("otel_train")
 
 
-def instrumentation_gaps(run: RunState, state: State, *, now_ns: int | None = None) -> list[dict[str, str]]:
+def instrumentation_gaps(
+    run: RunState, state: RankState, *, now_ns: int | None = None
+) -> list[dict[str, str]]:
     """Returns one entry per gap.
 
     The keys are ``what``, ``name``, ``reason`` (a sentence) and ``cause`` (the label value; "" without a remedy).
@@ -102,7 +104,7 @@ class CoverageReporter:
     def __init__(
         self,
         run: RunState,
-        state: Callable[[], State],
+        state: Callable[[], RankState],
         *,
         log: Callable[[str, str, str, str], None] = _log.warning,
         clock: Clock = system_clock,

@@ -159,7 +159,7 @@ class LoaderReport:
 
 
 @fast_dataclass(frozen=True, kw_only=True)
-class State:
+class RankState:
     """Current state of a rank; replaces the previous one.
 
     Attributes:
@@ -236,7 +236,7 @@ class Report:
     reports: int
     records: dict[int, str] | None
     exchange: tuple[bool, int]
-    state: State | None
+    state: RankState | None
 
 
 class Request(FastNamedTuple):
@@ -265,7 +265,7 @@ _MOST_BYTES = 1 << 30
 _SEND_TIMEOUT_S = 5.0
 
 
-class Link:
+class MessageChannel:
     """One end of the socket between a rank and its agent.
 
     A message is a pickle: both ends run otel_train as one user, and no other process can open the socket.

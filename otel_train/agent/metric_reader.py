@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.metrics import Signals
+    from otel_train.aggregation.metrics import LoggedSignals
     from otel_train.aggregation.run_state import RunState
     from otel_train.collectors.dataloader import LoaderWatch
     from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
@@ -39,7 +39,7 @@ class SelfMetrics(NamedTuple):
 class MetricSources(NamedTuple):
     """Sources of metrics that are not computed from events."""
 
-    signals: Signals
+    signals: LoggedSignals
     process: ProcessReader
     accelerators: AcceleratorReader
     hardware: HardwareReader
@@ -219,7 +219,7 @@ _log = logging.getLogger("otel_train")
 class LoggedValueReader:
     """Turns logged values into metrics and events."""
 
-    def __init__(self, logged: deque[Value | UserEvent], signals: Signals, run: RunState) -> None:
+    def __init__(self, logged: deque[Value | UserEvent], signals: LoggedSignals, run: RunState) -> None:
         self.refused = 0
         self._logged = logged
         self._signals = signals

@@ -13,7 +13,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from otel_train.agent.messages import Link, user_of
+from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.errors import ConfigError
 from otel_train.safety import daemon_thread
 
@@ -33,7 +33,7 @@ _WRITING_S = 15.0
 _FIRST_S = 10.0
 """How long an agent waits for the rank that has started it, and for the first message of one that has connected."""
 
-_served: ContextVar[Link | None] = ContextVar("_served", default=None)
+_served: ContextVar[MessageChannel | None] = ContextVar("_served", default=None)
 
 
 def main(connection: int, listener: int) -> None:
@@ -68,7 +68,7 @@ class NodeAgent:
     def __init__(self, listener: socket.socket | None) -> None:
         from otel_train.exporters.manager import SharedExporters
 
-        self.links: list[Link] = []
+        self.links: list[MessageChannel] = []
         self._listener = listener
         self._shared = SharedExporters(alone=listener is None)
         self._services: list[RankConnection] = []
@@ -102,7 +102,7 @@ class NodeAgent:
 
     def take(self, connection: socket.socket) -> None:
         """Serve the rank at the other end, in a thread."""
-        link = Link(connection)
+        link = MessageChannel(connection)
         self.links.append(link)
         daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
 
@@ -126,7 +126,7 @@ class NodeAgent:
         self.take(connection)
         return True
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: MessageChannel) -> None:
         _served.set(link)  # for this thread, and for those that it starts
         service, descriptors = None, list[int]()
         try:
@@ -154,7 +154,7 @@ class NodeAgent:
 
 
 def opened(
-    link: Link,
+    link: MessageChannel,
     hello: Hello,
     memory: int | mmap.mmap,
     process: int,

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.agent.messages import Link, user_of
+from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import DaemonThread
 
@@ -62,7 +62,7 @@ class AgentConnection(FastNamedTuple):
         pid: of its process; 0 where that is not known.
     """
 
-    link: Link
+    link: MessageChannel
     found: bool
     pid: int
 
@@ -108,7 +108,7 @@ def _start_and_connect(address: bytes) -> AgentConnection | None:
         except BaseException:
             connection.close()
             raise
-    return AgentConnection(Link(connection), found=False, pid=pid)
+    return AgentConnection(MessageChannel(connection), found=False, pid=pid)
 
 
 def _connect_to_running(address: bytes) -> AgentConnection:
@@ -124,7 +124,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
         connection.connect(address)
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
-            return AgentConnection(Link(connection), found=True, pid=0)
+            return AgentConnection(MessageChannel(connection), found=True, pid=0)
     except ConnectionRefusedError:
         connection.close()
         raise
@@ -171,7 +171,7 @@ def _start_alone() -> AgentConnection:
         except BaseException:
             ours.close()
             raise
-    return AgentConnection(Link(ours), found=False, pid=pid)
+    return AgentConnection(MessageChannel(ours), found=False, pid=pid)
 
 
 def _start(connection: int, listener: int) -> int:
@@ -223,7 +223,7 @@ class AgentThread(DaemonThread):
     def __init__(self, memory: mmap.mmap, deliver_s: float) -> None:
         super().__init__(name="otel-train-agent", daemon=True)
         ours, theirs = socket.socketpair()
-        self.link, self._theirs = Link(ours), Link(theirs)
+        self.link, self._theirs = MessageChannel(ours), MessageChannel(theirs)
         self.service: RankConnection | None = None
         self.problem = ""
         self._memory = memory

@@ -36,7 +36,7 @@ from otel_train.safety import Guard, daemon_thread
 if TYPE_CHECKING:
     import mmap
 
-    from otel_train.agent.messages import Link
+    from otel_train.agent.messages import MessageChannel
 
 STALE_S = 3.0
 """A rank that does not report when asked, and records nothing, for so long hangs, with the interpreter lock held: its last
@@ -65,7 +65,7 @@ class RankConnection:
 
     def __init__(
         self,
-        link: Link,
+        link: MessageChannel,
         hello: Hello,
         memory: int | mmap.mmap,
         process: int,

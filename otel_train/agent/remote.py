@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.agent.messages import LoopProgress, State
+from otel_train.agent.messages import LoopProgress, RankState
 from otel_train.config.validation import variable_of
 from otel_train.datamodel import Outcomes, Pace
 from otel_train.files import parse_json, read_bytes, replace_text
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import Link, Report
+    from otel_train.agent.messages import MessageChannel, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
@@ -71,7 +71,7 @@ class RemoteRecording:
     def __init__(self, rings: SharedRings, send: Callable[..., None]) -> None:
         self.recorder = rings
         self.send = send
-        self.state = State()
+        self.state = RankState()
         self.exchange = (False, 0)
         self.reports = 0
         self.scale: float | None = None
@@ -247,7 +247,9 @@ class RemoteCaptures:
     Passes on what asks for captures: clients of HTTP, requests in the folder of the rank, an Alertmanager.
     """
 
-    def __init__(self, remote: RemoteRecording, link: Link, exporters: ExportManager, config: Config) -> None:
+    def __init__(
+        self, remote: RemoteRecording, link: MessageChannel, exporters: ExportManager, config: Config
+    ) -> None:
         self._remote = remote
         self._link = link
         self._disk = exporters.disk

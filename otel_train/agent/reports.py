@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, Report, State
+from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, RankState, Report
 from otel_train.config.settings import TRACKER_MODULES, TRACKERS
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
@@ -247,7 +247,7 @@ class ReportBuilder:
                 pool.reported = pool.done
         return found
 
-    def _state(self) -> State:
+    def _state(self) -> RankState:
         recording = self._recording
         self._look_at_devices()
         trackers, captures = self.trackers, self.captures
@@ -256,7 +256,7 @@ class ReportBuilder:
         names = frozenset(recording.probes.loaders)
         if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
             self._datasets, self._sized = self._sizes(), names
-        return State(
+        return RankState(
             loaders={name: _loader_report(probe) for name, probe in list(recording.probes.loaders.items())},
             models=tuple(probe.name for probe in recording.probes.models),
             barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),

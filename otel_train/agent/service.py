@@ -19,7 +19,7 @@ from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
 from otel_train.agent.remote import RemoteExchange, RemoteTrackers
 from otel_train.agent.summary import WindowStart, summary_document
-from otel_train.aggregation.metrics import Signals
+from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.collectors.dataloader import LoaderWatch
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock, Snapshot
     from otel_train.exporters import ExportRoute
     from otel_train.exporters.manager import ExportManager
-    from otel_train.recording.ring_buffer import Slice
+    from otel_train.recording.ring_buffer import EdgeBatch
 
 READ_INTERVAL_S = 2.0
 """Edges are accounted this often, or when ``READ_EDGES`` wait: the numpy calls cost the same for few as for many."""
@@ -232,7 +232,7 @@ class ExportLoop:
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
 
-    def _piece(self, thread: SharedThread, most: int) -> Slice:
+    def _piece(self, thread: SharedThread, most: int) -> EdgeBatch:
         piece = thread.ring.read(most)
         self.edges += len(piece.times)
         self.missed += piece.missed
@@ -329,7 +329,7 @@ class AgentService:
         self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
         self.run = self._run_state()
         self.health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.instrumentation_gaps)
-        self._signals = Signals()
+        self._signals = LoggedSignals()
         self._value_reader = LoggedValueReader(recording.logged, self._signals, self.run)
         self._coverage = CoverageReporter(self.run, lambda: recording.state)
         self._reporter = self._metric_reader()

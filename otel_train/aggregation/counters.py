@@ -162,7 +162,7 @@ _MOST_PENDING_BUILDS = 8192
 """Builds of a loader that wait for the epoch of their batches: as many as one slice of events can take."""
 
 
-class Start(NamedTuple):
+class LoaderStart(NamedTuple):
     """Cost of starting the passes over a loader that returned a batch.
 
     Attributes:
@@ -180,9 +180,9 @@ class Start(NamedTuple):
         """Sum of both."""
         return self.making_s + self.waiting_s
 
-    def minus(self, earlier: Start) -> Start:
+    def minus(self, earlier: LoaderStart) -> LoaderStart:
         """Returns the difference to ``earlier``."""
-        return Start(
+        return LoaderStart(
             self.passes - earlier.passes, self.making_s - earlier.making_s, self.waiting_s - earlier.waiting_s
         )
 
@@ -204,7 +204,7 @@ class LoaderTotals:
         self.start_ups = Histograms()
         self.lost: Counter[str] = Counter()
         self.endings: Counter[tuple[str, str]] = Counter()
-        self.starts: dict[tuple[str, str], Start] = {}
+        self.starts: dict[tuple[str, str], LoaderStart] = {}
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._pending_builds: dict[str, deque[int]] = {}
@@ -231,8 +231,8 @@ class LoaderTotals:
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
-            had = self.starts.get(key, Start())
-            self.starts[key] = Start(
+            had = self.starts.get(key, LoaderStart())
+            self.starts[key] = LoaderStart(
                 had.passes + 1, had.making_s + making_ns / NS_PER_S, had.waiting_s + waiting_ns / NS_PER_S
             )
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
@@ -281,7 +281,7 @@ class LoaderTotals:
         return window
 
 
-class Reclaimed:
+class ReclaimedTime:
     """Intervals that count as an activity of their own, whatever stage was open: stalls and compiling.
 
     Stages keep their time; only the run's time by activity changes, and its sum stays exact to the nanosecond.
@@ -385,7 +385,7 @@ class Compiles:
     ``judged``: of some it is known whether they were recompilations.
     """
 
-    def __init__(self, reclaimed: Reclaimed, totals: Totals) -> None:
+    def __init__(self, reclaimed: ReclaimedTime, totals: Totals) -> None:
         self.durations = Histograms(size=1)
         self.judged = False
         self.jax = JaxCompiles()

@@ -239,7 +239,7 @@ _RATES = ("lr", "learning_rate")
 _SCALES = ("amp_scale", "loss_scale")
 
 
-class Signals:
+class LoggedSignals:
     """Last values passed to ``log``, and how often one was not finite."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from otel_train.accounting.types import StageCalls, StepRows
-    from otel_train.aggregation.counters import Reclaimed
+    from otel_train.aggregation.counters import ReclaimedTime
     from otel_train.aggregation.series_names import SeriesNames
     from otel_train.datamodel import Capture
 
@@ -86,7 +86,7 @@ class StallContext(Enum):
 class Stalls:
     """Detects stalls by the time since the last progress."""
 
-    def __init__(self, started_ns: int, after_s: float, reclaimed: Reclaimed) -> None:
+    def __init__(self, started_ns: int, after_s: float, reclaimed: ReclaimedTime) -> None:
         self.last_ns = started_ns
         self.since_ns = 0
         """When the current stall passed its threshold; 0 without a stall."""

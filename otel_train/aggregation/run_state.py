@@ -12,7 +12,7 @@ import numpy as np
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
 from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
-from otel_train.aggregation.counters import Compiles, DeviceAccount, Reclaimed, Totals, Transfers
+from otel_train.aggregation.counters import Compiles, DeviceAccount, ReclaimedTime, Totals, Transfers
 from otel_train.aggregation.epochs import EpochLog
 from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
 from otel_train.aggregation.series_names import SeriesNames
@@ -171,7 +171,7 @@ class RunState:
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
         self.epochs = EpochLog(self.totals)
-        self._reclaimed = Reclaimed()
+        self._reclaimed = ReclaimedTime()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed, self.totals)
         self.captures = CaptureTotals()

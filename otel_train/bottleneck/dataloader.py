@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregation.counters import Start
+from otel_train.aggregation.counters import LoaderStart
 from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
 
@@ -77,7 +77,7 @@ def throughputs(
     found = {}
     for name, known in facts.items():
         build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
-        start = totals.loaders.starts.get((name, "train"), Start())
+        start = totals.loaders.starts.get((name, "train"), LoaderStart())
         found[name] = LoaderThroughput(
             known.workers, build.get("avg"), build.get("p50"), build.get("p99"), known.prefetch_factor, known.persistent,
             start.passes, start.making_s, start.waiting_s, processors,

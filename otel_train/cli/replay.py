@@ -234,7 +234,7 @@ Exit codes: 0 all accepted (--verify: all in Prometheus), 1 some kept or refused
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class RequestCounts:
     """Requests of a run by result."""
 
     accepted: int = 0  # by the collector; in a dry run, what would be sent
@@ -306,7 +306,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts.kept or counts.rejected else 0
 
 
-def _say(directory: Path, counts: Counts, *, verb: str) -> None:
+def _say(directory: Path, counts: RequestCounts, *, verb: str) -> None:
     left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} torn (requests)"
     print(f"{directory}: {counts.accepted} {verb}, {left}")
     for reason, number in counts.kept_because.most_common():
@@ -330,7 +330,7 @@ def replay(
     rejected: bool = False,
     dry_run: bool = False,
     environ: Mapping[str, str] = os.environ,
-) -> Counts:
+) -> RequestCounts:
     """Send what the spools of all ranks of a run hold, oldest first."""
     if dry_run:
         return _count_all(run_directory, recorded=recorded, rejected=rejected)
@@ -339,7 +339,7 @@ def replay(
         raise ConfigError(f"No collector is named. {remedy}")
     settings = OtlpSettings.read(environ, endpoint=endpoint)
     transport = OtlpTransport(settings.targets)
-    counts = Counts()
+    counts = RequestCounts()
     try:
         for signal in settings.targets:
             one = _Signal(signal, transport, counts)
@@ -358,7 +358,7 @@ def replay(
 class _Signal:
     """Sends the requests of one signal until its Collector is unavailable."""
 
-    def __init__(self, signal: str, transport: OtlpTransport, counts: Counts) -> None:
+    def __init__(self, signal: str, transport: OtlpTransport, counts: RequestCounts) -> None:
         self._signal = signal
         self._transport = transport
         self._counts = counts
@@ -449,8 +449,8 @@ def _is_old(line: bytes) -> bool:
     return time_ms is not None and time_ms < (time.time() - WINDOW_S) * 1000
 
 
-def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts:
-    counts = Counts()
+def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> RequestCounts:
+    counts = RequestCounts()
     for rank, signal in product(rank_folders(run_directory).values(), SIGNALS):
         queue = SpoolQueue(rank, signal)
         counts.accepted += sum(1 for _ in queue.waiting())

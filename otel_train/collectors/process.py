@@ -157,7 +157,7 @@ class Peak:
         return self._level if self._level is not None or not self._readings else self._readings[0].level
 
 
-class Child:
+class ChildProcess:
     """A child process."""
 
     def __init__(self, process: Any) -> None:
@@ -193,7 +193,7 @@ class ProcessTreeReader:
         self._own: Any = None
         with suppress(psutil.NoSuchProcess):  # another process may have ended by now
             self._own = psutil.Process(pid)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._look_ns = 0
         self._listed_ns = -_LIST_EVERY_NS
         self._highest: int | None = None
@@ -211,7 +211,7 @@ class ProcessTreeReader:
             self._ask(oldest, lambda child: child.look(now_ns))
             self._look_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
         own, highest = self._status()
-        others = sum(self._ask(child, Child.held) or 0 for child in self._children.values())
+        others = sum(self._ask(child, ChildProcess.held) or 0 for child in self._children.values())
         risen = self._highest is not None and highest > self._highest
         self._highest = max(highest, self._highest or 0)
         return Reading(now_ns, own + others, (highest if risen else own) + others)
@@ -229,7 +229,7 @@ class ProcessTreeReader:
     def _asked_rss(self) -> int:
         return self._ask(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
 
-    def _list(self, now_ns: int) -> dict[int, Child]:
+    def _list(self, now_ns: int) -> dict[int, ChildProcess]:
         try:
             pids = _descendants(self._proc.resolve())
         except OSError:
@@ -237,7 +237,7 @@ class ProcessTreeReader:
             pids = [child.pid for child in found_by]
         found = {pid: child for pid, child in self._children.items() if pid in pids}
         for pid in set(pids).difference(found):
-            child = self._ask(pid, lambda pid: Child(self._psutil.Process(pid)))
+            child = self._ask(pid, lambda pid: ChildProcess(self._psutil.Process(pid)))
             if child is not None:
                 self._ask(child, lambda child: child.look(now_ns))
                 found[pid] = child

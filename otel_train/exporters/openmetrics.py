@@ -51,7 +51,7 @@ class MetricPoint(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Written:
+class WrittenBlocks:
     """What was written: requests and their data points."""
 
     exports: int = 0
@@ -66,12 +66,12 @@ def time_ms_of(line: bytes) -> int | None:
     return int(found[1]) // _NS_PER_MS if found else None
 
 
-def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
+def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> WrittenBlocks:
     """Write metrics requests, by rank, to a file for ``promtool tsdb create-blocks-from openmetrics``.
 
     The file is replaced as a whole at the end. One rank at a time is held in memory. A time that comes twice counts once.
     """
-    written = Written()
+    written = WrittenBlocks()
     kinds: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
         for lines in ranks:
@@ -128,7 +128,7 @@ def name_of(attribute: str) -> str:
     return _NO_NAME.sub("_", attribute)
 
 
-def _points(line: bytes, written: Written) -> Iterator[MetricPoint]:
+def _points(line: bytes, written: WrittenBlocks) -> Iterator[MetricPoint]:
     try:
         found = list(resources_of(line))
         points = [point for each in found for point in _of_resource(*each, line, written)]
@@ -140,7 +140,7 @@ def _points(line: bytes, written: Written) -> Iterator[MetricPoint]:
 
 
 def _of_resource(
-    resource: Mapping[str, str], metrics: Iterable[Any], line: bytes, written: Written
+    resource: Mapping[str, str], metrics: Iterable[Any], line: bytes, written: WrittenBlocks
 ) -> Iterator[MetricPoint]:
     own = identity(resource)
     for value in metrics:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from otel_train.recording.recorder import Recorder
-    from otel_train.recording.ring_buffer import Ring, Slice
+    from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
 MOST_PARTS = 256
 """Parts of a batch that are looked at: some 0.1 ms. A batch of more is not weighed, and its loader no more."""
@@ -720,7 +720,7 @@ class LastBatch:
                 self._source = source
                 self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
 
-    def _asks(self, new: Slice) -> tuple[list[int], list[int]]:
+    def _asks(self, new: EdgeBatch) -> tuple[list[int], list[int]]:
         """Codes and times of events about batches."""
         codes, times = new.codes, new.times
         if len(codes) > _MANY:

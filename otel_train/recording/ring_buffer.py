@@ -49,7 +49,7 @@ took 10.7 us more than a bare one, of which the samples saw 2.0; and without C 1
 (``python -m benchmarks --only step``, 2026-11-24, AMD EPYC, torch 2.15; the row of the run summary compares both)."""
 
 
-class Slice(FastNamedTuple):
+class EdgeBatch(FastNamedTuple):
     """Events taken from a ring, oldest first.
 
     Attributes:
@@ -90,7 +90,7 @@ class RingReader:
         """Edges written and not yet read."""
         return self.written - self.taken
 
-    def read(self, most: int) -> Slice:
+    def read(self, most: int) -> EdgeBatch:
         """Take up to ``most`` edges, oldest first.
 
         The law: every edge is returned whole exactly once, or counted as missed exactly once.
@@ -103,14 +103,14 @@ class RingReader:
         pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
         missed = whole - self.taken
         self.taken = last
-        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
+        return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
 
-    def look(self, since: int) -> Slice:
+    def look(self, since: int) -> EdgeBatch:
         """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
         last = self.written
         first = max(since, last - self.capacity)
         pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
-        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
+        return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
 
     def _copy(self, first_word: int, last_word: int) -> np.ndarray:
         start, stop = first_word & (self._size - 1), last_word & (self._size - 1)

@@ -249,7 +249,7 @@ class RankReader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RunRow:
     """One run in the list, as last written. Missing values are None, 0 or "".
 
     Attributes:
@@ -286,7 +286,7 @@ class RunList:
     def __init__(self, root: Path, *, only: str | None = None, documents: JsonFileCache) -> None:
         self.root, self.only, self._documents = root, only, documents
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RunRow]:
         """All runs, the newest first."""
         names = folders_in(self.root) if self.only is None else [self.only]
         found = [row for name in names if (row := self._row(name)) is not None]
@@ -301,7 +301,7 @@ class RunList:
         run = self.root / name
         return run if is_run(run) else None
 
-    def _row(self, name: str) -> Row | None:
+    def _row(self, name: str) -> RunRow | None:
         run = self.root / name
         about = self._documents.get_or_empty(run / ABOUT, [])
         ranks = rank_folders(run)
@@ -312,7 +312,7 @@ class RunList:
         known = {**about, **summary}
         state, _ = _state_of(first, summary, about, time.time())
         leading = next(iter(rows(summary.get("findings"))), {})
-        return Row(
+        return RunRow(
             name=name,
             run_name=text(known.get("run_name")) or name,
             started_unix_s=number(summary.get("started_unix_s"))

@@ -40,7 +40,7 @@ _DEVICE = attrgetter("occupancy", "group", "collective")
 _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_id")
 
 
-class Names(dict[Any, int]):
+class NameCodes(dict[Any, int]):
     """Numbers names in the order of their appearance; those beyond ``MOST_NAMES`` share a number."""
 
     def __missing__(self, thing: Any) -> int:  # Any: what is numbered
@@ -90,11 +90,11 @@ class Memory(NamedTuple):
     device_id: Ints  # -1 on the host
 
 
-class Columns:
+class EventColumns:
     """Collects events piece by piece."""
 
     def __init__(self) -> None:
-        self.names, self.categories, self.lanes = Names({"": 0}), Names(), Names()
+        self.names, self.categories, self.lanes = NameCodes({"": 0}), NameCodes(), NameCodes()
         self.unpaired = 0  # events that begin (``ph`` B) and are not complete; Kineto writes none
         self.untimed = 0  # complete events left out because they have no instant or length
         self._spans: list[list[NDArray[Any]]] = []
@@ -295,9 +295,9 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
 
 def _collected(
     path: Path, progress: Callable[[int, int], None] | None
-) -> tuple[Columns, Mapping[str, Any], dict[str, Any]]:
+) -> tuple[EventColumns, Mapping[str, Any], dict[str, Any]]:
     """Events of a file, its metadata, and errors."""
-    columns, skipped = Columns(), 0
+    columns, skipped = EventColumns(), 0
     try:
         pieces = TraceFileReader(path, decode, progress)
         for events, others in pieces:

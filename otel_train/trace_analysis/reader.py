@@ -27,7 +27,7 @@ class BrokenTextError(ValueError):
     """A text is not JSON."""
 
 
-class Arguments(NamedTuple):
+class EventArguments(NamedTuple):
     """The fields of an event's ``args`` that are read; -1, NaN and "" if missing."""
 
     correlation: int = -1
@@ -60,7 +60,7 @@ class TraceEvent(NamedTuple):
     tid: int | str = 0
     ts: float = math.nan
     dur: float = math.nan
-    args: Arguments = Arguments()
+    args: EventArguments = EventArguments()
 
 
 def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
@@ -100,7 +100,9 @@ def _msgspec_decoder() -> Callable[[bytes], Sequence[TraceEvent]] | None:
 
     whole = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
     types: dict[type, Any] = {int: whole, float: float, str: str}
-    fields = [(name, types[type(default)], default) for name, default in Arguments._field_defaults.items()]
+    fields = [
+        (name, types[type(default)], default) for name, default in EventArguments._field_defaults.items()
+    ]
     arguments = msgspec.defstruct("_Arguments", fields, rename=KEYS, frozen=True, gc=False)
     place = whole | str
     event = msgspec.defstruct("_Event", [
@@ -120,8 +122,8 @@ def _event(value: dict[str, Any]) -> TraceEvent:
     ph, name, cat, ts, dur = (_typed(value.get(key), defaults[key]) for key in keys)
     places = (value.get(key) for key in ("pid", "tid"))
     pid, tid = (place if isinstance(place, (int, str)) else str(place) for place in places)
-    said = (_typed(args.get(KEYS[key]), default) for key, default in Arguments._field_defaults.items())
-    return TraceEvent(ph, name, cat, pid, tid, ts, dur, Arguments(*said))
+    said = (_typed(args.get(KEYS[key]), default) for key, default in EventArguments._field_defaults.items())
+    return TraceEvent(ph, name, cat, pid, tid, ts, dur, EventArguments(*said))
 
 
 def _typed(value: object, default: Any) -> Any:

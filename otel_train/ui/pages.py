@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.rundata.live_view import RankView, Row
+    from otel_train.rundata.live_view import RankView, RunRow
 
 _EVENTS_SHOWN = 15
 _RANKS_SHOWN = 100
@@ -494,7 +494,7 @@ _HEADS = ("run", "state", "started", "steps", "steps/s", "ranks", "host", "findi
 _EVERY_S = 2.0
 
 
-def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
+def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> str:
     """The list of runs that match all ``words``; pages count from 1, and one past the last is the last."""
     found = [row for row in rows if row.says(words)]
     pages = max(1, -(-len(found) // PAGE))
@@ -511,7 +511,7 @@ def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
     return frame("Runs", main, every_s=_EVERY_S)
 
 
-def _row(row: Row) -> list[str]:
+def _row(row: RunRow) -> list[str]:
     name = f"<strong>{escape(row.run_name)}</strong>"
     beside = f' <span class="dim">{escape(row.name)}</span>' if row.name != row.run_name else ""
     return [

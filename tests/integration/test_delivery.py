@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.cli.replay import Counts, replay
+from otel_train.cli.replay import RequestCounts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings
@@ -159,11 +159,11 @@ def test_an_answer_without_end_does_not_block(trouble: str, tmp_path: Path) -> N
         assert time.monotonic() - start_s < 1.3
         assert waiting(tmp_path) == [1, 2]
         received.mode = "ok"
-        assert replay(tmp_path.parent, endpoint=received.endpoint) == Counts()  # no rank there
+        assert replay(tmp_path.parent, endpoint=received.endpoint) == RequestCounts()  # no rank there
         (tmp_path / "r").mkdir()
         (tmp_path / "spool").rename(tmp_path / "r" / "spool")
         (tmp_path / "r").rename(tmp_path / "rank0")
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)
+        assert replay(tmp_path, endpoint=received.endpoint) == RequestCounts(accepted=2)
         assert arrived(received) == [1, 2]
 
 
@@ -350,7 +350,7 @@ def test_a_second_sigterm_in_the_middle_of_a_send_loses_nothing(tmp_path: Path) 
             process.wait(10)
         assert waiting(rank) == [0, 1, 2, 3, 4]
         received.mode = "ok"
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=5)
+        assert replay(tmp_path, endpoint=received.endpoint) == RequestCounts(accepted=5)
         assert arrived(received) == [0, 1, 2, 3, 4]
 
 

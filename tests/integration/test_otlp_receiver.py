@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.cli.replay import Counts, replay
+from otel_train.cli.replay import RequestCounts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter
@@ -138,8 +138,8 @@ def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once( 
         assert not otlp.drops
     with http_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts()
+        assert replay(tmp_path, endpoint=received.endpoint) == RequestCounts(accepted=2)
+        assert replay(tmp_path, endpoint=received.endpoint) == RequestCounts()
         assert received.points()["train.steps"].sum.data_points[0].as_double == 7
         assert attributes(received.metrics[0].resource_metrics[0].resource) == RESOURCE
         assert [span.name for span in received.spans()] == ["train.step", "train.stage"]
@@ -258,5 +258,5 @@ def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
         otlp.close(1)
     with grpc_receiver() as received:
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)
+        assert replay(tmp_path, endpoint=received.endpoint) == RequestCounts(accepted=2)
         assert len(received.metrics) == len(received.traces) == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from otel_train.accounting.steps import Item, StepBook
 from otel_train.accounting.types import Activity, SourceTable
-from otel_train.aggregation.counters import Compiles, Reclaimed, Recompiled, Totals
+from otel_train.aggregation.counters import Compiles, ReclaimedTime, Recompiled, Totals
 from otel_train.aggregation.run_events import Stalls
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.datamodel import Compile
@@ -20,7 +20,7 @@ def seconds(number: float) -> int:
     return int(number * NS_PER_S)
 
 
-def ledger(reclaimed: Reclaimed, *lasted_ns: int) -> dict[Activity, int]:
+def ledger(reclaimed: ReclaimedTime, *lasted_ns: int) -> dict[Activity, int]:
     """What a run's ledger says of productive time in pieces that follow each other from 0."""
     sources = SourceTable().extend([Instrumented(SourceKind.STAGE, "work")])
     book = StepBook(sources, reclaimed.within, by_step=False)
@@ -35,7 +35,7 @@ def ledger(reclaimed: Reclaimed, *lasted_ns: int) -> dict[Activity, int]:
 
 def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
     """Hours of hanging must not read as productive; what came before and after stays what it was."""
-    reclaimed = Reclaimed()
+    reclaimed = ReclaimedTime()
     stalls = Stalls(0, 300, reclaimed)
     stalls.progress(seconds(10))
     stalls.look(seconds(400), 0)
@@ -48,7 +48,7 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
 
 def test_time_that_is_accounted_later_is_found_as_well() -> None:
     """The hanging stage ends long after the stall was reported."""
-    reclaimed = Reclaimed()
+    reclaimed = ReclaimedTime()
     reclaimed.add(Activity.STALLED, 310, 510)
 
     found = ledger(reclaimed, 10, 400, 100, 5)
@@ -58,7 +58,7 @@ def test_time_that_is_accounted_later_is_found_as_well() -> None:
 
 def test_compiling_inside_a_forward_is_no_productive_time() -> None:
     """The first step of a compiled model takes a minute: the run's ledger says what for."""
-    reclaimed = Reclaimed()
+    reclaimed = ReclaimedTime()
     totals = Totals(SeriesNames())
     compiles = Compiles(reclaimed, totals)
 
@@ -72,7 +72,7 @@ def test_compiling_inside_a_forward_is_no_productive_time() -> None:
 
 def test_where_it_is_unknown_whether_it_was_compiled_before_nothing_is_said() -> None:
     """JAX compiles a hundred small things before the first step: zero recompilations would be a guess."""
-    compiles = Compiles(Reclaimed(), Totals(SeriesNames()))
+    compiles = Compiles(ReclaimedTime(), Totals(SeriesNames()))
     compiles.add([Compile(0, 5, again=None, compiler="jax")])
     unknown = compiles.judged
     compiles.add([Compile(5, 9, again=False, compiler="jax")])
@@ -83,7 +83,7 @@ def test_where_it_is_unknown_whether_it_was_compiled_before_nothing_is_said() ->
 def test_a_window_counts_what_was_compiled_again_in_it() -> None:
     """After ``reset_window()`` the compiles of warm-up are no reason to complain."""
     totals = Totals(SeriesNames())
-    compiles = Compiles(Reclaimed(), totals)
+    compiles = Compiles(ReclaimedTime(), totals)
     compiles.add([Compile(0, 5, again=True)])
     before = totals.copy()
     compiles.add([Compile(10, 17, again=True, compiler="jax")])
@@ -100,7 +100,7 @@ def test_the_ledger_adds_up_whatever_is_taken_out(
     lasted: list[int], intervals: list[tuple[Activity, int, int]]
 ) -> None:
     """The activities of a run add up to its wall time, and none of them ever shrinks."""
-    reclaimed = Reclaimed()
+    reclaimed = ReclaimedTime()
     for activity, begun, length in intervals:
         reclaimed.add(activity, begun, begun + length)
 

@@ -16,7 +16,7 @@ from otel_train.agent.coverage import (
     CoverageReporter,
     instrumentation_gaps,
 )
-from otel_train.agent.messages import State
+from otel_train.agent.messages import RankState
 from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
@@ -121,7 +121,7 @@ def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
     run = an_account(updates=0, sources=[], loader_threads=[], stages=())
 
-    [thing] = instrumentation_gaps(run, State(untimed={"mps": "no events"}))
+    [thing] = instrumentation_gaps(run, RankState(untimed={"mps": "no events"}))
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("device", "mps", "")
     assert thing["reason"].startswith("no events. Host time")
@@ -174,7 +174,7 @@ def test_what_could_not_be_seen_is_said(
 ) -> None:
     """Else its absence would read as a cost of nothing."""
     usual = {"updates": UPDATES_WITHOUT_FORWARD, "sources": [], "loader_threads": [], "stages": ("backward",)}
-    gaps = instrumentation_gaps(an_account(**{**usual, **seen}), State(models=models))
+    gaps = instrumentation_gaps(an_account(**{**usual, **seen}), RankState(models=models))
 
     assert [(gap["what"], gap["name"]) for gap in gaps] == missing
 
@@ -185,7 +185,7 @@ def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
     run = an_account(updates=UPDATES_WITHOUT_FORWARD, sources=DATA, loader_threads=[], stages=seen)
     run.totals.batches = {(0, EVAL): 5}
 
-    [thing] = instrumentation_gaps(run, State())
+    [thing] = instrumentation_gaps(run, RankState())
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "data", "unhooked")
     assert thing["reason"].startswith("no batch of training came from an instrumented loader")
@@ -196,7 +196,9 @@ def test_a_thing_is_logged_once() -> None:
     lines: list[tuple[str, ...]] = []
     run = an_account(updates=0, sources=DATA, loader_threads=[], stages=("backward",))
     models = ["Net"]
-    missing = CoverageReporter(run, lambda: State(models=tuple(models)), log=lambda *line: lines.append(line))
+    missing = CoverageReporter(
+        run, lambda: RankState(models=tuple(models)), log=lambda *line: lines.append(line)
+    )
     missing.tell()
     assert lines == []  # it may yet come
     run.totals.updates = UPDATES_WITHOUT_FORWARD
@@ -218,7 +220,7 @@ def test_a_program_of_jax_without_a_step_has_a_gap_that_names_what_to_add(source
     """Its run summary has nothing but zeros: the reader must learn which two lines are missing."""
     run = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
 
-    [thing] = instrumentation_gaps(run, State(), now_ns=61 * NS_PER_S)
+    [thing] = instrumentation_gaps(run, RankState(), now_ns=61 * NS_PER_S)
 
     assert (thing["what"], thing["name"]) == ("stage", "make_step")
     for part in (
@@ -232,7 +234,7 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
     """What to add is exactly what is missing."""
     run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
 
-    [thing] = instrumentation_gaps(run, State())
+    [thing] = instrumentation_gaps(run, RankState())
 
     assert "make_step(step)" in thing["reason"]
     assert "watch" not in thing["reason"]
@@ -254,7 +256,7 @@ def test_a_program_whose_step_is_known_gets_no_advice_on_jax(seen: dict[str, Any
     run = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
 
     assert ("stage", "make_step") not in [
-        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, State())
+        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, RankState())
     ]
 
 
@@ -262,8 +264,8 @@ def test_jax_that_compiled_before_the_session_is_noticed() -> None:
     """A warm-up call before `instrument`: nothing is compiled later, and without torch nothing else can train."""
     run = an_account(**NO_STEP, sources=DATA)
 
-    assert instrumentation_gaps(run, State(modules=frozenset({"jax"})))[0]["name"] == "make_step"
-    assert instrumentation_gaps(run, State(modules=frozenset({"jax", "torch"}))) == []
+    assert instrumentation_gaps(run, RankState(modules=frozenset({"jax"})))[0]["name"] == "make_step"
+    assert instrumentation_gaps(run, RankState(modules=frozenset({"jax", "torch"}))) == []
 
 
 def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> None:
@@ -271,7 +273,7 @@ def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> N
     lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)
     run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
-    missing = CoverageReporter(run, State, log=lambda *line: lines.append(line), clock=clock)
+    missing = CoverageReporter(run, RankState, log=lambda *line: lines.append(line), clock=clock)
     missing.tell()
     assert lines == []
     clock.tick(ms=1000 * (STEPLESS_S + 1))

@@ -10,13 +10,13 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.agent.metric_reader import LoggedValueReader
-from otel_train.aggregation.metrics import MetricBuilder, Signals
+from otel_train.aggregation.metrics import LoggedSignals, MetricBuilder
 from otel_train.instrumentation.logged_values import MAX_HELD, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
 from tests.unit.test_agent_summary import account, run_of
 
 
-def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
+def published(signals: LoggedSignals) -> dict[str, dict[tuple[str, ...], float]]:
     builder = MetricBuilder()
     signals.write(builder, "train")
     return {
@@ -32,7 +32,7 @@ def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_the_last_value_counts() -> None:
     """A gauge shows now."""
-    signals = Signals()
+    signals = LoggedSignals()
     signals.take("loss", 2.0)
     signals.take("loss", 1.0)
 
@@ -41,7 +41,7 @@ def test_the_last_value_counts() -> None:
 
 def test_names_of_values_are_bounded() -> None:
     """``log(**{f"layer_{n}": ...})`` must not make a thousand series."""
-    signals = Signals()
+    signals = LoggedSignals()
     for number in range(1000):
         signals.take(f"value{number}", number)
         signals.take(f"loss{number}", number)
@@ -142,7 +142,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.queue, self.signals = ValueQueue(self.clock), Signals()
+        self.queue, self.signals = ValueQueue(self.clock), LoggedSignals()
         self.run = account(run_of(), close=False)
         self.run.spans.drain()
         self.logged: deque[Value | UserEvent] = deque()
@@ -185,7 +185,7 @@ def test_attributes_of_any_kind_become_text() -> None:
 
 
 def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
-    signals = Signals()
+    signals = LoggedSignals()
     for name, value in values.items():
         signals.take(name.replace("__", "/"), value)
     return published(signals)

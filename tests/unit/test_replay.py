@@ -10,7 +10,7 @@ import pytest
 
 from otel_train.cli import replay as command
 from otel_train.cli.main import main
-from otel_train.cli.replay import Counts, replay
+from otel_train.cli.replay import RequestCounts, replay
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.run_directory import RunDirectory
@@ -74,8 +74,8 @@ def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None
 def test_a_dry_run_counts_and_touches_nothing(run_path: Path) -> None:
     """People look before they send."""
     before = {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()}
-    assert replay(run_path, dry_run=True) == Counts(accepted=3)
-    assert replay(run_path, dry_run=True, recorded=True) == Counts(accepted=4)
+    assert replay(run_path, dry_run=True) == RequestCounts(accepted=3)
+    assert replay(run_path, dry_run=True, recorded=True) == RequestCounts(accepted=4)
     assert {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()} == before
 
 
@@ -135,7 +135,7 @@ def test_requests_of_another_exporter_are_sent_as_they_are(run_path: Path) -> No
     theirs = b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"theirs","summary":{"dataPoints":[{"count":"2"}]}}]}]}]}'
     put(run_path / "rank0", theirs)
     with http_receiver() as received:
-        assert replay(run_path, endpoint=received.endpoint) == Counts(accepted=4)
+        assert replay(run_path, endpoint=received.endpoint) == RequestCounts(accepted=4)
         [metric] = [
             metric
             for asked in received.metrics
@@ -167,7 +167,7 @@ def test_a_collector_that_is_not_there_costs_nothing(run_path: Path) -> None:
     before = left(run_path)
     with refusing_address() as place:
         counts = replay(run_path, endpoint=place)
-    assert counts == Counts(kept=3)
+    assert counts == RequestCounts(kept=3)
     assert list(counts.kept_because) == ["refuses connections"]
     assert left(run_path) == before
 
@@ -202,7 +202,7 @@ def test_a_collector_that_is_away_is_not_asked_for_every_line(run_path: Path) ->
     """A spool of a week at ten seconds a refusal would take days."""
     put(run_path / "rank0", *(metrics(steps) for steps in range(9)))
     with http_receiver("503") as received:
-        assert replay(run_path, endpoint=received.endpoint) == Counts(kept=12)
+        assert replay(run_path, endpoint=received.endpoint) == RequestCounts(kept=12)
         assert received.requests == 6  # three tries for each signal
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.aggregation.counters import Reclaimed
+from otel_train.aggregation.counters import ReclaimedTime
 from otel_train.aggregation.run_events import MEDIAN_STEPS, OUTSIDE_NS, StallContext, Stalls
 
 NS_PER_S = 10**9
@@ -68,14 +68,14 @@ def threshold(seconds: float) -> Callable[[Stalls], None]:
 ])  # fmt: skip
 def test_a_silence_is_a_stall_where_nothing_explains_it(history: list[Callable[[Stalls], None]]) -> None:
     """A slow batch is no reason to page; after 300 s of silence there is one."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
+    stalls = Stalls(0, after_s=300, reclaimed=ReclaimedTime())
     for event in history:
         event(stalls)
 
 
 def test_the_threshold_after_the_loops_is_one_that_rules_know() -> None:
     """The age of the heartbeat goes on growing, and must not page."""
-    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
+    stalls = Stalls(0, after_s=300, reclaimed=ReclaimedTime())
     stalls.look(9999 * NS_PER_S, 0, doing=OUTSIDE)
 
     assert (stalls.threshold_ns, stalls.quiet_ns) == (OUTSIDE_NS, 0)
