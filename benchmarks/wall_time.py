@@ -93,10 +93,10 @@ def _take_turns(plain: Loop, measured: Loop, pairs: int) -> np.ndarray:
     spent = np.zeros((2, 2))
     for turn in range(2 * pairs):
         is_bare = (turn // _IN_A_ROW + 1) // 2 % 2 == 0  # first one, then twice the other, twice the one ...
-        if is_bare:
-            with without_global_hooks():
+        with without_global_hooks():  # before steps of both loops: what it does to caches is no loop's cost
+            if is_bare:
                 spent[0] += next(bare_steps)
-        else:
+        if not is_bare:
             spent[1] += next(our_steps)
     return spent / pairs
 

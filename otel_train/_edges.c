@@ -24,10 +24,13 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
-#define INTERFACE 3         /* ring.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 4         /* ring.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
-#define PREEMPTED_NS 100000 /* ring.PREEMPTED_NS */
+#define COST_OF_SAMPLE 12   /* ring.COST_OF_SAMPLE */
+#define MOST_OF_FASTEST 4   /* ring.MOST_OF_FASTEST */
+#define FASTEST_NS 25       /* ring.FASTEST_NS */
+#define FIRST_SAMPLE_NS 250 /* ring.FIRST_SAMPLE_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
 #define CLOSURE (8 << 16)   /* events.Flag.CLOSURE << events.FLAG_SHIFT */
 #define THIS_THREAD ((unsigned long)pthread_self()) /* what threading.get_ident() gives */
@@ -40,7 +43,8 @@ typedef struct {
     int64_t *shown;       /* memory of `progress`: words written, nanoseconds spent */
     uint64_t mask;        /* words - 1 */
     int64_t position;     /* words written in all */
-    int64_t spent_ns;     /* by the edges that were timed */
+    int64_t spent_ns;     /* per edge that was timed */
+    int64_t fastest_ns;   /* of those */
     unsigned long owner;  /* identity of the thread that may write; 0 for none */
     PyObject *elsewhere;  /* takes the codes of all others */
     PyObject *clock;      /* NULL: the system's monotonic clock */
@@ -97,7 +101,9 @@ static int write_edge(Writer *self, int64_t word, int64_t begun) {
     if (sample) {
         int64_t ended = now_ns(self);
         if (FAILED(ended)) return -1;
-        if (ended - begun < PREEMPTED_NS) self->spent_ns += ended - begun;
+        if (ended - begun < self->fastest_ns) self->fastest_ns = ended - begun > FASTEST_NS ? ended - begun : FASTEST_NS;
+        int64_t most = MOST_OF_FASTEST * self->fastest_ns;
+        self->spent_ns += COST_OF_SAMPLE * (ended - begun < most ? ended - begun : most);
         if (self->shown != NULL) self->shown[1] = self->spent_ns;
     }
     return 0;
@@ -145,6 +151,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         PyErr_Format(PyExc_ValueError, "ring of %llu words: expected a power of two", (unsigned long long)self->mask + 1);
     self->words = self->buffer.buf;
     self->shown = self->progress.buf;
+    self->fastest_ns = FIRST_SAMPLE_NS;
     self->owner = owner;
     self->elsewhere = Py_NewRef(elsewhere);
     self->clock = clock == Py_None ? NULL : Py_NewRef(clock);
@@ -180,7 +187,7 @@ static void writer_dealloc(PyObject *object) {
 
 static PyMethodDef writer_methods[] = {
     {"edge", writer_edge, METH_O, "Write one edge: a code, and now."},
-    {"read", writer_read, METH_NOARGS, "Words written in all, and nanoseconds that the timed edges took."},
+    {"read", writer_read, METH_NOARGS, "Words written in all, and nanoseconds that recording took per timed edge."},
     {"disown", writer_disown, METH_NOARGS, "Write no more, and give the memory back."},
     {"lend", writer_lend, METH_VARARGS, "lend(owner, elsewhere): another owner, 0 for none."},
     {NULL, NULL, 0, NULL},

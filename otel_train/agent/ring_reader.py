@@ -20,7 +20,7 @@ from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
 from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
-from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, RingReader
+from otel_train.recording.ring_buffer import SAMPLED, RingReader
 from otel_train.recording.shared_memory import (
     NAMES_OFFSET,
     OVER,
@@ -64,7 +64,7 @@ class SharedRing(RingReader):
     @property
     def spent_ns(self) -> int:
         """Nanoseconds that recording took; see ``Ring.spent_ns``."""
-        return int(self._progress[1]) * COST_PER_SAMPLED_NS
+        return int(self._progress[1]) * SAMPLED
 
     @property
     def pending(self) -> int:

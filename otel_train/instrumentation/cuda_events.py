@@ -25,7 +25,7 @@ from otel_train.recording.events import (
     SUSPEND,
     SourceKind,
 )
-from otel_train.recording.ring_buffer import EXTENSION, PREEMPTED_NS
+from otel_train.recording.ring_buffer import EXTENSION
 from otel_train.recording.shared_memory import HEAD_WORDS, MOST_DEVICES, RECORD_WORDS, DeviceRing, Record
 from otel_train.safety import Guard
 
@@ -46,6 +46,7 @@ WORTH = 0.003
 FIRST_ONE_IN = 8
 """Before it is known what recording costs."""
 
+_PREEMPTED_NS = 100_000  # what took longer was not recording: the thread had been put to sleep
 _MOST_ONE_IN = 1000
 _KNOWN_BY = 2  # steps that were timed: of some ten edges each
 _LONGEST = 64  # beginnings in a step, at most: a loop may show us neither a loader nor passes
@@ -361,7 +362,7 @@ class DeviceTimer:
                     self.dropped += 1
                     self._give_back(events)
                 took_ns = clock() - host_ns
-                if took_ns < PREEMPTED_NS:
+                if took_ns < _PREEMPTED_NS:
                     self.spent_ns += took_ns
             except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
                 self._switch_off(fault)

@@ -14,7 +14,7 @@ from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS
 
-INTERFACE = 3
+INTERFACE = 4
 """What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
 
 EXTENSION: Any
@@ -35,18 +35,23 @@ if TYPE_CHECKING:
 NATIVE = EXTENSION is not None
 """Edges are written by ``_edges.c``: a sixth of the time that the writer in Python takes."""
 
-PREEMPTED_NS = 100_000
-"""A sample longer than this was not ours: the thread had been put to sleep in the middle of it."""
-
 SAMPLED = 61
-"""One edge in so many is timed, to know what it costs here and now, with caches as the loop leaves them. A prime: a loop of 8
-edges per step meets each of them. In C the hook around the edge is timed with it; in Python the edge alone."""
+"""One edge in so many is timed, to know what it costs here and now. A prime: a loop of 8 edges per step meets each of them. In C the
+hook around the edge is timed with it; in Python the edge alone."""
 
-COST_PER_SAMPLED_NS = 5 * SAMPLED
-"""What recording takes of a thread, in nanoseconds per nanosecond of the timed edges. A sample does not see the calls into the
-hooks, the hooks of the optimizer, which are Python, and the caches that all of them fill. The 5 is measured: a step of four stages
-took 10.7 us more than a bare one, of which the samples saw 2.0; and without C 17.8 and 3.6
-(``python -m benchmarks --only step``, 2026-11-24, AMD EPYC, torch 2.15; the row of the run summary compares both)."""
+MOST_OF_FASTEST = 4
+FASTEST_NS, FIRST_SAMPLE_NS = 25, 250
+"""A timed edge counts at most so many times the fastest one, which is taken to last at least the first of these, and at most the second.
+What it takes longer is not recording's: the thread was put to sleep, or the loop had slept and all that runs next is slow,
+with an edge or without. Loops that sleep 2 and 10 ms per step took 6 and 9 us of processor time more than bare ones, a loop that does
+not 10; the mean timed edge took 0.6, 1.7 and 0.28 us, and 0.12, 0.15 and 0.11 up to this limit (two loops by turns, 2026-11-25,
+AMD EPYC, torch 2.15)."""
+
+COST_OF_SAMPLE, COST_OF_SAMPLE_IN_PYTHON = 12, 7
+"""What recording takes of a thread per nanosecond of the timed edges, with writers in C and in Python. A sample does not see the calls
+into the hooks, the hooks of the optimizer, which are Python, and the caches that all of them fill. The factors are measured: a step
+of 8 edges took 9 to 14 us more than a bare one, and without C 21 to 25, of which the samples saw 0.85 and 3.3
+(``python -m benchmarks --only step``; the row of the run summary compares both)."""
 
 
 class EdgeBatch(FastNamedTuple):
@@ -138,8 +143,8 @@ class Ring(RingReader):
         owner: identity of the only thread that may write.
         elsewhere: takes the codes of every other thread.
         native: write in C; only where ``NATIVE`` is true. None: where there is an ``EXTENSION``.
-        progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds of the edges that
-            were timed. None where there are none.
+        progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds that recording took per edge
+            that was timed. None where there are none.
     """
 
     def __init__(
@@ -182,7 +187,7 @@ class Ring(RingReader):
     @property
     def spent_ns(self) -> int:
         """Nanoseconds that recording took of the thread: estimated from one edge in ``SAMPLED``."""
-        return self._counts()[1] * COST_PER_SAMPLED_NS
+        return self._counts()[1] * SAMPLED
 
     def divert(self, see: _See | None) -> None:
         """Call ``see(code, write)`` for each event instead of writing it; None: stop. See the class.
@@ -257,10 +262,10 @@ def _writer(
     words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     mask, stride = len(words) - 1, SAMPLED * EDGE_WORDS
-    position, over = 0, False
+    position, fastest, over = 0, FIRST_SAMPLE_NS, False
 
     def edge(code: int) -> None:
-        nonlocal position
+        nonlocal position, fastest
         if get_ident() != owner:
             elsewhere(code)
             return
@@ -271,8 +276,8 @@ def _writer(
         shown[0] = position = position + 2
         if begun is not None:
             lasted = clock() - begun
-            if lasted < PREEMPTED_NS:
-                shown[1] += lasted
+            fastest = max(min(lasted, fastest), FASTEST_NS)
+            shown[1] += COST_OF_SAMPLE_IN_PYTHON * min(lasted, MOST_OF_FASTEST * fastest)
 
     def read() -> tuple[int, int]:
         return position, shown[1]

@@ -13,7 +13,13 @@ from collections.abc import Callable
 import pytest
 
 from otel_train.recording import ring_buffer
-from otel_train.recording.ring_buffer import COST_PER_SAMPLED_NS, SAMPLED, Ring
+from otel_train.recording.ring_buffer import (
+    COST_OF_SAMPLE,
+    COST_OF_SAMPLE_IN_PYTHON,
+    MOST_OF_FASTEST,
+    SAMPLED,
+    Ring,
+)
 from otel_train.testing import FakeClock
 
 pytestmark = pytest.mark.usefixtures("both_writers")
@@ -74,16 +80,25 @@ def test_a_ring_whose_size_is_no_power_of_two_is_refused(words: int) -> None:
         Ring(memoryview(bytearray(words * 8)).cast("q"), clock=FakeClock(), owner=1, elsewhere=print)
 
 
-def test_the_cost_of_writing_is_sampled_in_place() -> None:
-    """What a tight loop costs says little about a loop that trains in between."""
-    readings = iter(range(0, 10**6, 7))
+def test_the_cost_of_writing_is_sampled_in_place(request: pytest.FixtureRequest) -> None:
+    """What a tight loop costs says little about a loop that trains in between; a wait in the middle is none of it."""
+    readings, now_ns = [], 0
+    for lasts_ns in (
+        40,
+        90,
+        5_000_000,
+    ):  # the clock is read before a timed edge, in it and after it; else once
+        readings += [now_ns, now_ns, now_ns + lasts_ns, *[now_ns + lasts_ns] * (SAMPLED - 1)]
+        now_ns += lasts_ns
+    clock = iter(readings).__next__
     words = memoryview(bytearray(1024 * 16)).cast("q")
-    ring = Ring(words, clock=lambda: next(readings), owner=get_ident(), elsewhere=print)
-
-    for _ in range(2 * SAMPLED):
+    ring = Ring(words, clock=clock, owner=get_ident(), elsewhere=print)
+    for _ in range(3 * SAMPLED):
         ring.edge(1)
 
-    assert ring.spent_ns == 2 * (7 + 7) * COST_PER_SAMPLED_NS
+    in_c = request.node.callspec.params["both_writers"]
+    factor = COST_OF_SAMPLE if in_c else COST_OF_SAMPLE_IN_PYTHON
+    assert ring.spent_ns == (40 + 90 + MOST_OF_FASTEST * 40) * factor * SAMPLED
 
 
 class _Owner:
