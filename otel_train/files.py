@@ -460,6 +460,15 @@ def replace_text(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "replace"))
 
 
+def replace_named(path: Path, text: str) -> None:
+    """As ``replace_text``, at a path that a user named: a device, a pipe or a socket there stays, also behind a link."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "a pipe, a socket or a device, which no file replaces. Name a file")
+    replace_text(path, text)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` once it is whole; only our user may read it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
-from otel_train.files import JsonFileCache, dump_json, replace_text
+from otel_train.files import JsonFileCache, dump_json, replace_named
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.live_view import RankReader, RankView
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     path = Path(args.output) if args.output else home / FILE_NAME
     try:
-        replace_text(path, report_page(view, document["captures"]))
+        replace_named(path, report_page(view, document["captures"]))
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
     print(printable(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -191,6 +192,26 @@ def test_a_report_that_cannot_be_written_is_one_line(
 
     assert main(["report", str(run), "--output", str(tmp_path / "no/such/folder.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("behind_a_link", [False, True])
+def test_a_report_takes_the_place_of_no_device_and_no_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], behind_a_link: bool
+) -> None:
+    """``--output /dev/null``, or ``/dev/stdout``, by root: the device would be gone for the whole machine."""
+    run = a_run(tmp_path)
+    there = tmp_path / "there"
+    os.mkfifo(there)
+    named = tmp_path / "link" if behind_a_link else there
+    if behind_a_link:
+        named.symlink_to(there)
+
+    assert main(["report", str(run), "--output", str(named)]) == 2
+
+    said = f"{named}: cannot be written: a pipe, a socket or a device, which no file replaces. Name a file"
+    assert said in capsys.readouterr().err
+    assert there.is_fifo()
+    assert named.is_symlink() == behind_a_link
 
 
 def calls() -> MadeTrace:
