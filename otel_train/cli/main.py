@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -74,6 +75,9 @@ Exit codes: 0 success, 1 partial success or a failed check, 2 error, 130 Ctrl-C.
 """
 FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A write fails with these. Of files that a command writes it says so itself; what is left is its output."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.
@@ -82,8 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
-        sys.stdout.flush()
+        try:
+            code = _run(words)
+        finally:  # also where argparse ends the program
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except OtelTrainError as error:
         complain(str(error))
         return FAILED
@@ -95,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # whatever a damaged file or a machine at its limits makes of a command
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        complain(unexpected(error))
+        is_full = isinstance(error, OSError) and error.errno in _FULL and error.filename is None
+        if is_full:
+            _forget_stdout()
+        complain(f"standard output cannot be written: {error}" if is_full else unexpected(error))
         return FAILED
     return code
 

@@ -159,6 +159,41 @@ def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")  # noqa: PTH110 - a device
+@pytest.mark.parametrize("words", [["summary", "--json"], ["summary"], ["metrics"]])
+def test_a_full_disk_under_the_output_is_named_and_no_file_that_was_read(
+    run_of_two: Path, words: list[str]
+) -> None:
+    """Whoever reads that a file of the run may be damaged looks in the wrong place; a half output with 0 is worse."""
+    run = [str(run_of_two)] if words[0] == "summary" else []
+    command = [sys.executable, "-m", "otel_train", *words, *run]
+    with open("/dev/full", "w") as stdout:  # noqa: PTH123 - a device
+        ended = subprocess.run(
+            command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+
+    said = "otel-train: standard output cannot be written: [Errno 28] No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, said)
+
+
+@pytest.mark.parametrize(("closed", "code"), [(1, 0), (2, 2)])
+def test_a_closed_stream_is_no_error_and_no_message_goes_to_the_other(
+    run_of_two: Path, closed: int, code: int
+) -> None:
+    """Cron and daemons close them; output for a script must not have a complaint in it."""
+    which = str(run_of_two) if closed == 1 else "no-such-run"
+    words = f'exec "$0" -m otel_train summary --json "$1" {closed}>&-'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", words, sys.executable, which],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
 def test_a_summary_of_several_ranks_begins_with_a_row_for_each(
     run_of_two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
