@@ -79,7 +79,7 @@ class Backoff:
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         own_s = longest_s * self._numbers.uniform(0.5, 1.0)
-        if asked_s is None:
+        if asked_s is None or asked_s <= 0:  # "at once" from one that refuses again and again is no pause
             return own_s
         # All senders were asked to wait as long: the jitter comes on top.
         return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)

@@ -33,6 +33,7 @@ _REASONS: Final = {
     "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
     "security handshaker": "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
     "wrong_version_number": f"does not speak TLS: write http:// in place of https:// {_ENDPOINT}",
+    "incompleteread": "gives half an answer and closes the connection",
     **dict.fromkeys(
         _CLOSED, f"closes connections: it may want TLS, https:// in place of http:// {_ENDPOINT}"
     ),
@@ -156,7 +157,7 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
         )
     if 400 <= status < 500 and status not in _MENDABLE:  # noqa: PLR2004 - the client errors
         return refused(f"refuses a request ({status}{said})")
-    wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
+    wait_s = _retry_after_s(answer.headers)
     asked = f", and asks to wait {wait_s:.0f} s" if wait_s is not None else ""
     poison = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _OVERLOADED
     phrase = responses.get(status, "no known status")
@@ -179,6 +180,10 @@ def _correctable(answer: HttpResponse, *, tls: bool) -> str:
 
 def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> ExportResponse:
     """What a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
+    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
+        return refused(
+            f"refuses a request as too large ({first_line(details)}): raise max_recv_msg_size_mib of its receiver"
+        )
     if code in _GRPC_REFUSALS:
         return refused(f"refuses a request ({code}, {first_line(details)})")
     return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
@@ -216,7 +221,7 @@ def _read_ok(answer: HttpResponse, signal: str) -> ExportResponse:
         )
     try:
         return _read_json(answer.body, signal) if kind == JSON else read_message(answer.body, signal)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return retry(f"answers 200 with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -266,11 +271,18 @@ def _reason_in_body(answer: HttpResponse) -> str:
     return f", {shown}" if (shown := first_line(text)) else ""
 
 
-def _retry_after_s(text: str) -> float | None:
-    """Seconds, or a date, as in ``Retry-After``; None for neither."""
-    if text.strip().isdecimal():
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """``Retry-After``: seconds, or a date of the collector's own clock, which ``Date`` tells; None for neither."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdecimal():
         return float(text)
+    until_s = _unix_s(text)
+    now_s = _unix_s(headers.get("date", ""))
+    return None if until_s is None else max(0.0, until_s - (time.time() if now_s is None else now_s))
+
+
+def _unix_s(date: str) -> float | None:
     try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError, LookupError, TypeError):
         return None

@@ -306,6 +306,9 @@ class HttpClient:
         response = connection.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
         answer = HttpResponse(response.status, found, response.read(self._most_answer_bytes + 1))
+        left = response.length or 0
+        if left and len(answer.body) <= self._most_answer_bytes:  # ``read`` of so many bytes does not say so
+            raise http.client.IncompleteRead(answer.body, left)
         if not response.isclosed():  # more than an answer has: the connection cannot be used again
             response.close()
             self.close()

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.otlp_response import ExportResponse, ExportResult, HttpResponse, read_http
+from otel_train.exporters.otlp_response import (
+    ExportResponse,
+    ExportResult,
+    HttpResponse,
+    read_grpc,
+    read_http,
+)
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from tests.support.receiver import Received, grpc_receiver, http_receiver
@@ -152,6 +158,44 @@ def test_how_long_to_wait_is_read_from_seconds_and_from_a_date(receiver: Receive
     assert asked(receiver.endpoint).retry_after_s is None
 
 
+@pytest.mark.parametrize("ahead_s", [-7200, 0, 7200])
+def test_a_date_to_wait_for_is_read_by_the_clock_of_the_collector(ahead_s: int) -> None:
+    """One that is an hour ahead asks for 20 seconds, not for an hour; one that is behind asks for as long."""
+    date, after = (
+        time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + ahead_s + more_s))
+        for more_s in (0, 20)
+    )
+    answer = read_http(HttpResponse(503, {"date": date, "retry-after": after}, b""), "metrics")
+
+    assert answer.retry_after_s == pytest.approx(20, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", ",", "-5", "1e3", "Mon, 99 Foo 20", "Mon, 01 Jan 999999 00:00:00 GMT", "9" * 400]
+)
+def test_an_absurd_pause_is_no_fault(text: str) -> None:
+    """It is no pause, or the longest that is granted."""
+    answer = read_http(HttpResponse(503, {"retry-after": text, "date": text}, b""), "metrics")
+
+    assert answer.result is RETRY
+    assert answer.retry_after_s is None or answer.retry_after_s > 1e9
+
+
+def test_a_count_that_is_no_number_is_no_answer() -> None:
+    """It must not end in an exception for every try."""
+    body = b'{"partialSuccess":{"rejectedDataPoints":1e999}}'
+
+    assert read_http(HttpResponse(200, {"content-type": "application/json"}, body), "metrics").result is RETRY
+
+
+def test_a_request_too_large_for_grpc_is_refused_for_good() -> None:
+    """Sent again it is as large, and everything behind it waits."""
+    said = "grpc: received message larger than max (5000000 vs. 4194304)"
+
+    assert read_grpc("RESOURCE_EXHAUSTED", said).result is REFUSED
+    assert read_grpc("RESOURCE_EXHAUSTED", "too many requests").result is RETRY
+
+
 def test_an_endless_answer_is_bounded_in_bytes_and_time(receiver: Received) -> None:
     """Such a body took 805 MiB."""
     receiver.mode = "endless"
@@ -174,6 +218,29 @@ def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
     assert answer.result is RETRY
     assert "does not answer" in answer.reason
     assert time.monotonic() - start_s < 1.5
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("part", [b"", b"{", b"\n\x02"])
+def test_half_an_answer_is_no_answer(part: bytes, protocol: str) -> None:
+    """What the rest would have said, such as that records were rejected, is unknown."""
+
+    def answer(listening: socket.socket) -> None:
+        with listening, listening.accept()[0] as connection:
+            connection.recv(1 << 20)
+            kind = "application/json" if protocol == "http/json" else "application/x-protobuf"
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: 40\r\n\r\n"
+            connection.sendall(head.encode() + part)
+            connection.shutdown(socket.SHUT_RDWR)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=answer, args=(listening,))
+    thread.start()
+    found = asked(f"http://127.0.0.1:{listening.getsockname()[1]}", protocol, timeout_s=3)
+    thread.join(10)
+
+    assert found.result is RETRY
+    assert "half" in found.reason
 
 
 def test_headers_without_end_are_bounded() -> None:

@@ -201,6 +201,8 @@ def test_pauses_grow_are_bounded_and_differ() -> None:
         assert each[4] > each[0]
     assert Backoff().pause_s(7) >= 7
     assert Backoff().pause_s(1e9) <= LONGEST_ASKED_S + 1
+    at_once = Backoff()
+    assert [at_once.pause_s(0) for _ in range(12)][-1] >= LONGEST_PAUSE_S / 2, "asked twice a second for ever"
     assert random.getstate() == state, "the training program seeds that generator"
 
 
