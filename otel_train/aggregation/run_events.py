@@ -14,7 +14,7 @@ from otel_train.datamodel import NS_PER_S, TRIGGERS
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.accounting.types import StageCalls, StepRows
     from otel_train.aggregation.counters import ReclaimedTime
@@ -30,15 +30,23 @@ class CheckpointSave(NamedTuple):
 
 
 class Checkpoints:
-    """Counts checkpoints. ``last_ns`` and ``interval_s`` are of successful ones; 0 while there is none."""
+    """Counts checkpoints. ``last_ns`` and ``interval_s`` are of successful ones; 0 while there is none.
+
+    ``interval_s`` is the longest of the last three: one save on demand between two others is no new rhythm. Saves
+    without a step between them, such as of the last and the best model, are one checkpoint.
+    """
 
     def __init__(self) -> None:
         self.durations = Histograms(size=1)
         self.failures = self.last_ns = 0
         self.interval_s = 0.0
+        self._intervals_s: deque[float] = deque(maxlen=3)
+        self._step = -1
 
-    def take(self, ended: StageCalls, kinds: np.ndarray) -> Iterator[CheckpointSave]:
-        """Counts and yields the checkpoints among ended calls."""
+    def take(
+        self, ended: StageCalls, kinds: np.ndarray, step_at: Callable[[int], int]
+    ) -> Iterator[CheckpointSave]:
+        """Counts and yields the checkpoints among ended calls. ``step_at`` returns the number of the step at an instant."""
         for place in np.flatnonzero(kinds[ended.source] == SourceKind.CHECKPOINT).tolist():
             begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
             saved = CheckpointSave((begun, begun + lasted), bool(ended.failed[place]))
@@ -47,8 +55,11 @@ class Checkpoints:
                 self.failures += 1
             else:
                 before, self.last_ns = self.last_ns, begun + lasted
-                if before:
-                    self.interval_s = (self.last_ns - before) / NS_PER_S
+                step = step_at(begun)
+                if before and step != self._step:
+                    self._intervals_s.append((self.last_ns - before) / NS_PER_S)
+                    self.interval_s = max(self._intervals_s)
+                self._step = step
             yield saved
 
 

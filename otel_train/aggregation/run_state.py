@@ -394,13 +394,16 @@ class RunState:
             self.device.add_calls(closed.occurrences, thread.account.final_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in closed.failed_asks.flat)
         self._take_steps(thread, closed)
-        for saved in self.checkpoints.take(closed.occurrences, self.names.kinds):
+        for saved in self.checkpoints.take(closed.occurrences, self.names.kinds, self._step_at):
             self.spans.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
         self._take_endings(closed)
 
     def _take_endings(self, closed: ClosedSteps) -> None:
         for loader, reason, at_ns in self.totals.loaders.add_endings(closed.endings, self.names):
-            self.spans.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
+            self.spans.exhausted(loader, reason, at_ns, step=self._step_at(at_ns))
+
+    def _step_at(self, at_ns: int) -> int:
+        return self.recent.at(at_ns, self.step_number)
 
     def _take_steps(self, thread: ThreadState, closed: ClosedSteps) -> None:
         steps = closed.steps
