@@ -360,14 +360,14 @@ EVAL_DURATION: Final = Metric("train.eval.duration", "s", Kind.HISTOGRAM,
     meaning="One evaluation pass.")
 STRAGGLER_EXCESS_RATIO: Final = Metric("train.straggler.excess.ratio", "1", Kind.GAUGE,
     labels=(PEER_RANK, PEER_HOST, STAGE), emit=Emit.RANK0,
-    meaning="How much more work of its own, before the barrier, a rank has per step than the median rank, as a ratio of the median. The three ranks with the most, if it costs 5 % of the step; `train.stage` is where they lose most.")
+    meaning="How much more work of its own, before the barrier, a rank has per step than the median rank, as a ratio of the median. The three ranks with the most, if it costs 5 % of the step, and up to nine that were among them, as long as it does; `train.stage` is where they lose most. 0 once it costs less.")
 RANK_STALL_TIME: Final = Metric("train.rank.stall.time", "s", Kind.GAUGE,
     labels=(PEER_RANK, PEER_HOST, STAGE), emit=Emit.RANK0,
     meaning="Seconds without progress, or without a record, of a rank that holds the others up, by the stage it was seen in last; three ranks at most. 0 once it has moved.")
 RANK_WORK_TIME: Final = Metric("train.rank.work.time", "s", Kind.GAUGE, labels=(STAGE, STATISTIC), emit=Emit.RANK0,
     meaning="Mean time of a stage per training step, over the ranks.")
 RANKS_REPORTING: Final = Metric("train.ranks.reporting", "{rank}", Kind.UPDOWN, emit=Emit.RANK0,
-    meaning="Ranks whose last record came in time. Those that have ended by themselves no longer count.")
+    meaning="Ranks whose last record came in time, and those that have ended by themselves.")
 RANKS_EVENTS: Final = Metric("train.ranks.events", "{event}", Kind.COUNTER, labels=(RANK_EVENT,), emit=Emit.RANK0,
     meaning="Events of all ranks, summed, ranks that have ended included.")
 COLLECTIVE_WAIT_DURATION: Final = Metric("train.collective.wait.duration", "s", Kind.HISTOGRAM,

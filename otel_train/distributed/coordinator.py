@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,7 +14,7 @@ from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.hang import HangSuspect, suspects
 from otel_train.distributed.rank_report import NAMED, decode, encode, rank_report
 from otel_train.distributed.store import ExchangeRequest
-from otel_train.distributed.straggler import Straggler, Stragglers, finding
+from otel_train.distributed.straggler import MOST_SHOWN, Straggler, Stragglers, finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ class RankCoordinator:
         self._world_size = 0
         self._sequence = 0
         self._due_ns = 0
-        self._named = -1
+        self._named: tuple[object, ...] = ()  # the straggler of the last event
 
     @property
     def faults(self) -> int:
@@ -178,7 +179,8 @@ class RankCoordinator:
 
     def _record_straggler(self) -> None:
         slow = self._monitor.slow if self._monitor and self._rank == 0 else None
-        if slow is not None and slow.rank != self._named:
+        named = () if slow is None else (slow.host,) if slow.ranks > 1 else (slow.host, slow.rank)
+        if slow is not None and named != self._named:
             attributes: dict[str, AttributeValue] = {
                 c.SPAN_RANK.name: slow.rank,
                 c.SPAN_STAGE.name: slow.stage,
@@ -186,7 +188,7 @@ class RankCoordinator:
                 c.STEP_NUMBER.name: self._run.step_number,
             }
             self._run.spans.event(c.STRAGGLER_EVENT.name, self._clock(), attributes)
-        self._named = slow.rank if slow else -1
+        self._named = named
 
 
 MISSED_RECORDS = 3
@@ -217,6 +219,7 @@ class RankMonitor:
         self._heard_s: dict[int, float] = {}
         self._last: dict[int, RankReport] = {}  # those that have ended included
         self._stuck: dict[tuple[str, str, str], float] = {}
+        self._excess: dict[tuple[str, str, str], float] = {}
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
         self._stragglers = Stragglers()
@@ -235,8 +238,8 @@ class RankMonitor:
         for rank, text in records.items():
             self._hear(rank, text)
         self._stragglers.take(self._known)
-        silent = self._silent_s(self._stall_after_s)
-        self.suspects = suspects(self._known, silent)
+        self._excess = self._excess_ratios()
+        self.suspects = self._suspects()
         self._stuck = {
             **dict.fromkeys(list(self._stuck)[-MOST_STUCK:], 0.0),
             **{(str(one.rank), one.host, one.stage): one.quiet_s for one in self.suspects[:MOST_STUCK]},
@@ -246,8 +249,8 @@ class RankMonitor:
 
     @property
     def reporting(self) -> int:
-        """Number of ranks with a recent report."""
-        return len(self._known) - len(self._silent_s(MISSED_RECORDS * self._every_s))
+        """Number of ranks with a recent report, and of those that have ended by themselves."""
+        return len(self._last) - len(self._silent_s(MISSED_RECORDS * self._every_s))
 
     @property
     def silent(self) -> list[int]:
@@ -280,14 +283,8 @@ class RankMonitor:
                 continue
             for statistic, value in zip(c.STATISTIC.values, spread[:4], strict=True):
                 builder.put(c.RANK_WORK_TIME, value, stage, statistic)
-        for excess in self._stragglers.top:
-            builder.put(
-                c.STRAGGLER_EXCESS_RATIO,
-                excess.ratio,
-                str(excess.rank),
-                excess.host,
-                _stage_label(excess.stage),
-            )
+        for labels, ratio in self._excess.items():
+            builder.put(c.STRAGGLER_EXCESS_RATIO, ratio, *labels)
         for (rank, host, stage), quiet_s in self._stuck.items():
             builder.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))
         if self._speaks:
@@ -322,6 +319,20 @@ class RankMonitor:
         """Returns the largest stall threshold of the other ranks."""
         return max((each.patience_s for each in self._known.values() if each.rank != rank), default=0.0)
 
+    def _suspects(self) -> list[HangSuspect]:
+        silent = self._silent_s(self._stall_after_s)
+        heard = {rank: each for rank, each in self._known.items() if rank not in silent}
+        quiet_s = min((each.quiet_s for each in heard.values() if not each.over), default=math.inf)
+        # The others went on for most of the time: they do not wait for it, it only cannot be heard.
+        unheard = bool(silent) and 2 * quiet_s < max(silent.values())
+        return suspects(heard, {}) if unheard else suspects(self._known, silent)
+
+    def _excess_ratios(self) -> dict[tuple[str, str, str], float]:
+        now = {(str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top}
+        # Prometheus would remember a gauge that vanished for five minutes.
+        gone = [labels for labels in self._excess if labels not in now][-MOST_SHOWN:]
+        return {**dict.fromkeys(gone, 0.0), **now}
+
     def _events(self, event: str) -> int:
         return sum(each.events.get(event, 0) for each in self._last.values())
 
@@ -334,6 +345,9 @@ class RankMonitor:
         try:
             report = decode(text)
         except ValueError:
+            self.refused += 1
+            return
+        if report.rank != rank:
             self.refused += 1
             return
         before = self._known.get(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -142,6 +143,8 @@ def decode(text: str) -> RankReport:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
         counts = dict(zip(RANK_EVENT.values, map(int, events), strict=True))
+        if not all(map(math.isfinite, (*numbers.values(), float(quiet_s), float(away_s), float(patience_s)))):
+            raise ValueError("a time is no number")
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from otel_train.distributed.rank_report import NAMED
 from otel_train.recording.events import STAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from otel_train.distributed.rank_report import RankReport
 
@@ -34,13 +36,17 @@ SYNCHRONOUS_RATIO: Final = 0.10
 AWAY_RATIO: Final = 0.05
 """Share of a window spent in evaluation or checkpoints from which the window is ignored."""
 
-BY_LUCK: Final = 0.05
-"""A rank is named if chance would pick the same rank in that many consecutive windows with at most this probability."""
+BY_LUCK: Final = 0.001
+"""A rank is named if chance would pick the same rank in that many consecutive windows with at most this probability.
+A run has thousands of windows, and in each of them a streak may end."""
 
 LEAST_WINDOWS: Final = 3
 
 MOST_TOP: Final = 3
-"""Ranks published by rank number."""
+"""Ranks of a window that are published by rank number."""
+
+MOST_SHOWN: Final = 4 * MOST_TOP
+"""Ranks published at once: those of former windows stay while they satisfy the condition, as all ranks of a slow node do."""
 
 LOCAL: Final = tuple(stage.name for stage in STAGES if stage.is_local)
 """Stages before the barrier when gradients are exchanged in or after backward."""
@@ -87,6 +93,7 @@ class Straggler(NamedTuple):
         step_s: seconds that a step takes.
         waits_s: seconds per step that the others spend waiting for it.
         windows: consecutive windows in which it was this rank.
+        ranks: how many ranks of the host took turns as the slowest; ``rank`` was it most often.
     """
 
     rank: int
@@ -96,6 +103,7 @@ class Straggler(NamedTuple):
     step_s: float
     waits_s: float
     windows: int
+    ranks: int = 1
 
     @property
     def ratio(self) -> float:
@@ -111,9 +119,9 @@ class Window(NamedTuple):
     candidate: Straggler | None
 
 
-def windows_needed(ranks: int) -> int:
-    """Returns the consecutive windows after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
-    return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(max(2, ranks)) - 1e-9))
+def windows_needed(ranks: float) -> int:
+    """Returns the consecutive windows after which one of so many is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
+    return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(ranks) - 1e-9))
 
 
 class Stragglers:
@@ -144,21 +152,24 @@ class Stragglers:
         self._begun = dict(warm)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
-        window = compare(begun, now)
+        window = compare(begun, now, shown=[excess.rank for excess in self.top])
         if window is None:  # a rank evaluated or saved: the window counts neither for nor against
             return
         self.spread, self.top, candidate = window
-        if candidate is None or (self._streak and self._streak[-1].rank != candidate.rank):
+        if candidate is None or (self._streak and self._streak[-1].host != candidate.host):
             self._streak = []
-            self.slow = None
         if candidate is not None:
             self._streak = [*self._streak, candidate][-64:]
-        if self._streak and len(self._streak) >= windows_needed(len(now)):
-            self.slow = _together(self._streak)
+        self.slow = _repeated(self._streak, [report.host for report in now.values()])
 
 
-def compare(begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> Window | None:
-    """Evaluates one window, from the reports of the same ranks at its begin and end; None if a rank evaluated or saved in it."""
+def compare(
+    begun: Mapping[int, RankReport], now: Mapping[int, RankReport], *, shown: Sequence[int] = ()
+) -> Window | None:
+    """Evaluates one window, from the reports of the same ranks at its begin and end; None if a rank evaluated or saved in it.
+
+    ``shown``: ranks that were among those with the largest excess before.
+    """
     ranks = sorted(now)
     stages = list(now[ranks[0]].stages)
     steps = np.array([now[r].steps - begun[r].steps for r in ranks], dtype=np.float64)
@@ -180,7 +191,7 @@ def compare(begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> W
         if per_step[:, place].any()
     }
     measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
-    return Window(spread, measured.top(), measured.candidate())
+    return Window(spread, measured.top(shown), measured.candidate())
 
 
 class _Measured(NamedTuple):
@@ -205,14 +216,15 @@ class _Measured(NamedTuple):
         over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
         return self.stages[max(self.mine, key=lambda place: float(over[place]))]
 
-    def top(self) -> tuple[Excess, ...]:
-        found = []
-        for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
+    def top(self, shown: Sequence[int]) -> tuple[Excess, ...]:
+        found: list[Excess] = []
+        most = np.argsort(-self.work, kind="stable").tolist()
+        for row in [*most[:MOST_TOP], *(row for row in most[MOST_TOP:] if self.reports[row].rank in shown)]:
             excess_s, report = self.excess_s(row), self.reports[row]
             others_s = float(self.work[row]) - excess_s
             if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
                 found.append(Excess(report.rank, report.host, self.worst(row), excess_s / others_s))
-        return tuple(found)
+        return tuple(found[:MOST_SHOWN])
 
     def candidate(self) -> Straggler | None:
         totals = self.per_step.sum(axis=1)
@@ -235,15 +247,33 @@ def _spread(column: np.ndarray, ranks: list[int]) -> Spread:
     )
 
 
+def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
+    """The rank that was the slowest again and again, or one of a host whose ranks take turns; None if chance explains it.
+
+    ``streak``: candidates of one host, oldest first; ``hosts``: the host of every rank.
+    """
+    if not streak:
+        return None
+    last = streak[-1]
+    alone = list(takewhile(lambda slow: slow.rank == last.rank, reversed(streak)))
+    if len(alone) >= windows_needed(len(hosts)):
+        return _together(alone)
+    beside = hosts.count(last.host)
+    if 0 < beside < len(hosts) and len(streak) >= windows_needed(len(hosts) / beside):
+        return _together(streak)
+    return None
+
+
 def _together(streak: list[Straggler]) -> Straggler:
     """Means over the windows of a streak."""
-    last = streak[-1]
+    (rank, _), *others = Counter(slow.rank for slow in streak).most_common()
     stages = [slow.stage for slow in streak]
     excess_s, step_s, waits_s = np.mean(
         [(slow.excess_s, slow.step_s, slow.waits_s) for slow in streak], axis=0
     ).tolist()
     stage = max(sorted(set(stages)), key=stages.count)
-    return Straggler(last.rank, last.host, stage, excess_s, step_s, waits_s, len(streak))
+    host = streak[-1].host
+    return Straggler(rank, host, stage, excess_s, step_s, waits_s, len(streak), 1 + len(others))
 
 
 def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
@@ -251,10 +281,13 @@ def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     limits = ((CRITICAL_RATIO, "critical"), (WARNING_RATIO, "warning"))
     stage = "user-defined stages" if slow.stage == NAMED else f"`{slow.stage}`"
     than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
+    who = f"Rank {slow.rank} on {slow.host} is slow"
+    if slow.ranks > 1:
+        who = f"{slow.ranks} ranks on {slow.host} are slow, most often rank {slow.rank},"
     return Finding(
         name="straggler_bound",
         summary=(
-            f"Rank {slow.rank} on {slow.host} is slow in {stage}: {slow.excess_s * 1e3:.3g} ms more per step than "
+            f"{who} in {stage}: {slow.excess_s * 1e3:.3g} ms more per step than "
             f"{than} for it: {slow.ratio:.0%} of each step."
         ),
         evidence={

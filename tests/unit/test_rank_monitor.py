@@ -61,11 +61,12 @@ def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
 
 
 def test_a_rank_that_ended_by_itself_is_not_missed() -> None:
-    """It took its record away."""
+    """It took its record away. Rank 0 often goes on to save and evaluate: that must not page for the others."""
     seen = Seen()
     seen.take(0.0, report(0), report(1))
     assert seen.take(1000.0, report(0, sequence=9)) == []
     assert seen.monitor.silent == []
+    assert seen.metrics()["train.ranks.reporting"] == {(): 2}
 
 
 def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
@@ -86,6 +87,36 @@ def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
 
     assert seen.metrics()["train.ranks.reporting"] == {(): 1}
     assert seen.monitor.refused == 1
+
+
+def test_a_record_with_a_time_that_is_no_number_is_no_record() -> None:
+    """One such rank would end the comparison of all."""
+    seen = Seen()
+    seen.monitor.take({0: encode(report(0)), 1: encode(report(1, stages={"data": float("nan")}))}, 0.0)
+
+    assert seen.metrics()["train.ranks.reporting"] == {(): 1}
+    assert seen.monitor.refused == 1
+
+
+def test_a_record_of_another_rank_is_no_record() -> None:
+    """It would be counted twice, and named in place of the rank that it came from."""
+    seen = Seen()
+    seen.monitor.take({0: encode(report(0)), 1: encode(report(0))}, 0.0)
+
+    assert seen.monitor.refused == 1
+
+
+def test_a_rank_that_cannot_be_heard_holds_nothing_up_while_the_others_go_on() -> None:
+    """Its agent died, or its way to the store: the others make steps, so they do not wait for it."""
+    seen = Seen(3)
+    lost = report(2, stage="data", after="optimizer", stalled=True, quiet_s=301.0)
+    assert seen.take(0.0, report(0), report(1), lost) != []
+    assert seen.take(400.0, report(0, sequence=9), report(1, sequence=9, quiet_s=3.0), lost) == []
+    assert seen.metrics()["train.rank.stall.time"] == {("2", "node-2", "data"): 0.0}
+
+    still: dict[str, Any] = {"sequence": 99, "quiet_s": 500.0}
+    found = seen.take(900.0, report(0, **still), report(1, **still), lost)
+    assert [(suspect.rank, suspect.silent) for suspect in found] == [(2, True)]
 
 
 def test_a_hang_is_reported_once() -> None:
@@ -151,6 +182,26 @@ def test_the_three_ranks_with_the_most_work_of_their_own_are_named() -> None:
         ("5", "node-5", "data"): pytest.approx(0.3),
         ("7", "node-7", "data"): pytest.approx(0.2),
     }
+
+
+def test_a_rank_that_no_longer_has_more_work_is_published_as_0() -> None:
+    """A gauge that vanished would be remembered for five minutes, and chance would keep every rank above the limit."""
+    seen = Seen(8)
+    now = {rank: report(rank) for rank in range(8)}
+    seen.take(0.0, *now.values())
+    shown: set[tuple[str, ...]] = set()
+    for slow in (3, 5, 3, 1, 6, 7, 2, 0):
+        now = {
+            rank: later(
+                each, 10, {"data": 0.1 + 0.05 * (rank == slow), "backward": 0.1 - 0.05 * (rank == slow)}
+            )
+            for rank, each in now.items()
+        }
+        seen.take(5.0 * slow, *now.values())
+        found = seen.metrics()["train.straggler.excess.ratio"]
+        shown |= set(found)
+        assert {labels[0] for labels, ratio in found.items() if ratio} == {str(slow)}
+        assert set(found) == shown, "a series ended without a last word"
 
 
 def test_a_rank_that_holds_the_run_up_is_named_until_it_moves() -> None:
