@@ -67,7 +67,7 @@ STRAGGLERS: Final = Row(
         ),
         Panel(
             "Ranks with the most work of their own", "lines", "percentunit",
-            "How much more work of its own a rank has than the median rank: three ranks, named by rank 0 in every export profile.",
+            "How much more work of its own a rank has than the median rank: the ranks with the most, named by rank 0 in every export profile.",
             "a line stays over 20 %",
             [Query(run("train_straggler_excess_ratio"), "rank {{train_peer_rank}} {{train_peer_host}} {{train_stage}}")],
             limits=((0.2, RED),), runbook="TrainStraggler", needs="stragglers", empty="no rank costs the others 5 % of a step",

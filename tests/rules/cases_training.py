@@ -176,8 +176,23 @@ CASES = (
             f"train_accelerator_flops_limit_per_second{{{R}}}": "100x480",
             f"train_world_size{{{R}}}": "1x480",
             f"train_rank_time_seconds_total{{{R}}}": "0+60x480",
+            f'train_run_time_seconds_total{{{R},train_run_activity="productive"}}': "0+60x480",
         },
         (quiet("TrainMFUDrop", 395), fires("TrainMFUDrop", 440, "20%", train_run_id="r")),
+    ),
+    Case(
+        "an evaluation takes forty minutes, and the program goes on after its last loop",
+        60,
+        {
+            f"train_model_flops_total{{{R}}}": "0+3000x400 1200000x40 1203000+3000x60 1383000x60",
+            f"train_accelerator_flops_limit_per_second{{{R}}}": "100x562",
+            f"train_world_size{{{R}}}": "1x562",
+            f"train_rank_time_seconds_total{{{R}}}": "0+60x562",
+            f'train_run_time_seconds_total{{{R},train_run_activity="productive"}}': "0+60x400 24000x40 24060+60x60 27660x60",
+            f'train_run_time_seconds_total{{{R},train_run_activity="eval"}}': "0x400 0+60x40 2400x121",
+            f'train_run_time_seconds_total{{{R},train_run_activity="outside"}}': "0x501 60+60x60",
+        },
+        tuple(quiet("TrainMFUDrop", at_min) for at_min in (395, 425, 435, 441, 443, 446, 460, 520, 540, 560)),
     ),
     Case(
         "the compiler never comes to rest; in another run it does",
@@ -348,5 +363,14 @@ CASES = (
             quiet("TrainHostMemoryLeak", 60),
             fires("TrainHostMemoryLeak", 195, train_run_id="r", host_name="n"),
         ),
+    ),
+    Case(
+        "a run reads its data into memory when it starts, and needs no more",
+        30,
+        {
+            'train_host_memory_usage_bytes{train_run_id="r",host_name="n"}': "200+20x20 600x300",
+            'train_host_memory_limit_bytes{train_run_id="r",host_name="n"}': "1000x320",
+        },
+        tuple(quiet("TrainHostMemoryLeak", at_min) for at_min in (30, 40, 45, 50, 60, 70, 120)),
     ),
 )
