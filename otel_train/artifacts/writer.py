@@ -274,7 +274,7 @@ MARK = ".otel-train-artifacts"
 
 OP_COLUMNS = ("kind", "name", "count", "self_seconds", "total_seconds", "share")
 MOST_OPS = 5000
-_NO_CAPTURE = "there is no capture that can be read: take one with 'otel-train profile', or profiler_every="
+_NO_CAPTURE = "no readable capture; take one with 'otel-train profile' or the setting profiler_every"
 
 
 @dataclass(kw_only=True)
@@ -508,7 +508,7 @@ def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, A
         "source": "stages",
         "steps": [first + begin, first + len(timeline) - 1],
         "started_unix_s": timeline.unix_s(origin_ns),
-        "reason": "there is no capture that can be read: these are the stages as they were timed, without operations",
+        "reason": "no readable capture: the trace has the timed stages, without operations",
     }
     return {ABOUT: about, "displayTimeUnit": "ms", "traceEvents": events}
 

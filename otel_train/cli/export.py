@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
-    """Where things are, what is not there and why."""
+    """Print what was written, what is absent and why."""
     if as_json:
         folder = str(written.folder)
         print(dump_json({"folder": folder, "artifacts": written.files, "warnings": written.warnings}))
@@ -67,7 +67,7 @@ def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
 
 def _entry_text(entry: Mapping[str, object]) -> str:
     if "absent" in entry:
-        return f"not there: {entry['absent']}"
+        return f"absent: {entry['absent']}"
     files = entry.get("files")
     if isinstance(files, list):
         return plural(len(files), "capture")
@@ -81,5 +81,5 @@ def _rank(args: argparse.Namespace, home: Path) -> int:
     rank = min(there, default=0) if asked is None else asked
     if rank not in there:
         ranks = ", ".join(map(str, there)) or "none"
-        raise RunDirectoryError(f"{home}: rank {rank} is not there. Ranks: {ranks}")
+        raise RunDirectoryError(f"{home}: no rank {rank}. Ranks: {ranks}")
     return rank

@@ -126,7 +126,7 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
         raise OtelTrainError(f"--ranks {args.ranks!r}: expected numbers, such as 0,3, or all") from None
     for rank in wanted:
         if rank not in live:
-            raise RunDirectoryError(f"rank {rank} is not there. Ranks: {', '.join(map(str, live))}")
+            raise RunDirectoryError(f"no rank {rank}. Ranks: {', '.join(map(str, live))}")
     return {rank: live[rank] for rank in wanted}
 
 

@@ -180,7 +180,7 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
         if rank.missing:
             name, count = rank.labels.get("train_rank", "?"), f"{len(rank.missing)} of {len(rank.places)}"
             between = f"between {_when(min(rank.missing))} and {_when(max(rank.missing))}"
-            complain(f"rank {name}: {count} are not there, {between}")
+            complain(f"rank {name}: {count} are missing, {between}")
     why = Counter(rank.places[each] for rank in ranks for each in rank.missing)
     for place, number in why.most_common():
         complain(f"{number} {_WHY[place]}.")

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.host not in (HOST, "localhost", "::1"):
         complain("whoever can reach this address can read these runs")
     if not root.exists():
-        complain(f"{root} is not there yet; the page shows its runs when they come")
+        complain(f"{root} does not exist yet; the page shows runs once there are any")
     if server.has_screen() if args.open is None else args.open:
         server.show(address)
     server.serve(root, sock, only=only, hosts=(args.host,))

@@ -93,7 +93,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     page = TextLayout.of(sys.stdout)
     for fault in faults:
         print(page.safe(f"{fault.file}: {fault.what}"))
-    result = plural(len(faults), "fault") if faults else "all is there, and it agrees"
+    result = plural(len(faults), "fault") if faults else "complete and consistent"
     print(f"{printable(folder)}: {page.paint(result, 'red' if faults else 'green')}")
 
 
@@ -105,7 +105,7 @@ def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     left = read_run(folder, min(rank_folders(folder), default=0))
     found = left.newest_trace()
     if found is None:
-        return left.summary, {"absent": "there is no capture that can be read"}
+        return left.summary, {"absent": "no readable capture"}
     from otel_train.trace_analysis.summary import summarize
 
     return left.summary, {**summarize(found[1]), "file": found[0].name}

@@ -462,7 +462,7 @@ def test_a_rank_that_is_not_there_is_named_with_those_that_are(
 ) -> None:
     """The message saves listing the folder."""
     assert main(["export", str(run), "--rank", "3"]) == 2
-    assert "rank 3 is not there. Ranks: 0" in capsys.readouterr().err
+    assert "no rank 3. Ranks: 0" in capsys.readouterr().err
 
 
 def test_a_program_behind_two_dashes_keeps_its_own_options(

@@ -305,7 +305,7 @@ def test_what_is_in_the_store_is_no_more_than_what_the_store_says(
         capsys.readouterr()
         assert cli(*verify, empty) == 1
     err = capsys.readouterr().err
-    assert "rank 3: 1 of 1 are not there, between 2023-11-14 22:13:30 UTC" in err
+    assert "rank 3: 1 of 1 are missing, between 2023-11-14 22:13:30 UTC" in err
     assert "--blocks DIR writes that for promtool" in err
 
 
