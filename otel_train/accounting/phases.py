@@ -516,16 +516,17 @@ class BatchPhases:
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         overdue = len(self.waiting) - LOOKS_AHEAD
+        trains = self._trained or self._decision.source in (StepSource.UPDATE, StepSource.BACKWARD)
         for place, batch in enumerate(self.waiting):
             forward = batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
             if forward:
-                ready = over and ended_too and not batch.fresh and (self._trained or self._decision.decided)
+                ready = over and ended_too and not batch.fresh and (trains or self._decision.decided)
             else:
                 ready = over or batch.shown >= 0 or place < overdue
             batch.fresh = False
             if ready or full:
-                self._book_batch(batch, self._eval_phase(batch) if forward and self._trained else -1)
+                self._book_batch(batch, self._eval_phase(batch) if forward and trains else -1)
             else:
                 kept.append(batch)
         self.waiting = kept

@@ -70,6 +70,20 @@ def evaluation_with_gradients_in_eval_mode(watch: Watch) -> None:
 
 
 @timed
+def statistics_before_training(watch: Watch) -> None:
+    """A pass in training mode with gradients on sets the running statistics, before anything has trained: no backward comes."""
+    truth, (model, optimizer, train) = watch.slow_training({"train": 4})
+    truth.at(EVAL, "train")
+    for x, _ in train:
+        truth.batch("train")
+        truth.forward(EVAL)
+        model(x)
+        truth.step(EVAL)
+    for _ in range(2):
+        truth.train_on(model, optimizer, train)
+
+
+@timed
 def evaluation_with_gradients_and_no_loader(watch: Watch) -> None:
     """After the epoch some rows in memory are evaluated with gradients on; no ask tells it from training."""
     truth, (model, optimizer, train) = watch.slow_training({"train": 4}, takes_s=0.02, rated=TRAIN_ALONE)
