@@ -11,7 +11,7 @@ from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable
 
     from otel_train.agent.messages import RankState
     from otel_train.aggregation.run_state import RunState
@@ -82,7 +82,8 @@ def instrumentation_gaps(
     read = bool(run.loader_threads) or any(phase == TRAIN for _, phase in totals.batches)
     updated = totals.updates >= UPDATES_WITHOUT_FORWARD
     busy = updated or "backward" in stages
-    found = _models(state.models, seen, stages) if busy and not whole else []
+    models = map(totals.names.models.published, state.models)
+    found = _models(models, seen, stages) if busy and not whole else []
     found += [_gap("loop", thread, _READS_BESIDE, "ambiguous") for thread in run.loader_threads]
     if busy and not (listed and read):
         found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
@@ -145,7 +146,7 @@ def _has_no_step(run: RunState, stages: set[str]) -> bool:
     return not updating and run.step_source in (StepSource.UNDECIDED, StepSource.BATCH)
 
 
-def _models(models: Sequence[str], seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
+def _models(models: Iterable[str], seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
     names = dict.fromkeys(models)  # a model and its compiled form share one
     if not names and "forward" not in stages:
         return [_gap("stage", "forward", _NO_MODEL, "unhooked")]

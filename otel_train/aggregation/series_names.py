@@ -99,6 +99,11 @@ class _NameTable:
         self._numbers = {name: number for number, name in enumerate(names)}
         self._bound = bound
 
+    def published(self, name: str) -> str:
+        """The name that ``name`` has in series: its own, or that of all beyond the bound."""
+        full = len(self.names) == self._bound
+        return OTHER_VALUE if full and name not in self._numbers else name
+
     def number(self, name: str) -> int:
         if name not in self._numbers:
             if len(self.names) == self._bound - 1:

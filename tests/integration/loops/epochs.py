@@ -140,6 +140,18 @@ def folds_under_the_same_names(watch: Watch) -> Truth:
 
 
 @loop
+def more_folds_than_models_have_names(watch: Watch) -> Truth:
+    """A new model every fold: what those beyond the bound of names did is one series, and none of them is missed."""
+    truth = Truth()
+    for _ in range(30):
+        model, train = Net(), loader(1)
+        optimizer = sgd(model)
+        watch(model, {"train": train})
+        truth.train_on(model, optimizer, train)
+    return truth
+
+
+@loop
 def instrumented_twice(watch: Watch) -> Truth:
     """A second call on the same objects extends the session: nothing is timed twice."""
     model, train, val, truth = Net(), loader(4), loader(2), Truth(repeatable=False)
