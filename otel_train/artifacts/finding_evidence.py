@@ -17,6 +17,9 @@ TRAIN = "train"
 _ENOUGH = 10
 """Batches whose wait a device has measured, needed to estimate those of all."""
 
+_USUAL = 2.0
+"""Ratio of the mean wait for first batches to that for the others up to which they are alike."""
+
 CLOSE = 1e-6
 """Share by which a number may miss its rule: sums in another order."""
 
@@ -103,9 +106,21 @@ class Summary:
     def start(self, name: str, field: str) -> Bounds:
         """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
         start = self.loader(name).get("start") or {}
-        number = start.get(field, 0)
+        usual = field != "making_seconds" and self._starts_as_usual(name)
+        number = 0 if usual else start.get(field, 0)
         phases = {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name}
         return Bounds(number if phases <= {TRAIN, ""} else 0.0, number)
+
+    def _starts_as_usual(self, name: str) -> bool:
+        """Without workers the first batch of a pass is waited for like any other, unless it takes longer."""
+        loader, rows = self.loader(name), self.rows(TRAIN, stage="data", loader=name)
+        start = loader.get("start")
+        if loader.get("workers") != 0 or not start or not rows:
+            return False
+        others = sum(row["count"] or 0 for row in rows) - start["count"]
+        called_s = sum((row["avg"] or 0.0) * (row["count"] or 0) for row in rows)
+        first_s = start["first_batch_seconds"]
+        return bool(others <= 0 or first_s * others <= _USUAL * start["count"] * (called_s - first_s))
 
     def starts(self, *names: str) -> Bounds:
         """What the beginning of all passes of training over these loaders has cost."""
@@ -152,7 +167,7 @@ def _steady_ratio(summary: Summary, _: Finding) -> Bounds:
 def _waited_per_batch(summary: Summary, finding: Finding) -> Bounds:
     name = finding["loader"]
     wait, passes, batches = summary.steady_wait(name), summary.start(name, "count"), summary.batches(name)
-    return Bounds(wait.least / (batches - passes.least), wait.most / (batches - passes.most))
+    return Bounds(wait.least / (batches - passes.least), wait.most / max(1, batches - passes.most))
 
 
 def _repeated(summary: Summary, whole_s: float = 1.0) -> Bounds:

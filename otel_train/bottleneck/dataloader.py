@@ -12,9 +12,9 @@ from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from otel_train.aggregation.counters import Totals
+    from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.aggregation.histogram import Histograms
 
 TARGET_BUSY_SHARE = 0.9
@@ -22,6 +22,9 @@ TARGET_BUSY_SHARE = 0.9
 
 UNEVEN = 3.0
 """Ratio of the 99th percentile of the build time to its mean from which build times are uneven."""
+
+USUAL = 2.0
+"""Ratio of the mean wait for first batches to that for the others up to which they are alike."""
 
 MS_PER_S = 1e3
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -57,11 +60,30 @@ class LoaderThroughput(NamedTuple):
     making_s: float = 0.0  # time to create their iterators
     first_s: float = 0.0  # wait for their first batches
     processors: int | None = None  # available to this process
+    single: bool = False  # every training pass gives one batch, built by the training thread
 
     @property
     def start_s(self) -> float:
         """Cost of starting all passes."""
         return self.making_s + self.first_s
+
+
+def without_usual_starts(
+    loaders: Mapping[str, LoaderThroughput], training: Iterable[StageTotals]
+) -> dict[str, LoaderThroughput]:
+    """``loaders`` without the first batches of passes that are like all others.
+
+    The training thread builds them itself where there are no workers: they are waited for like any other batch, unless
+    they take longer.
+    """
+    found = dict(loaders)
+    for row in training:
+        known = loaders.get(row.key.loader)
+        if row.key.stage == "data" and known is not None and known.workers == 0 and known.passes:
+            others, others_s = row.count - known.passes, row.called_s - known.first_s
+            if others <= 0 or known.first_s * others <= USUAL * known.passes * others_s:
+                found[row.key.loader] = known._replace(passes=0, first_s=0.0, single=others <= 0)
+    return found
 
 
 def loader_rows(totals: Totals, facts: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
@@ -178,6 +200,11 @@ def loader_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask
     """
     if throughput.workers is None:
         return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."
+    if throughput.single:
+        return (
+            f"Every pass over `{name}` gives one batch, so none can be read ahead of need: ask one iterator for many batches, "
+            "keep the batch, or make it cheaper to build."
+        )
     if throughput.workers == 0:
         return _without_workers_advice(name, throughput, wait_s=wait_s, ask_s=ask_s)
     if throughput.build_s is None or ask_s <= 0:

@@ -12,6 +12,7 @@ from otel_train.bottleneck.dataloader import (
     milliseconds,
     percent,
     start_advice,
+    without_usual_starts,
 )
 from otel_train.bottleneck.device import (
     IN_STEP_SHARE,
@@ -184,6 +185,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     Arguments are as the fields of ``RuleInput``; ``stages`` is the stage table.
     """
     training = [row for row in stages if row.key.phase == "train"]
+    loaders = without_usual_starts(loaders, training)
     run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
     early = _too_early(run)
     if early is not None:

@@ -102,11 +102,16 @@ def test_the_rules_get_what_they_need() -> None:
 
 
 def judged(
-    throughput: LoaderThroughput, *, wait_s: float = 0.5, ask_s: float = 0.008, steps: int = BATCHES
+    throughput: LoaderThroughput,
+    *,
+    wait_s: float = 0.5,
+    called_s: float = 0.0,
+    ask_s: float = 0.008,
+    steps: int = BATCHES,
 ) -> list[Finding]:
     """A training in which the loop would ask every ``ask_s`` and waits ``wait_s`` in all."""
     rows = [
-        StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None),
+        StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None, None, called_s),
         StageTotals(Key("forward", "code", "train", "m"), BATCHES, 0, ask_s * BATCHES, ask_s * BATCHES, None),
     ]
     return findings(rows, steps=steps, activities={"productive": 1.0}, loaders={"code": throughput})
@@ -191,6 +196,17 @@ def test_a_slow_start_of_another_kind_gets_another_advice(throughput: LoaderThro
     found = judged(throughput._replace(passes=3, first_s=0.4))
 
     assert advice in found[-1].advice
+
+
+@pytest.mark.parametrize(("passes", "first_s"), [(BATCHES, 0.5), (BATCHES // 2, 0.25), (10, 0.09)])
+def test_without_workers_the_first_batch_is_waited_for_like_any_other(passes: int, first_s: float) -> None:
+    """A pass for every batch, or for every second one: training is input bound, and nothing begins slowly."""
+    found = judged(LoaderThroughput(0, passes=passes, first_s=first_s, processors=8), called_s=0.5)
+
+    assert [finding.name for finding in found] == ["input_bound"]
+    assert found[0].seconds == pytest.approx(0.5)
+    assert "5 ms per batch" in found[0].summary
+    assert ("one iterator for many batches" in found[0].advice) == (passes == BATCHES)
 
 
 def test_a_pass_that_takes_seconds_to_begin_says_seconds() -> None:
