@@ -107,7 +107,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     if module is not None and not module:
         raise ConfigError("-m: expected the name of a module")
     line = runner.command_line(words, module=module or "", flags=runner.interpreter_flags())
-    folder = Path(tempfile.mkdtemp(prefix="otel-train-"))
+    folder = _folder()
     ends: list[RankEnd] = []
     try:
         environ = runner.environment(os.environ, settings, folder)
@@ -121,6 +121,15 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
         shutil.rmtree(folder, ignore_errors=True)
     _print_ends(ends)
     return code
+
+
+def _folder() -> Path:
+    """Make the folder in which agents write how their ranks ended. Where that fails, a path at which nothing can be."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="otel-train-"))
+    except OSError as error:
+        complain(f"no temporary folder ({error}); how a killed rank ended will not be printed. Set TMPDIR")
+        return Path(os.devnull) / "otel-train"
 
 
 def _print_ends(ends: Sequence[RankEnd]) -> None:

@@ -123,6 +123,16 @@ def test_a_launch_that_fails_to_observe_runs_the_program(tmp_path: Path) -> None
     assert "without instrumentation" in errors
 
 
+def test_without_a_temporary_folder_the_program_runs(tmp_path: Path) -> None:
+    """A container with a read-only root, or a full disk; here no file may grow."""
+    words = 'ulimit -f 0; exec "$0" -m otel_train run "$0" -c "print(7)"'
+    command = ["/bin/sh", "-c", words, sys.executable]
+    code, said, errors = outcome(command, tmp_path)
+
+    assert (code, said) == (0, "7\n"), errors
+    assert errors.count("Set TMPDIR") == errors.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
