@@ -326,6 +326,14 @@ class ExitHook:
         end_by_sigterm()
 
 
+def interpreter() -> str:
+    """The program to run Python with; "" where that is not known.
+
+    A frozen program (PyInstaller, cx_Freeze) names itself, and runs nothing but itself: it would train a second time.
+    """
+    return "" if getattr(sys, "frozen", False) else sys.executable or ""
+
+
 def end_by_sigterm() -> None:
     """End this process as SIGTERM ends one without a handler."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.safety import DaemonThread
+from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
     import mmap
@@ -32,7 +32,7 @@ _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREAD
 """Libraries of the agent start no pools of threads: they would take memory, and it computes little."""
 
 _PROGRAM = (
-    "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
+    "import sys; sys.path[:] = [place for place in sys.path if place]; sys.path.append({root!r}); "
     "from otel_train.agent.node import main; main({connection}, {listener})"
 )
 _SHELL = ("/bin/sh", "-c", 'exec "$@" >/dev/null & echo $!', "sh")
@@ -76,8 +76,8 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     Raises:
         OSError: no process can be started here.
     """
-    if not sys.executable:
-        raise OSError("this interpreter does not know its own program (sys.executable is empty)")
+    if not interpreter():
+        raise OSError("this program is frozen, or does not know its interpreter (sys.executable is empty)")
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
         return _start_alone()
     address = _address(info, environ)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.config.settings import MOST_TOP
 from otel_train.files import make_gitignored_folder, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
-from otel_train.safety import DaemonThread, signals_unblocked
+from otel_train.safety import DaemonThread, interpreter, signals_unblocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,7 +106,7 @@ _STEP = re.compile(rb'("name": ?"%b)(\d+)' % STEP_PREFIX.encode())
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
 
 
-ANALYZE = (sys.executable, "-m", "otel_train", "analyze")
+ANALYZE = (interpreter(), "-m", "otel_train", "analyze")
 
 
 class CaptureStore(NamedTuple):
@@ -237,7 +237,7 @@ def _not_written(error: Exception) -> str:
 
 def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
     """The output of the writing process; RuntimeError if it fails."""
-    command = (sys.executable or "", "-m", __name__, job.as_text())
+    command = (interpreter(), "-m", __name__, job.as_text())
     try:
         process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
     except OSError:  # none can be started

@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from otel_train.agent.process import ends_its_container
+from otel_train.agent.process import _PROGRAM, ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
@@ -403,14 +404,37 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     until(lambda: not agents(tmp_path), "the agent has left")
 
 
-def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path) -> None:
-    """A machine that cannot start one: said once, and every metric is there."""
-    process = begin("sys.executable = ''; start(); train()")
+@pytest.mark.parametrize("program", ["sys.executable = ''", "sys.frozen = True; sys.executable = './frozen'"])
+def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path, program: str) -> None:
+    """A machine that cannot start one: said once, and every metric is there. What is frozen would train once more."""
+    frozen = tmp_path / "frozen"
+    frozen.write_text("#!/bin/sh\ntouch trained-again\n")
+    frozen.chmod(0o700)
+    process = begin(f"{program}; start(); train()")
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
     assert errors.count("a thread of it does its work") == 1
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+    assert not (tmp_path / "trained-again").exists()
+
+
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_the_agent_finds_the_packages_of_its_program(tmp_path: Path, safe: str) -> None:
+    """With PYTHONSAFEPATH there is no working directory at the head of the path: what is there is the user's own."""
+    program = _PROGRAM.partition("; from ")[0] + "; print(*sys.path, sep=chr(10))"
+    run = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run(
+        [sys.executable, "-c", program.format(root=str(ROOT))],
+        env=run,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    found = said.stdout.split("\n")[:-1]
+    assert (found[0], found[-1]) == (str(tmp_path), str(ROOT))
+    assert "" not in found
 
 
 @pytest.mark.parametrize(
