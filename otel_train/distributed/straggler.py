@@ -112,11 +112,15 @@ class Straggler(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Result of one window: the spread by stage, the ranks with the largest excess, the rank that the others wait for."""
+    """Result of one window: the spread by stage, the ranks with the largest excess, the rank that the others wait for.
+
+    ``together``: all steps were equally long, so that the window can tell which rank the others wait for.
+    """
 
     spread: dict[str, Spread]
     top: tuple[Excess, ...]
     candidate: Straggler | None
+    together: bool
 
 
 def windows_needed(ranks: float) -> int:
@@ -136,6 +140,7 @@ class Stragglers:
         self.top: tuple[Excess, ...] = ()
         self._begun: dict[int, RankReport] = {}
         self._streak: list[Straggler] = []
+        self._unequal = 0  # windows in a row with unequal steps
 
     def take(self, reports: Mapping[int, RankReport]) -> None:
         """Takes in the current reports of all ranks that have not ended."""
@@ -155,7 +160,10 @@ class Stragglers:
         window = compare(begun, now, shown=[excess.rank for excess in self.top])
         if window is None:  # a rank evaluated or saved: the window counts neither for nor against
             return
-        self.spread, self.top, candidate = window
+        self.spread, self.top, candidate, together = window
+        self._unequal = 0 if together else self._unequal + 1
+        if 0 < self._unequal < LEAST_WINDOWS:  # a hiccup: for long, the ranks do not wait for each other
+            return
         if candidate is None or (self._streak and self._streak[-1].host != candidate.host):
             self._streak = []
         if candidate is not None:
@@ -191,7 +199,7 @@ def compare(
         if per_step[:, place].any()
     }
     measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
-    return Window(spread, measured.top(shown), measured.candidate())
+    return Window(spread, measured.top(shown), measured.candidate(), measured.together)
 
 
 class _Measured(NamedTuple):
@@ -206,6 +214,11 @@ class _Measured(NamedTuple):
     @property
     def step_s(self) -> float:
         return float(np.median(self.per_step.sum(axis=1)))
+
+    @property
+    def together(self) -> bool:
+        """Whether the steps of all ranks are equally long: they wait for each other."""
+        return float(np.ptp(self.per_step.sum(axis=1))) <= SYNCHRONOUS_RATIO * self.step_s
 
     def excess_s(self, row: int) -> float:
         """Seconds of own work per step beyond the median of the others."""
@@ -232,9 +245,8 @@ class _Measured(NamedTuple):
         excess_s = self.excess_s(slowest)
         waits = totals - self.work
         waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
-        together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
         # The last rank to arrive waits least. Otherwise the others do not wait for it.
-        if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
+        if not self.together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
             return None
         report = self.reports[slowest]
         return Straggler(report.rank, report.host, self.worst(slowest), excess_s, step_s, waits_s, 1)

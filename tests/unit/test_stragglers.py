@@ -125,6 +125,17 @@ def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
     assert job.window(FAIR, FAIR) is None
 
 
+def test_a_hiccup_does_not_hide_a_slow_rank() -> None:
+    """A window in which steps were unequal says nothing; several in a row say that the ranks do not wait."""
+    job = Job(2)
+    pair = waits_in("backward", 0.03), slow_in("data", 0.03)
+    unequal = waits_in("backward", 0.06), slow_in("data", 0.03)
+    windows(job, 6, *pair)
+    job.window(*unequal)
+    assert windows(job, 5, *pair)[-1] is not None
+    assert windows(job, 3, *unequal)[-1] is None
+
+
 def test_equal_ranks_are_left_alone() -> None:
     """One rank is always last; that alone is no finding."""
     job = Job(4)
