@@ -180,6 +180,7 @@ class RunState:
         self.training_threads = 0
         self.down_s: float | None = None  # seconds that the run stood still before this start
         self._threads: dict[int, ThreadState] = {}
+        self._computed = False  # a thread that has ended ran the forwards of steps
         self._leading: ThreadState | None = None
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
@@ -238,6 +239,7 @@ class RunState:
         if mine is not None:
             self._take(mine, mine.account.close(mine.last_ns))
             mine.over = True
+            self._computed |= mine.account.computes and not mine.account.is_part
 
     def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
         """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
@@ -371,7 +373,8 @@ class RunState:
     def _helps(self, thread: ThreadState) -> bool:
         """Whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
         others = (each.account for each in self._threads.values())
-        return thread.account.is_part and any(other.computes and not other.is_part for other in others)
+        computed = self._computed or any(other.computes and not other.is_part for other in others)
+        return computed and thread.account.is_part
 
     def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
         self._lead(thread)

@@ -357,3 +357,19 @@ def test_steps_that_a_thread_marks_while_another_trains_are_not_counted_twice() 
     run = Run().feed(tape).feed(marked(), main=False, name="logger").close(tape.now_ns)
 
     assert run.account.totals.steps_by_phase() == {"train": 12}
+
+
+def test_updates_of_gradients_that_a_thread_made_which_has_ended_are_no_steps_of_their_own() -> None:
+    """A parameter server: replicas make gradients in threads and end; the main thread updates."""
+    worker, server = Tape(), Tape()
+    for _ in range(4):
+        worker.ask().forward().backward()
+    worker.stop()
+    run = Run().feed(worker, main=False, name="worker")
+    run.account.end_thread(id(worker))
+    for _ in range(12):
+        server.update()
+    run.feed(server).close(max(worker.now_ns, server.now_ns))
+
+    assert run.account.totals.step_counts.sum() == 4
+    assert run.account.totals.updates == 12
