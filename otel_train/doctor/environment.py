@@ -196,7 +196,7 @@ def check_packages(
     yield _python(python)
     ours = of("otel-train")
     yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
-    yield _edges(native=_is_importable("otel_train._edges") if native is None else native)
+    yield _event_writer(native=_is_importable("otel_train._edges") if native is None else native)
     yield _torch(of("torch"))
     yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
@@ -219,10 +219,10 @@ def _is_importable(extension: str) -> bool:
     return True
 
 
-def _edges(*, native: bool) -> CheckResult:
+def _event_writer(*, native: bool) -> CheckResult:
     if native:
-        return CheckResult(OK, "edges of the training thread are written in C")
-    what = "edges of the training thread are written in Python: some 4 us per step more than in C"
+        return CheckResult(OK, "events of the training thread are written in C")
+    what = "events of the training thread are written in Python: some 4 us per step more than in C"
     return CheckResult(NOTE, what, "install again where there is a C compiler (Linux, Python 3.11 or later)")
 
 

@@ -99,9 +99,9 @@ def test_a_healthy_installation_has_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize(("native", "how"), [(True, "written in C"), (False, "written in Python")])
-def test_it_says_how_edges_are_written(native: bool, how: str) -> None:
+def test_it_says_how_events_are_written(native: bool, how: str) -> None:
     """A wheel that was built without a compiler works, and costs more per step."""
-    said = [each for each in environment.check_packages(native=native) if each.what.startswith("edges ")]
+    said = [each for each in environment.check_packages(native=native) if each.what.startswith("events ")]
 
     assert [how in each.what for each in said] == [True]
     assert bool(said[0].remedy) is not native
