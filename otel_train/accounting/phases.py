@@ -526,7 +526,9 @@ class BatchPhases:
                 ready = over or batch.shown >= 0 or place < overdue
             batch.fresh = False
             if ready or full:
-                self._book_batch(batch, self._eval_phase(batch) if forward and trains else -1)
+                # Of a pass that has trained, it is a step that the loop has given up before its backward.
+                evaluates = forward and trains and batch.shown != TRAIN
+                self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:
                 kept.append(batch)
         self.waiting = kept

@@ -64,6 +64,21 @@ def backward_raises(watch: Watch) -> None:
         truth.update_that_ends_a_step(optimizer)
 
 
+@loop
+def loss_not_finite_ends_the_pass(watch: Watch) -> None:
+    """The loop leaves its pass between a forward and its backward, and begins another one."""
+    truth, (model, optimizer, train) = watch.training({"train": 8})
+    for _ in range(3):
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            loss = truth.loss(model, batch)
+            if i == 3:
+                break
+            truth.backward(loss)
+            truth.update_that_ends_a_step(optimizer)
+    truth.partial = 1  # what the loop gave up last
+
+
 class Torn(Dataset[tuple[torch.Tensor, int]]):
     """Every tenth row cannot be read."""
 
