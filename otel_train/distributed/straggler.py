@@ -42,6 +42,10 @@ A run has thousands of windows, and in each of them a streak may end."""
 
 LEAST_WINDOWS: Final = 3
 
+STEADY: Final = {3: 70.7, 4: 22.2, 5: 13.0, 6: 9.68, 7: 8.02, 8: 7.06, 9: 6.44, 10: 6.01}
+"""By number of consecutive windows: a rank whose excess is so many times its standard error is named before chance is excluded by
+the number alone. Student's t, one-sided at 0.01 %, a tenth of ``BY_LUCK``, because each window of a streak asks anew."""
+
 MOST_TOP: Final = 3
 """Ranks of a window that are published by rank number."""
 
@@ -268,12 +272,21 @@ def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
         return None
     last = streak[-1]
     alone = list(takewhile(lambda slow: slow.rank == last.rank, reversed(streak)))
-    if len(alone) >= windows_needed(len(hosts)):
+    if len(alone) >= windows_needed(len(hosts)) or _is_steady(alone):
         return _together(alone)
     beside = hosts.count(last.host)
     if 0 < beside < len(hosts) and len(streak) >= windows_needed(len(hosts) / beside):
         return _together(streak)
     return None
+
+
+def _is_steady(streak: list[Straggler]) -> bool:
+    """Whether the excess of a rank varies too little between windows to be chance."""
+    least = STEADY.get(len(streak))
+    excess_s = [slow.excess_s for slow in streak]
+    return least is not None and float(np.mean(excess_s)) >= least * float(
+        np.std(excess_s, ddof=1)
+    ) / math.sqrt(len(streak))
 
 
 def _together(streak: list[Straggler]) -> Straggler:
