@@ -99,7 +99,8 @@ def report_differences(text: str, summary: Summary) -> Iterator[str]:
         keys += [waits.get(name, {}).get(key) for key in ("total_seconds", "avg", "p95")]
         expected += [(f"loader {name}", cell, key) for cell, key in zip(cells, keys, strict=False)]
     shares = re.findall(r"(?m)^(\S+ %) of (?:training time|the run) · ", text)
-    found = [finding["share"] for finding in summary["findings"] if finding["share"]]
+    shares.sort(key=lambda cell: float(cell.split()[0]))  # the report has the most severe finding first
+    found = sorted(finding["share"] for finding in summary["findings"] if finding["share"])
     expected += [("share of a finding", cell, key) for cell, key in zip(shares, found, strict=True)]
     for what, cell, key in expected:
         if not Shown.of(cell).is_of(key):

@@ -137,7 +137,8 @@ def an_account(
     jax: JaxCompiles = NOT_COMPILED,
 ) -> Any:
     counts = Counts(1 for _ in stages)
-    names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
+    keys = [SimpleNamespace(stage=s, model="") for s in stages]
+    names = SimpleNamespace(keys=keys, sources=sources, models=SimpleNamespace(published=str))
     batches = {(n, TRAIN): 1 for n, each in enumerate(sources) if each.kind is SourceKind.DATA}
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates, batches=batches)
     compiles = SimpleNamespace(jax=jax)
