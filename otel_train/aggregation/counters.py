@@ -594,11 +594,12 @@ class Totals:
         """Loaders and phases whose batches belong to steps.
 
         A loader that another thread reads is one of them, unless the thread that runs the steps asks a loader of its own in the
-        same phase: the queue between the two, which gives the same batches again.
+        same phase: the queue between the two, which gives the same batches again. Before the first step of a phase, that is not known.
         """
-        pairs = [pair for pair in self.batches if pair[1] < len(PHASES)]
         asked = {phase for _, phase in self.loader_ns}
-        return [pair for pair in pairs if pair in self.loader_ns or pair[1] not in asked]
+        unasked = {phase for _, phase in self.step_pairs} - asked
+        pairs = [pair for pair in self.batches if pair[1] < len(PHASES)]
+        return [pair for pair in pairs if pair in self.loader_ns or pair[1] in unasked]
 
     def _grow(self) -> None:
         more = len(self.names.keys) - len(self.self_ns)

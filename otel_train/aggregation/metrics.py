@@ -128,6 +128,7 @@ class RunMetrics:
         self.stages = LabelLimiter(max_stages)
         self._run = run
         self._reduced = reduced
+        self._rated: dict[tuple[int, int], None] = {}
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds all metrics derived from events."""
@@ -180,8 +181,11 @@ class RunMetrics:
 
     def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
+        self._rated.update(
+            dict.fromkeys(totals.rated())
+        )  # no counter vanishes, also where it turns out to be of a queue
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
-            for loader, phase in totals.rated():
+            for loader, phase in self._rated:
                 if (loader, phase) in counts:
                     builder.put(metric, counts[loader, phase], self._loader(loader), PHASES[phase])
         for (loader, phase), ns in totals.loader_ns.items():
