@@ -88,7 +88,10 @@ def agents(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            mine = any("otel_train.agent.node" in word for word in process.cmdline())
+            program, *words = process.cmdline() or [""]
+            mine = program != "/bin/sh" and any(
+                "otel_train.agent.node" in word for word in words
+            )  # sh starts it
             if mine and Path(process.cwd()) == folder:
                 found.append(process)
     return found
