@@ -106,10 +106,14 @@ class Summary:
     def start(self, name: str, field: str) -> Bounds:
         """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
         start = self.loader(name).get("start") or {}
-        usual = field != "making_seconds" and self._starts_as_usual(name)
-        number = 0 if usual else start.get(field, 0)
-        phases = {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name}
-        return Bounds(number if phases <= {TRAIN, ""} else 0.0, number)
+        number = start.get(field, 0)
+        if {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name} - {
+            TRAIN,
+            "",
+        }:
+            return Bounds(0.0, number)
+        known = 0 if field != "making_seconds" and self._starts_as_usual(name) else number
+        return Bounds(known, known)
 
     def _starts_as_usual(self, name: str) -> bool:
         """Without workers the first batch of a pass is waited for like any other, unless it takes longer."""
