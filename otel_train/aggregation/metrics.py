@@ -181,9 +181,8 @@ class RunMetrics:
 
     def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
-        self._rated.update(
-            dict.fromkeys(totals.rated())
-        )  # no counter vanishes, also where it turns out to be of a queue
+        # A counter that was exported once stays, also where its loader turns out to be behind a queue.
+        self._rated.update(dict.fromkeys(totals.rated()))
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
             for loader, phase in self._rated:
                 if (loader, phase) in counts:

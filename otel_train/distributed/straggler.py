@@ -283,10 +283,11 @@ def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
 def _is_steady(streak: list[Straggler]) -> bool:
     """Whether the excess of a rank varies too little between windows to be chance."""
     least = STEADY.get(len(streak))
+    if least is None:
+        return False
     excess_s = [slow.excess_s for slow in streak]
-    return least is not None and float(np.mean(excess_s)) >= least * float(
-        np.std(excess_s, ddof=1)
-    ) / math.sqrt(len(streak))
+    error_s = float(np.std(excess_s, ddof=1)) / math.sqrt(len(streak))
+    return float(np.mean(excess_s)) >= least * error_s
 
 
 def _together(streak: list[Straggler]) -> Straggler:

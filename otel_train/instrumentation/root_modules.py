@@ -89,7 +89,7 @@ class RootFinder:
         ):
             return False
         if id(model) not in self._known and not _is_being_tried():
-            self._take_workers(model)
+            self._report_model(model)
         self._count_call()
         return True
 
@@ -105,7 +105,7 @@ class RootFinder:
             if not self._left or self._left_to_others <= 0:
                 self._stop_looking()
 
-    def _take_workers(self, model: torch.nn.Module) -> None:
+    def _report_model(self, model: torch.nn.Module) -> None:
         if len(self._known) == MOST_ROOTS:
             self._stop_looking()
             return
