@@ -6,22 +6,34 @@ Neither SDK nor exporters connect, so that network problems are reported as they
 from __future__ import annotations
 
 import http.client
-import io
+import re
 import socket
 import ssl
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import ConfigError
-from otel_train.exporters.otlp_response import JSON, PROTOBUF, ExportResponse, HttpResponse, read_http
+from otel_train.exporters.otlp_response import (
+    JSON,
+    MOST_ANSWER_BYTES,
+    PROTOBUF,
+    ExportResponse,
+    HttpResponse,
+    read_http,
+)
 from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
-from otel_train.exporters.otlp_transport import GrpcClient, login_of, trusting
+from otel_train.exporters.otlp_transport import (
+    GrpcClient,
+    LimitedConnection,
+    LimitedTlsConnection,
+    login_of,
+    trusting,
+)
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -46,7 +58,7 @@ HTTP1, TLS = "http", "tls"
 
 SCHEME_PORTS: Final = {"http": 80, "https": 443, "grpc": 4317}
 
-_MOST_BYTES: Final = 128 << 10
+_MOST_BYTES: Final = 2 * MOST_ANSWER_BYTES
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """Connection preface of HTTP/2, with empty SETTINGS."""
 
@@ -54,6 +66,7 @@ _FRAME_BYTES: Final = 9
 _SETTINGS: Final = 4
 _ALERT: Final = b"\x15\x03"
 _ALERT_WITHIN_S: Final = 0.3
+_TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d+)")
 _NO_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CERTIFICATE", "UNKNOWN_CA")
 
 
@@ -102,17 +115,20 @@ def look_at(
     """Sends an empty request to an address; ``token``: whether headers are sent, which may be secrets."""
     asked_s = now_s()
     try:
-        line = _open(target, _proxy_of(target))
-        with line.sock:
-            date = _ask_grpc(signal, target, line) if target.protocol == GRPC else _post(signal, target, line)
+        proxy = _proxy_of(target)
+        with closing(_connect(target, proxy)) as connection:
+            sock: Any = connection.sock
+            certificate = sock.getpeercert() if target.tls else {}
+            ask = _ask_grpc if target.protocol == GRPC else _post
+            date = ask(signal, target, connection, proxy)
     except _ConnectionProblem as problem:
         yield CheckResult(PROBLEM, f"{problem.whose or target.address} {problem.what}", problem.remedy)
         return
-    through = f" through {line.proxy.name}" if line.proxy else ""
+    through = f" through {proxy.name}" if proxy else ""
     what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
     yield CheckResult(OK, what)
     if target.tls:
-        yield _certificate(target, line, now_s())
+        yield _certificate(target, certificate, now_s())
     elif token:
         yield _unencrypted(target)
     yield from _clock(target, date, (asked_s + now_s()) / 2)
@@ -126,54 +142,47 @@ def _unencrypted(target: Target) -> CheckResult:
     return CheckResult(WARNING, what, remedy)
 
 
-def _post(signal: str, target: Target, line: _Connection) -> str:
+def _post(signal: str, target: Target, connection: LimitedConnection, proxy: _Proxy | None) -> str:
     """Posts an empty request over HTTP/1; returns the Date of the response."""
-    answer = _http_request(line.sock, _request(target, line.proxy))
-    if not answer.status:
-        raise _no_http(target, line.proxy, answer.body)
+    try:
+        answer = _answer(target, connection, proxy)
+    except (OSError, http.client.HTTPException) as error:
+        raise _no_http(target, proxy, error, began=connection.bytes_left < _MOST_BYTES) from error
     result = read_http(answer, signal, tls=target.tls)
     if result.accepted:
         return answer.headers.get("date", "")
-    if line.proxy is not None and not target.tls and answer.status in _PROXY_STATUSES:
-        raise _of_proxy(target, line.proxy, answer)
+    if proxy is not None and not target.tls and answer.status in _PROXY_STATUSES:
+        raise _of_proxy(target, proxy, answer)
     raise _refused(result)
 
 
-def _request(target: Target, proxy: _Proxy | None) -> bytes:
+def _answer(target: Target, connection: LimitedConnection, proxy: _Proxy | None) -> HttpResponse:
     parts = urlsplit(target.url)
     path = f"{parts.path or '/'}{'?' * bool(parts.query)}{parts.query}"
-    there = parts.netloc.rpartition("@")[2]
+    forwarded: Mapping[str, str] = {}
     if proxy is not None and not target.tls:
-        path = f"{parts.scheme}://{there}{path}"
+        path = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+        forwarded = proxy.headers
     body, kind = (b"{}", JSON) if target.protocol == HTTP_JSON else (b"", PROTOBUF)
     headers = {
-        "Host": there,
-        "User-Agent": "otel-train-doctor",
-        "Connection": "close",
-        **login_of(parts, "authorization"),
-        **(proxy.headers if proxy is not None and not target.tls else {}),
-        **target.headers,
-        "Content-Type": kind,
-        "Content-Length": str(len(body)),
-    }
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode("latin-1", "replace") + body
+        "user-agent": "otel-train-doctor", "connection": "close", **login_of(parts, "authorization"), **forwarded,
+        **target.headers, "content-type": kind,
+    }  # fmt: skip
+    connection.limit(WITHIN_S, _MOST_BYTES)
+    return connection.ask("POST", path, body, headers, most_bytes=MOST_ANSWER_BYTES)
 
 
-def _no_http(target: Target, proxy: _Proxy | None, said: bytes) -> _ConnectionProblem:
-    """Why a request over HTTP/1 got no HTTP/1 response."""
+def _no_http(target: Target, proxy: _Proxy | None, error: Exception, *, began: bool) -> _ConnectionProblem:
+    """Why a request over HTTP/1 got no response; ``began``: bytes of one were received."""
     host, port = _place_of(target)
     if proxy is not None and not target.tls:
         remedy = f"correct {proxy.variable}, or set NO_PROXY={host}"
         return _ConnectionProblem("gives no answer of HTTP", remedy, proxy.name)
-    if _is_settings(said):
-        kind = GRPC
-    elif _is_alert(said):
-        kind = TLS
-    elif said:
-        kind = "unfinished" if said.startswith(b"HTTP/1.") else "foreign"
-    else:
-        kind = _speaks(host, port) if not target.tls and proxy is None else ""
+    if target.tls and (alert := _alert(target, proxy)) is not None:
+        return alert
+    kind = "" if target.tls or proxy is not None else _speaks(host, port)
+    if kind not in (GRPC, TLS) and began:
+        kind = "foreign" if isinstance(error, http.client.BadStatusLine) else "unfinished"
     return _ConnectionProblem(*_NO_HTTP[kind])
 
 
@@ -205,13 +214,12 @@ def _of_proxy(target: Target, proxy: _Proxy, answer: HttpResponse) -> _Connectio
     host, port = _place_of(target)
     around = f"set NO_PROXY={host}"
     try:
-        line = _open(target, None)
-        with line.sock:
-            if _http_request(line.sock, _request(target, None)).status != answer.status:
+        with closing(_connect(target, None)) as connection:
+            if _answer(target, connection, None).status != answer.status:
                 around += f": {host} answers without it"
-    except _ConnectionProblem:
+    except (_ConnectionProblem, OSError, http.client.HTTPException):
         around += " if the collector can be reached without it"
-    return _denied(proxy, answer, f"{host}:{port}", around)
+    return _denied(proxy, answer.status, f"{host}:{port}", around)
 
 
 def _refused(answer: ExportResponse) -> _ConnectionProblem:
@@ -219,11 +227,11 @@ def _refused(answer: ExportResponse) -> _ConnectionProblem:
     return _ConnectionProblem(what, remedy or f"{_LOG}; OTEL_EXPORTER_OTLP_ENDPOINT names it")
 
 
-def _ask_grpc(signal: str, target: Target, line: _Connection) -> str:
+def _ask_grpc(signal: str, target: Target, connection: LimitedConnection, proxy: _Proxy | None) -> str:
     """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date."""
-    said = _greet_grpc(line.sock)
+    said = _greet_grpc(connection.sock)
     if not _is_settings(said):
-        raise _no_grpc(target, line.proxy, said)
+        raise _no_grpc(target, proxy, said)
     client = GrpcClient(target, signal)
     try:
         answer = client.post(b"", PROTOBUF, WITHIN_S)
@@ -235,10 +243,11 @@ def _ask_grpc(signal: str, target: Target, line: _Connection) -> str:
 
 
 def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes) -> _ConnectionProblem:
-    alert = _is_alert(said)
-    known = alert or said.startswith(b"HTTP/") or target.tls or proxy is not None
+    if target.tls and (alert := _alert(target, proxy)) is not None:
+        return alert
+    known = said.startswith((_ALERT, b"HTTP/")) or target.tls or proxy is not None
     kind = "" if known else _speaks(*_place_of(target))
-    if alert or kind == TLS:
+    if said.startswith(_ALERT) or kind == TLS:
         return _ConnectionProblem(*_WANTS_TLS)
     if said or kind == HTTP1:
         remedy = "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json"
@@ -246,8 +255,8 @@ def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes) -> _ConnectionPr
     return _ConnectionProblem(*_SILENT)
 
 
-def _certificate(target: Target, line: _Connection, now_s: float) -> CheckResult:
-    until = line.certificate.get("notAfter", "unknown")
+def _certificate(target: Target, certificate: Mapping[str, Any], now_s: float) -> CheckResult:
+    until = certificate.get("notAfter", "unknown")
     what = f"{target.address} speaks TLS; its certificate is trusted until {until}"
     if until != "unknown" and ssl.cert_time_to_seconds(str(until)) - now_s < EXPIRES_SOON_S:
         return CheckResult(WARNING, what, "have it renewed")
@@ -302,12 +311,6 @@ class _Proxy(NamedTuple):
         return f"the proxy {self.host}:{self.port} ({self.variable})"
 
 
-class _Connection(NamedTuple):
-    sock: socket.socket
-    proxy: _Proxy | None
-    certificate: Mapping[str, Any] = {}
-
-
 def _place_of(target: Target) -> tuple[str, int]:
     parts = urlsplit(target.url if "://" in target.url else f"{GRPC}://{target.url}")
     return parts.hostname or "", parts.port or SCHEME_PORTS.get(parts.scheme, 0)
@@ -334,77 +337,65 @@ def _proxy_of(target: Target) -> _Proxy | None:
     return _Proxy(variable, host, port, login_of(via, "proxy-authorization"))
 
 
-def _connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socket.socket:
-    named = remedy or "OTEL_EXPORTER_OTLP_ENDPOINT names it"
-    try:
-        return socket.create_connection((host, port), WITHIN_S)
-    except (socket.gaierror, UnicodeError):
-        what = "has a name that cannot be resolved"
-        todo = "correct the host name, or the resolver of this machine"
-    except ConnectionRefusedError:
-        what = "refuses connections"
-        ours = "start what listens there (otel-train stack up), or correct the port"
-        todo = "start it, or correct its port" if whose else ours
-    except OSError as error:
-        what = f"cannot be reached ({error})"
-        todo = "look for a firewall, a proxy or a missing route between here and there"
-    raise _ConnectionProblem(what, f"{todo}; {named}", whose)
-
-
-def _open(target: Target, proxy: _Proxy | None) -> _Connection:
-    """Opens a connection to a collector, through its proxy if there is one, with TLS if the address says so."""
+def _connect(target: Target, proxy: _Proxy | None) -> LimitedConnection:
+    """Connects to a collector, through its proxy if there is one, with TLS if the address says so."""
     host, port = _place_of(target)
-    if proxy is None:
-        sock = _connect(host, port)
-    else:
+    end = (proxy.host, proxy.port) if proxy is not None else (host, port)
+    connection = (
+        LimitedTlsConnection(*end, context=_context(target)) if target.tls else LimitedConnection(*end)
+    )
+    if proxy is not None and (target.tls or target.protocol == GRPC):
+        connection.set_tunnel(host, port, dict(proxy.headers))
+    connection.limit(WITHIN_S, _MOST_BYTES)
+    try:
+        connection.connect()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        problem = _unconnected(target, proxy, connection, error)
+        connection.close()
+        raise problem from error
+    return connection
+
+
+def _unconnected(
+    target: Target, proxy: _Proxy | None, connection: LimitedConnection, error: Exception
+) -> _ConnectionProblem:
+    """Why ``connect`` failed: name, connection, tunnel or TLS."""
+    host, port = _place_of(target)
+    status = _TUNNEL.search(str(error))
+    met, tunnelled = connection.sock is not None, connection.bytes_left < _MOST_BYTES
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _distrusted(error, host)
+    if proxy is not None and (status or tunnelled < met or isinstance(error, http.client.HTTPException)):
         around = f"set NO_PROXY={host} if the collector can be reached without it"
-        named = f"{around}; {proxy.variable} names it"
-        sock = _connect(proxy.host, proxy.port, whose=proxy.name, remedy=named)
-        if target.tls or target.protocol == GRPC:
-            _tunnel(sock, proxy, f"{host}:{port}", around)
-    if not target.tls:
-        return _Connection(sock, proxy)
-    try:
-        return _secured(sock, target, proxy)
-    except _ConnectionProblem:
-        sock.close()
-        raise
-
-
-def _tunnel(sock: socket.socket, proxy: _Proxy, there: str, around: str) -> None:
-    lines = [f"CONNECT {there} HTTP/1.1", f"Host: {there}", *(f"{k}: {v}" for k, v in proxy.headers.items())]
-    answer = _http_request(sock, "\r\n".join([*lines, "", ""]).encode(), head=True)
-    if answer.status == http.client.OK:
-        return
-    sock.close()
-    raise _denied(proxy, answer, there, around)
-
-
-def _denied(proxy: _Proxy, answer: HttpResponse, there: str, around: str) -> _ConnectionProblem:
-    if answer.status == http.client.PROXY_AUTHENTICATION_REQUIRED:
-        remedy = f"write user:password@ into {proxy.variable}, or {around}"
-        return _ConnectionProblem("asks for a login (407)", remedy, proxy.name)
-    said = f"answers {answer.status}" if answer.status else "gives no answer of HTTP"
-    remedy = f"have {there} allowed there, or {around}"
-    return _ConnectionProblem(f"denies the way to {there} ({said})", remedy, proxy.name)
-
-
-def _secured(sock: socket.socket, target: Target, proxy: _Proxy | None) -> _Connection:
-    host, port = _place_of(target)
-    context = _context(target)
-    if target.protocol == GRPC:
-        context.set_alpn_protocols(["h2"])
-    sock.settimeout(WITHIN_S)
-    try:
-        secured = context.wrap_socket(sock, server_hostname=host)
-    except ssl.SSLCertVerificationError as error:
-        raise _distrusted(error, host) from error
-    except (OSError, ValueError) as error:
+        return _denied(proxy, int(status[1]) if status else 0, f"{host}:{port}", around)
+    if met:
         kind = "" if proxy else _speaks(host, port, tls=False)
         known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
         remedy = "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port"
-        raise _ConnectionProblem(f"does not speak TLS{known} ({_reason(error)})", remedy) from error
-    return _Connection(secured, proxy, secured.getpeercert() or {})
+        return _ConnectionProblem(f"does not speak TLS{known} ({_reason(error)})", remedy)
+    if isinstance(error, (socket.gaierror, ValueError)):
+        what = "has a name that cannot be resolved"
+        todo = "correct the host name, or the resolver of this machine"
+    elif isinstance(error, ConnectionRefusedError):
+        what = "refuses connections"
+        ours = "start what listens there (otel-train stack up), or correct the port"
+        todo = "start it, or correct its port" if proxy else ours
+    else:
+        what = f"cannot be reached ({error})"
+        todo = "look for a firewall, a proxy or a missing route between here and there"
+    named = "OTEL_EXPORTER_OTLP_ENDPOINT names it"
+    if proxy is not None:
+        named = f"set NO_PROXY={host} if the collector can be reached without it; {proxy.variable} names it"
+    return _ConnectionProblem(what, f"{todo}; {named}", proxy.name if proxy else "")
+
+
+def _denied(proxy: _Proxy, status: int, there: str, around: str) -> _ConnectionProblem:
+    if status == http.client.PROXY_AUTHENTICATION_REQUIRED:
+        remedy = f"write user:password@ into {proxy.variable}, or {around}"
+        return _ConnectionProblem("asks for a login (407)", remedy, proxy.name)
+    said = f"answers {status}" if status else "gives no answer of HTTP"
+    remedy = f"have {there} allowed there, or {around}"
+    return _ConnectionProblem(f"denies the way to {there} ({said})", remedy, proxy.name)
 
 
 def _reason(error: Exception) -> str:
@@ -413,11 +404,14 @@ def _reason(error: Exception) -> str:
 
 def _context(target: Target) -> ssl.SSLContext:
     try:
-        return trusting(target)
-    except (ssl.SSLError, OSError) as error:
+        context = trusting(target)
+    except OSError as error:
         whose = "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names"
         remedy = "name PEM files that hold a certificate, and the key that belongs to it"
         raise _ConnectionProblem(f"cannot be used ({_reason(error)})", remedy, whose) from error
+    if target.protocol == GRPC:
+        context.set_alpn_protocols(["h2"])
+    return context
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionProblem:
@@ -432,83 +426,31 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionPr
     return _ConnectionProblem(what, f"{remedy}, and use a host name that it has")
 
 
-def _http_request(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
-    """Sends an HTTP/1 request and reads the response; without one, returns status 0 and what was received."""
-    raw = _exchange(sock, request, head=head)
-    if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
-        return HttpResponse(0, {}, raw)
-    received = SimpleNamespace(makefile=lambda *_: io.BytesIO(raw))
-    response = http.client.HTTPResponse(received)  # type: ignore[arg-type]  # as much of a socket as it needs
+def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
+    """Why the server ends the connection over TLS; None if it does not. A pending request could hide that."""
     try:
-        response.begin()
-        body = b"" if head else response.read()
-    except (http.client.HTTPException, OSError, ValueError):  # it is not whole
-        return HttpResponse(0, {}, raw)
-    return HttpResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
-
-
-def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> bytes:
-    """Receives until the end of the response, the size bound or the time limit."""
-    until_s = time.monotonic() + WITHIN_S
-    try:
-        raw = _early_alerts(sock)
+        with closing(_connect(target, proxy)) as connection:
+            connection.sock.settimeout(_ALERT_WITHIN_S)
+            connection.sock.recv(1)
     except ssl.SSLError as error:
-        raise _of_client(error) from error
-    try:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read everything
-            sock.sendall(request)
-        while len(raw) < _MOST_BYTES and not _is_complete(raw, head=head):
-            sock.settimeout(max(0.01, until_s - time.monotonic()))
-            piece = sock.recv(1 << 16)
-            if not piece or time.monotonic() > until_s:
-                break
-            raw += piece
-    except ssl.SSLError as error:
-        raise _of_client(error) from error
-    except OSError:
+        if any(word in str(error) for word in _NO_CERTIFICATE):
+            remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
+            return _ConnectionProblem("wants to see a certificate of the client", remedy)
+        return _ConnectionProblem(f"ends the connection over TLS ({_reason(error)})", _LOG)
+    except (_ConnectionProblem, OSError):
         pass
-    return raw
-
-
-def _early_alerts(sock: socket.socket) -> bytes:
-    """TLS alerts received before anything was sent, which a pending request could hide."""
-    if not isinstance(sock, ssl.SSLSocket):
-        return b""
-    sock.settimeout(_ALERT_WITHIN_S)
-    try:
-        return sock.recv(1 << 16)
-    except OSError as error:
-        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLWantReadError):
-            raise
-        return b""
-    finally:
-        sock.settimeout(WITHIN_S)
-
-
-def _of_client(error: ssl.SSLError) -> _ConnectionProblem:
-    if any(word in str(error) for word in _NO_CERTIFICATE):
-        remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
-        return _ConnectionProblem("wants to see a certificate of the client", remedy)
-    what = f"ends the connection over TLS ({_reason(error)})"
-    return _ConnectionProblem(what, "look into the log of what listens there")
-
-
-def _is_complete(raw: bytes, *, head: bool) -> bool:
-    """Whether an HTTP/1 response is complete; of other protocols, whether the first frame is."""
-    if not raw.startswith(b"HTTP/1."[: len(raw)]):
-        return len(raw) >= _FRAME_BYTES
-    headers, end, body = raw.partition(b"\r\n\r\n")
-    if not end or head:
-        return bool(end)
-    lengths = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    with suppress(ValueError, IndexError):
-        return len(body) >= int(lengths[0].partition(b":")[2])
-    return b"chunked" in headers.lower() and body.endswith(b"0\r\n\r\n")
+    return None
 
 
 def _greet_grpc(sock: socket.socket) -> bytes:
-    """The server's answer to the HTTP/2 preface; b"" without one."""
-    return _exchange(sock, _PREFACE)
+    """The beginning of the server's answer to the HTTP/2 preface; b"" without one."""
+    said = b""
+    sock.settimeout(WITHIN_S)
+    with suppress(OSError):
+        sock.sendall(_PREFACE)
+        while len(said) < _FRAME_BYTES and (piece := sock.recv(1 << 10)):
+            said += piece
+    return said
 
 
 def _is_settings(raw: bytes) -> bool:
@@ -516,23 +458,18 @@ def _is_settings(raw: bytes) -> bool:
     return len(raw) >= _FRAME_BYTES and raw[3] == _SETTINGS and not any(raw[5:_FRAME_BYTES])
 
 
-def _is_alert(raw: bytes) -> bool:
-    return raw.startswith(_ALERT)
-
-
 def _speaks(host: str, port: int, *, tls: bool = True) -> str:
     """Returns the protocol at an address: ``tls``, ``grpc``, ``http`` or "" if unknown."""
-    with suppress(OSError, _ConnectionProblem):
+    with suppress(OSError, http.client.HTTPException, ValueError):
         if tls and _shakes_hands(host, port):
             return TLS
-        with _connect(host, port) as sock:
+        with socket.create_connection((host, port), WITHIN_S) as sock:
             if _is_settings(_greet_grpc(sock)):
                 return GRPC
-        with _connect(host, port) as sock:
-            if _http_request(
-                sock, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            ).status:
-                return HTTP1
+        with closing(LimitedConnection(host, port)) as connection:
+            connection.limit(WITHIN_S, _MOST_BYTES)
+            connection.ask("GET", "/", b"", {"connection": "close"}, most_bytes=MOST_ANSWER_BYTES)
+            return HTTP1
     return ""
 
 
@@ -541,7 +478,10 @@ def _shakes_hands(host: str, port: int) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether TLS is spoken is asked
     try:
-        with _connect(host, port) as sock, context.wrap_socket(sock, server_hostname=host):
+        with (
+            socket.create_connection((host, port), WITHIN_S) as sock,
+            context.wrap_socket(sock, server_hostname=host),
+        ):
             return True
     except (OSError, ValueError):
         return False

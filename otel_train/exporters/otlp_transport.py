@@ -113,7 +113,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 class _LimitedReader(io.RawIOBase):
     """Reader for ``http.client`` that stops at the limits of the request."""
 
-    def __init__(self, sock: socket.socket, limit: _Limited) -> None:
+    def __init__(self, sock: socket.socket, limit: LimitedConnection) -> None:
         # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
         self._file = sock.makefile("rb", buffering=0)
         self._sock = sock
@@ -140,33 +140,59 @@ class _LimitedReader(io.RawIOBase):
         super().close()
 
 
-class _Limited(http.client.HTTPConnection):
+class LimitedConnection(http.client.HTTPConnection):
     """HTTP connection that limits the total time of a request and the bytes read of its response."""
 
     until_s = 0.0
     bytes_left = 0
 
+    def limit(self, seconds: float, most_bytes: int) -> None:
+        """Begin a request: what may be waited, and received, until its end."""
+        self.until_s, self.bytes_left = time.monotonic() + seconds, most_bytes
+
     def seconds_left(self) -> float:
+        """Seconds left; a TimeoutError if there are none."""
         left_s = self.until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
         return left_s
 
     def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
+        """A response that is read within the limits."""
         limited: Any = _LimitedReader(sock, self)
         return http.client.HTTPResponse(limited, **more)
 
     def connect(self) -> None:
+        """Connect, by a proxy's tunnel if one was set."""
         self.timeout = self.seconds_left()
         super().connect()
 
     def send(self, data: Any) -> None:
+        """Send bytes of a request."""
         if self.sock is not None:
             self.sock.settimeout(self.seconds_left())
         super().send(data)
 
+    def ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, most_bytes: int
+    ) -> HttpResponse:
+        """Send a request and read its response; closed afterwards if it cannot be used again."""
+        # A server may refuse before it has read everything.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.request(method, path, body or None, dict(headers))
+        response = self.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        answer = HttpResponse(response.status, found, response.read(most_bytes + 1))
+        left = response.length or 0
+        if left and len(answer.body) <= most_bytes:  # ``read`` of so many bytes does not say so
+            raise http.client.IncompleteRead(answer.body, left)
+        if not response.isclosed():  # more than an answer has
+            response.close()
+            self.close()
+        return answer
 
-class _LimitedTls(_Limited, http.client.HTTPSConnection):
+
+class LimitedTlsConnection(LimitedConnection, http.client.HTTPSConnection):
     """The same over TLS."""
 
 
@@ -184,10 +210,10 @@ class Connections:
     """Idle connections: at most one to each collector, for all that send there."""
 
     def __init__(self) -> None:
-        self._idle: dict[Hashable, _Limited] = {}
+        self._idle: dict[Hashable, LimitedConnection] = {}
         self._lock = free_in_forks(threading.Lock())
 
-    def take(self, key: Hashable) -> _Limited | None:
+    def take(self, key: Hashable) -> LimitedConnection | None:
         """A connection that is open and silent; None where there is none."""
         with self._lock:
             connection = self._idle.pop(key, None)
@@ -196,7 +222,7 @@ class Connections:
             return None
         return connection
 
-    def give(self, key: Hashable, connection: _Limited) -> None:
+    def give(self, key: Hashable, connection: LimitedConnection) -> None:
         """Keep a connection for the next request, to whomever it belongs."""
         with self._lock:
             before, self._idle[key] = self._idle.get(key), connection
@@ -232,7 +258,7 @@ class HttpClient:
         self._signal = signal
         self._most_answer_bytes = most_answer_bytes
         self._url = urlsplit(target.url)
-        self._connection: _Limited | None = None  # that is used just now
+        self._connection: LimitedConnection | None = None  # that is used just now
         self._context: ssl.SSLContext | None = None
         self._route: _Route | None = None
         self._headers = {
@@ -289,8 +315,7 @@ class HttpClient:
     ) -> HttpResponse:
         route = self._route = self._route or self._find_route()
         connection = self._connection = self._connections.take(route.key) or self._made(route)
-        connection.until_s = time.monotonic() + timeout_s
-        connection.bytes_left = 2 * self._most_answer_bytes
+        connection.limit(timeout_s, 2 * self._most_answer_bytes)
         if connection.sock is None:
             connection.connect()
         query = query or self._url.query
@@ -300,19 +325,8 @@ class HttpClient:
             headers["content-type"] = content_type
         if route.forwarded:  # a proxy wants the whole address
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
-        # A server may refuse before it has read everything.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            connection.request(method, path, body or None, headers)
-        response = connection.getresponse()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        answer = HttpResponse(response.status, found, response.read(self._most_answer_bytes + 1))
-        left = response.length or 0
-        if left and len(answer.body) <= self._most_answer_bytes:  # ``read`` of so many bytes does not say so
-            raise http.client.IncompleteRead(answer.body, left)
-        if not response.isclosed():  # more than an answer has: the connection cannot be used again
-            response.close()
-            self.close()
-        elif self._connection is not None:  # else another thread has closed it meanwhile
+        answer = connection.ask(method, path, body, headers, most_bytes=self._most_answer_bytes)
+        if self._connection is not None:  # else another thread has closed it meanwhile
             self._connection = None
             if connection.sock is not None:
                 self._connections.give(route.key, connection)
@@ -334,11 +348,11 @@ class HttpClient:
             return _Route(key, end, headers=login, forwarded=True)
         return _Route(key, end, tunnel=(*host, login))
 
-    def _made(self, route: _Route) -> _Limited:
+    def _made(self, route: _Route) -> LimitedConnection:
         if not self._target.tls:
-            return _Limited(*route.end)
+            return LimitedConnection(*route.end)
         self.prepare()
-        connection = _LimitedTls(*route.end, context=self._context)
+        connection = LimitedTlsConnection(*route.end, context=self._context)
         if route.tunnel is not None:
             connection.set_tunnel(*route.tunnel)
         return connection
