@@ -1,7 +1,7 @@
 /* Edges and hooks of the training thread, and the handler of SIGTERM. All but that handler run with the interpreter lock held.
    Where this was not built, otel_train does the same in Python.
    One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
-   `elsewhere`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version. */
+   `on_other_thread`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -46,7 +46,7 @@ typedef struct {
     int64_t spent_ns;     /* per edge that was timed */
     int64_t fastest_ns;   /* of those */
     unsigned long owner;  /* identity of the thread that may write; 0 for none */
-    PyObject *elsewhere;  /* takes the codes of all others */
+    PyObject *on_other_thread;  /* takes the codes of all others */
     PyObject *clock;      /* NULL: the system's monotonic clock */
 } Writer;
 
@@ -84,7 +84,7 @@ static int get_words(PyObject *memory, Py_buffer *buffer, Py_ssize_t least) {
    when the hook began that writes it, if it is timed; else 0. */
 static int write_edge(Writer *self, int64_t word, int64_t begun) {
     if (THIS_THREAD != self->owner) {
-        PyObject *other = PyObject_CallFunction(self->elsewhere, "L", (long long)word);
+        PyObject *other = PyObject_CallFunction(self->on_other_thread, "L", (long long)word);
         Py_XDECREF(other);
         return other == NULL ? -1 : 0;
     }
@@ -119,7 +119,7 @@ static PyObject *writer_read(PyObject *object, PyObject *Py_UNUSED(none)) {
     return Py_BuildValue("LL", (long long)((Writer *)object)->position, (long long)((Writer *)object)->spent_ns);
 }
 
-static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
+static PyObject *writer_detach(PyObject *object, PyObject *Py_UNUSED(none)) {
     Writer *self = (Writer *)object;
     self->owner = 0;
     self->words = self->shown = NULL;
@@ -128,21 +128,21 @@ static PyObject *writer_disown(PyObject *object, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *writer_lend(PyObject *object, PyObject *args) {
+static PyObject *writer_set_owner(PyObject *object, PyObject *args) {
     Writer *self = (Writer *)object;
     unsigned long to;
-    PyObject *others, *before = self->elsewhere;
-    if (!PyArg_ParseTuple(args, "kO:lend", &to, &others)) return NULL;
+    PyObject *others, *before = self->on_other_thread;
+    if (!PyArg_ParseTuple(args, "kO:set_owner", &to, &others)) return NULL;
     self->owner = self->words == NULL ? 0 : to;
-    self->elsewhere = Py_NewRef(others);
+    self->on_other_thread = Py_NewRef(others);
     Py_XDECREF(before);
     Py_RETURN_NONE;
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *words, *clock, *elsewhere, *progress = Py_None;
+    PyObject *words, *clock, *on_other_thread, *progress = Py_None;
     unsigned long owner;
-    if (!PyArg_ParseTuple(args, "OOkO|O:Writer", &words, &clock, &owner, &elsewhere, &progress)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOkO|O:Writer", &words, &clock, &owner, &on_other_thread, &progress)) return NULL;
     Writer *self = (Writer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
     int bad = get_words(words, &self->buffer, EDGE_WORDS) < 0 || (progress != Py_None && get_words(progress, &self->progress, 2) < 0);
@@ -153,7 +153,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
     self->shown = self->progress.buf;
     self->fastest_ns = FIRST_SAMPLE_NS;
     self->owner = owner;
-    self->elsewhere = Py_NewRef(elsewhere);
+    self->on_other_thread = Py_NewRef(on_other_thread);
     self->clock = clock == Py_None ? NULL : Py_NewRef(clock);
     if (bad) Py_CLEAR(self);
     return (PyObject *)self;
@@ -164,12 +164,12 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
 static int writer_traverse(PyObject *object, visitproc visit, void *arg) {
     Writer *self = (Writer *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->elsewhere);
+    Py_VISIT(self->on_other_thread);
     Py_VISIT(self->clock);
     return 0;
 }
 
-/* An edge may still come, from another object of the same cycle: `elsewhere` stays, and the cycle ends at the recorder. */
+/* An edge may still come, from another object of the same cycle: `on_other_thread` stays, and the cycle ends at the recorder. */
 static int writer_clear(PyObject *object) {
     Py_CLEAR(((Writer *)object)->clock);
     return 0;
@@ -178,9 +178,9 @@ static int writer_clear(PyObject *object) {
 static void writer_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    Py_DECREF(writer_disown(object, NULL));
+    Py_DECREF(writer_detach(object, NULL));
     Py_CLEAR(((Writer *)object)->clock);
-    Py_CLEAR(((Writer *)object)->elsewhere);
+    Py_CLEAR(((Writer *)object)->on_other_thread);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -188,13 +188,13 @@ static void writer_dealloc(PyObject *object) {
 static PyMethodDef writer_methods[] = {
     {"edge", writer_edge, METH_O, "Write one edge: a code, and now."},
     {"read", writer_read, METH_NOARGS, "Words written in all, and nanoseconds that recording took per timed edge."},
-    {"disown", writer_disown, METH_NOARGS, "Write no more, and give the memory back."},
-    {"lend", writer_lend, METH_VARARGS, "lend(owner, elsewhere): another owner, 0 for none."},
+    {"detach", writer_detach, METH_NOARGS, "Write no more, and give the memory back."},
+    {"set_owner", writer_set_owner, METH_VARARGS, "set_owner(owner, on_other_thread): another owner, 0 for none."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot writer_slots[] = {
-    {Py_tp_doc, "Writer(words, clock, owner, elsewhere, progress=None): clock None is the system's."},
+    {Py_tp_doc, "Writer(words, clock, owner, on_other_thread, progress=None): clock None is the system's."},
     {Py_tp_new, writer_new},
     {Py_tp_traverse, writer_traverse},
     {Py_tp_clear, writer_clear},

@@ -208,7 +208,7 @@ class _RemoteAccount:
 
         state, recorder = self.state, self._client.recording.recorder
         ring = {ring.slot: ring for ring in list(recorder.threads)}.get(state.ring, recorder.main)
-        thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.divert)
+        thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.intercept)
         return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.final_ns)
 
     def number(self, at_ns: int) -> int:

@@ -125,7 +125,7 @@ class AgentClient:
         self.here: AgentThread | None = None
         try:
             self._check_settings()
-            self._link = self._first_agent()
+            self._channel = self._first_agent()
         except BaseException:
             self.recording.end()
             self.recording.close()
@@ -158,7 +158,7 @@ class AgentClient:
             self._over = True
             self._remove_sigusr2()
             self.recording.end()
-            self._link.close()
+            self._channel.close()
             for thread in (self._thread, self.here):
                 if thread is not None and thread.is_alive():
                     thread.join(self._config.exit_timeout_s)
@@ -329,7 +329,7 @@ class AgentClient:
         while not guard.closed:
             with guard:
                 self._serve_one()
-            self._link.fail_questions()
+            self._channel.fail_questions()
             if self._over or self._ending or (self.here is not None and self.opened is None):
                 break
             with guard:
@@ -341,7 +341,7 @@ class AgentClient:
 
     def _send_first_hello(self) -> None:
         try:
-            self._send_hello(self._link)
+            self._send_hello(self._channel)
         except OSError:
             if not self._found and self.here is None:
                 raise
@@ -374,16 +374,16 @@ class AgentClient:
                     self.report()
                     self._run_once()
                     continue
-            if self._link.fileno() in self._link.wait(turned_s + pause_s - now_s):
+            if self._channel.fileno() in self._channel.wait(turned_s + pause_s - now_s):
                 try:
-                    self._handle(self._link.receive())
+                    self._handle(self._channel.receive())
                 except EOFError:
                     return
 
     def _start_again(self) -> None:
         """The agent has died: connect to a new one with the same memory, in a thread of this process if none can be started."""
         self._starts += 1
-        self._link.close()
+        self._channel.close()
         if self._starts > MOST_STARTS:
             self._over = True
             _log.error("The agent has ended %d times: nothing more is exported", self._starts)
@@ -400,7 +400,7 @@ class AgentClient:
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = self._agent_here()
-        self._link = link
+        self._channel = link
         with suppress(OSError):  # it has left since: the end of the connection tells so
             self._send_hello(link)
 
@@ -419,7 +419,7 @@ class AgentClient:
         hurried = threading.current_thread() is not self._thread or self._ending
         try:
             with suppress(OSError):
-                self._reports.send(self._link.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S)
+                self._reports.send(self._channel.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S)
         finally:
             self.reporting.release()
 
@@ -427,13 +427,13 @@ class AgentClient:
         if isinstance(message, Opened):
             self._on_opened(message)
         elif isinstance(message, Response):
-            self._link.take_response(message)
+            self._channel.take_response(message)
         elif isinstance(message, Request):
             done = None
             with Guard(message.what):
                 done = getattr(self, f"_do_{message.what}")(*message.args)
             if message.number:
-                self._link.send(Response(message.number, done))
+                self._channel.send(Response(message.number, done))
 
     def _on_opened(self, opened: Opened) -> None:
         self.opened = opened
@@ -595,9 +595,9 @@ class AgentClient:
         if self._agent_outlives_us:
             self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s)
             self._wait_while_working(self._is_open.wait, WRITING_S)
-            if not self._wait_while_working(self._link.takes, END_S / 2):
+            if not self._wait_while_working(self._channel.takes, END_S / 2):
                 self._send_s = LEAST_WRITING_S / 2
-                self._link.limit_sends(self._send_s)
+                self._channel.limit_sends(self._send_s)
         else:
             self._is_up.wait(BUSY_S)
             self._wait_while_working(self._is_open.wait, timeout_s)
@@ -657,13 +657,13 @@ class AgentClient:
 
     def tell(self, what: str, *args: Any) -> None:
         """Have the agent do something."""
-        self._link.tell(what, *args)
+        self._channel.tell(what, *args)
 
     def ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
         """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
         if os.getpid() != self.info.pid or self._over:
             return None
-        return self._link.ask(partial(self._await_response, timeout_s=timeout_s, busy=busy), what, *args)
+        return self._channel.ask(partial(self._await_response, timeout_s=timeout_s, busy=busy), what, *args)
 
     def _ask_fresh(self, what: str, *args: Any) -> Any:
         """As ``ask``, after all events up to now are accounted."""
@@ -682,8 +682,8 @@ class AgentClient:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # no other thread receives the response
             while box.empty() and time.monotonic() < deadline_s:
-                if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
-                    self._handle(self._link.receive())
+                if self._channel.fileno() in self._channel.wait(deadline_s - time.monotonic()):
+                    self._handle(self._channel.receive())
             return box.get_nowait()
         found: list[Response] = []
 
@@ -702,14 +702,14 @@ class AgentClient:
 
     def _disconnect(self) -> None:
         self._over = True
-        self._link.close()
+        self._channel.close()
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
 
-    def let_go_in_fork(self) -> None:
+    def release_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._over = True
-        self._link.let_go()
+        self._channel.close_in_fork()
 
 
 def _counts_flops(config: Config) -> bool:
@@ -718,7 +718,7 @@ def _counts_flops(config: Config) -> bool:
 
 def _in_fork() -> None:
     for service in list(_services):
-        service.let_go_in_fork()
+        service.release_in_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -400,7 +400,7 @@ class MessageChannel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def let_go(self) -> None:
+    def close_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""
         with suppress(OSError):
             os.close(self._socket.detach())

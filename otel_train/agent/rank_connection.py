@@ -75,7 +75,7 @@ class RankConnection:
     ) -> None:
         self.left_s = math.inf  # when the rank let go, on the monotonic clock
         self._deliver_s = deliver_s
-        self._link = link
+        self._channel = link
         self._hello = hello
         self._process = process
         self._window: WindowStart | None = None
@@ -105,9 +105,9 @@ class RankConnection:
         beside = info.pid != os.getpid()
         if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
-            self.exporters.terminal = (TextLayout(*hello.page), partial(self._link.tell, "say"))
-        self._remote = RemoteRecording(self.rings, self._link.tell)
-        self._captures = RemoteCaptures(self._remote, self._link, self.exporters, config)
+            self.exporters.terminal = (TextLayout(*hello.page), partial(self._channel.tell, "say"))
+        self._remote = RemoteRecording(self.rings, self._channel.tell)
+        self._captures = RemoteCaptures(self._remote, self._channel, self.exporters, config)
         self.service = AgentService(
             hello, recording=self._remote, captures=self._captures, exporters=self.exporters
         )
@@ -121,10 +121,10 @@ class RankConnection:
         self._open()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
-            ready = self._link.wait(1.0, *others)
-            if self._link.fileno() in ready:
+            ready = self._channel.wait(1.0, *others)
+            if self._channel.fileno() in ready:
                 try:
-                    self._take(self._link.receive())
+                    self._take(self._channel.receive())
                 except EOFError:
                     break
             elif self._process in ready:
@@ -159,7 +159,7 @@ class RankConnection:
             resource=self.service.resource,
         )
         with suppress(OSError):
-            self._link.send(opened)
+            self._channel.send(opened)
         self.rings.touch()
         with Guard("captures"):
             self._captures.ask_for_alerts()
@@ -187,7 +187,7 @@ class RankConnection:
                 self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
             self._asked.put(message)
         elif isinstance(message, Response):
-            self._link.take_response(message)
+            self._channel.take_response(message)
 
     # -- what the rank asks ----------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class RankConnection:
                 self._ended.set()
             with suppress(OSError):
                 if ask.number:
-                    self._link.send(answer)
+                    self._channel.send(answer)
 
     def _do_summary(self, state: str) -> dict[str, Any]:
         with self.loop.up_to_date():
@@ -325,4 +325,4 @@ class RankConnection:
         """Send pending requests, or leave them in the spool."""
         self._launcher.closed()
         self.exporters.close(self._deliver_s)
-        self._link.close()
+        self._channel.close()

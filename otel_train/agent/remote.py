@@ -251,7 +251,7 @@ class RemoteCaptures:
         self, remote: RemoteRecording, link: MessageChannel, exporters: ExportManager, config: Config
     ) -> None:
         self._remote = remote
-        self._link = link
+        self._channel = link
         self._disk = exporters.disk
         self._on = config.profiler != "off"
         self.folder = RequestFolder(exporters.rank_folder if self._on else None, config.profiler_token)
@@ -327,7 +327,7 @@ class RemoteCaptures:
         return _NO_ANSWER if refusal is None else refusal
 
     def _ask(self, what: str, *args: Any) -> Any:
-        return self._link.ask(lambda box: box.get(timeout=ANSWER_S), what, *args)
+        return self._channel.ask(lambda box: box.get(timeout=ANSWER_S), what, *args)
 
 
 _MOST_REQUEST_BYTES = 1 << 16

@@ -124,7 +124,7 @@ class RunDirectory:
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
-            directory._let_go()
+            directory._release_lease()
             directory.note(error)
         return directory
 
@@ -222,14 +222,14 @@ class RunDirectory:
         return True
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Let go of the files, and of the folder."""
+        """Close the files, and give the folder free."""
         del timeout_s
         if os.getpid() == self._pid:
             for file in self._files.values():
                 file.close()
-            self._let_go()
+            self._release_lease()
 
-    def _let_go(self) -> None:
+    def _release_lease(self) -> None:
         if self._lease is not None:
             self._lease.release()
         self._lease = None

@@ -64,14 +64,14 @@ _held: set[int] = set()
 """Descriptors with a lock. A forked child lets go of its copies, else they would keep the lock of a dead parent."""
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     for fd in _held:
         with suppress(OSError):
             os.close(fd)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 class SpooledRequest(NamedTuple):

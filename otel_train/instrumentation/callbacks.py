@@ -111,7 +111,7 @@ class StageCallbacks:
             thread.over = True
 
     def _of_calling_thread(self) -> _ThreadCallbacks:
-        thread = self._recorder.here()
+        thread = self._recorder.calling_thread()
         ring = self._recorder.main.ring if thread is None else thread.ring
         known = next((each for each in self._threads if each.ring is ring), None)
         if known is None:
@@ -140,7 +140,7 @@ class _ThreadCallbacks:
         self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
         if not stood:
             self._open.clear()
-            self.ring.attend(self._see)
+            self.ring.intercept_first(self._see)
 
     def remove(self, stage: str, hook: _Callback) -> None:
         left = tuple(each for each in self._hooks.get(stage, ()) if each is not hook)
@@ -154,7 +154,7 @@ class _ThreadCallbacks:
     def _detach(self) -> None:
         """Detaches from the ring buffer. Called on its thread only: a removal on another thread takes effect at the next event."""
         if not self._hooks and not self.over:
-            self.ring.attend(None)
+            self.ring.intercept_first(None)
 
     def _see(self, code: int, write: Callable[[int], None]) -> None:
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK

@@ -528,7 +528,7 @@ class NativeReader:
         try:
             EXTENSION.start_events(self._address)
         except RuntimeError:
-            self._let_go()
+            self._release()
             raise
 
     def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
@@ -552,7 +552,7 @@ class NativeReader:
         self._words[_STOPPING] = 1
         ended = self._wait_for(_ENDED, 1, STOP_S)
         if ended:
-            self._let_go()
+            self._release()
         return ended
 
     def _wait_for(self, place: int, least: int, timeout_s: float) -> bool:
@@ -563,7 +563,7 @@ class NativeReader:
             time.sleep(0.0002)
         return self._words[place] >= least
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._memory))
         self._memory = ()  # type: ignore[assignment]  # nothing is left of it
         os.close(self._wakes)

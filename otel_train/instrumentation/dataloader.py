@@ -697,13 +697,13 @@ class LastBatch:
         return self._fetch_ns / NS_PER_MS if self._fetch_ns is not None else None
 
     def _look(self) -> None:
-        thread = self._recorder.here()
+        thread = self._recorder.calling_thread()
         ring = thread.ring if thread is not None else None
         if ring is not self._ring:
             self._begin(ring)
         if ring is None or ring.written == self._looked:
             return
-        new = ring.look(self._looked)
+        new = ring.peek(self._looked)
         self._looked += new.missed + len(new.codes)
         if new.missed:
             self._open.clear()

@@ -185,7 +185,7 @@ def _sending(
     size: Callable[[Any], int],
 ) -> Callable[..., Any]:
     """Wraps ``original`` with an event before and after moving a batch."""
-    edge, writes, owner = recorder.edge, recorder.writes, recorder.main.ident
+    edge, has_own_ring, owner = recorder.edge, recorder.has_own_ring, recorder.main.ident
     name, parameter, caller = original.__name__, torch.nn.Parameter, sys._getframe  # noqa: SLF001  # as logging does
     moving = torch.nn.Module._apply.__code__  # noqa: SLF001  # what Module.to, .cuda and .half all call
 
@@ -196,7 +196,7 @@ def _sending(
             words = None
         if (
             words is None
-            or (get_ident() != owner and not writes())
+            or (get_ident() != owner and not has_own_ring())
             or isinstance(tensor, parameter)
             or getattr(caller(1).f_back, "f_code", None) is moving
         ):

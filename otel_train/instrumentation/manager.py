@@ -61,7 +61,7 @@ class InstrumentationManager:
         self._job = job
         self.memory = FlightMemory(config.flight_recorder_events, anchor, shared=True)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
-        self.recorder.identify(
+        self.recorder.set_identity(
             {
                 "run_id": info.run_id,
                 "rank": info.rank,
@@ -78,7 +78,7 @@ class InstrumentationManager:
         changed = self.recorder.changed
         self.scaled = ScaledUpdates(driver, changed)
         values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
-        self.recorder.when_silenced += [values.let_go, operations.let_go]
+        self.recorder.when_silenced += [values.release_memory, operations.release_memory]
         self.values = ValueQueue(system_clock, values, changed)
         self.probes = ProbeRegistry(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
         self._surroundings: tuple[int, object] = (len(sys.modules), None)
@@ -197,7 +197,7 @@ class InstrumentationManager:
     def close(self) -> None:
         """Releases the shared memory."""
         self.devices.close()
-        self.recorder.let_go()
+        self.recorder.release_memory()
         self.memory.close()
 
 

@@ -164,7 +164,7 @@ class Capturing(CaptureEndpoint):
         self._snapshots.look()
 
     def give_way_to(self, flops: FlopCount) -> None:
-        """Starts no capture while a step's FLOP are counted: both divert the events of the training thread."""
+        """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread."""
         self.controller.others = lambda: flops.busy
 
     def stop(self) -> None:

@@ -114,11 +114,11 @@ class CapturePhase(Enum):
 
 
 class ProfiledThread(NamedTuple):
-    """The thread to record. ``divert`` installs a function between it and its ring buffer; None removes that."""
+    """The thread to record. ``intercept`` installs a function between it and its ring buffer; None removes that."""
 
     ident: int
     sources: Sequence[Instrumented]
-    divert: Callable[[Callable[[int, Callable[[int], None]], None] | None], None]
+    intercept: Callable[[Callable[[int, Callable[[int], None]], None] | None], None]
 
 
 class StepScheduler:
@@ -155,7 +155,7 @@ class StepScheduler:
         self._result = None
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
         self.phase = CapturePhase.WAITING
-        thread.divert(self._see)
+        thread.intercept(self._see)
         if plan.at_once and get_ident() == thread.ident:
             self._contain(self._end_of_step)
             self._contain(self._begin_of_step)
@@ -306,7 +306,7 @@ class StepScheduler:
     def _finish(self) -> None:
         """Ends the recording."""
         before, self.phase = self.phase, CapturePhase.DONE
-        self._thread.divert(None)
+        self._thread.intercept(None)
         self._trace: Any = None
         self._ended_ns = self._clock()
         if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):

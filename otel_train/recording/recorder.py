@@ -47,7 +47,7 @@ class ThreadRing:
         self.ended = False
 
 
-class _Lease:
+class _ThreadLifetime:
     """Lives as long as its thread."""
 
     __slots__ = ("__weakref__",)
@@ -57,7 +57,7 @@ class Recorder:
     """Gives every thread a ring buffer and every source a number.
 
     ``edge(code)`` is all that the hooks call. In the thread that made the recorder it goes straight to
-    that thread's ring; elsewhere it looks the ring up.
+    that thread's ring; in another thread it looks the ring up.
 
     Args:
         in_backward: whether the calling thread is running a node of autograd's graph right now.
@@ -84,9 +84,9 @@ class Recorder:
         self._closed = False
         self._changes = memory.changes_word
         self._change_numbers = itertools.count(1)
-        self._full = False
+        self._is_full = False
         self.main = self._add_ring(threading.current_thread().name, slot=0)
-        self._announce(self.main)
+        self._write_entry(self.main)
         self.edge: Callable[[int], None] = self.main.ring.edge
         _recorders.add(self)
 
@@ -99,7 +99,7 @@ class Recorder:
                 return number
             number = len(self.sources)
             if number == MAX_SOURCES:
-                self._say_full(source)
+                self._warn_full(source)
                 return MAX_SOURCES - 1
             self.sources.append(source)
             self._numbers[source] = number
@@ -124,9 +124,9 @@ class Recorder:
         """Number of the last change."""
         return self._changes[0]
 
-    def _say_full(self, source: Instrumented) -> None:
-        if not self._full:
-            self._full = True
+    def _warn_full(self, source: Instrumented) -> None:
+        if not self._is_full:
+            self._is_full = True
             _log.warning(
                 "%r is the %dth name that is timed, and the table is full: it shares the metrics of %r, and so "
                 "does every further one. Use fewer names",
@@ -143,18 +143,18 @@ class Recorder:
         """Nanoseconds that recording took of the threads of now; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))
 
-    def writes(self) -> bool:
+    def has_own_ring(self) -> bool:
         """Whether the calling thread, which is not the one that made the recorder, has written before."""
         return hasattr(self._local, "edge")
 
-    def here(self) -> ThreadRing | None:
+    def calling_thread(self) -> ThreadRing | None:
         """What the calling thread writes to; None if it has written nothing."""
         ident = get_ident()
         if self.main.ident == ident and not self.main.ended:
             return self.main
         return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
 
-    def identify(self, identity: dict[str, object]) -> None:
+    def set_identity(self, identity: dict[str, object]) -> None:
         """Store the identity of this process, for readers of the flight file."""
         with self._lock:
             self.identity = identity
@@ -178,26 +178,26 @@ class Recorder:
         """Ignore every further edge: after ``close`` and in forked children."""
         self._closed = True
         for thread in self.threads:
-            thread.ring.disown()
+            thread.ring.detach()
         for then in self.when_silenced:
             then()
 
-    def let_go(self) -> None:
-        """Hold the rings' memory no longer: after the last turn."""
+    def release_memory(self) -> None:
+        """Release the rings' memory; nothing can be read any more."""
         self._changes = memoryview(bytearray(8)).cast("q")
         for thread in self.threads:
-            thread.ring.let_go()
+            thread.ring.release_memory()
 
-    def _elsewhere(self, code: int) -> None:
+    def _write_from_other_thread(self, code: int) -> None:
         if self._closed:
             return
         try:
             edge = self._local.edge
         except AttributeError:
-            edge = self._join()
+            edge = self._add_calling_thread()
         edge(code)
 
-    def _join(self) -> Callable[[int], None]:
+    def _add_calling_thread(self) -> Callable[[int], None]:
         with self._lock:
             if not self._free_slots and self._memory.shared:  # rings that the agent has read to their end
                 self._free_slots.extend(self._memory.free_entries())
@@ -205,19 +205,19 @@ class Recorder:
             slot = self._free_slots.popleft() if self._free_slots else -1
             thread = self._add_ring(threading.current_thread().name, slot=slot)
             thread.engine = self._in_backward() and thread.name.startswith("Dummy")
-            self._announce(thread)
-        lease = _Lease()
-        weakref.finalize(lease, self._over, thread).atexit = False
-        self._local.lease = lease
+            self._write_entry(thread)
+        lifetime = _ThreadLifetime()
+        weakref.finalize(lifetime, self._end_thread, thread).atexit = False
+        self._local.lifetime = lifetime
         self._local.edge = thread.ring.edge
         return thread.ring.edge
 
-    def _over(self, thread: ThreadRing) -> None:
+    def _end_thread(self, thread: ThreadRing) -> None:
         thread.ended = True
         if thread.slot >= 0 and self._memory.shared and not self._closed:
             self._memory.end_entry(thread.slot)
 
-    def _announce(self, thread: ThreadRing) -> None:
+    def _write_entry(self, thread: ThreadRing) -> None:
         if thread.slot >= 0 and self._memory.shared:
             entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
             self._memory.write_entry(thread.slot, entry)
@@ -233,7 +233,13 @@ class Recorder:
         else:
             words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None
         ident = get_ident()
-        ring = Ring(words, clock=self._clock, owner=ident, elsewhere=self._elsewhere, progress=progress)
+        ring = Ring(
+            words,
+            clock=self._clock,
+            owner=ident,
+            on_other_thread=self._write_from_other_thread,
+            progress=progress,
+        )
         thread = ThreadRing(ring, name, ident, slot)
         self.threads.append(thread)
         return thread

@@ -110,7 +110,7 @@ class RingReader:
         self.taken = last
         return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
 
-    def look(self, since: int) -> EdgeBatch:
+    def peek(self, since: int) -> EdgeBatch:
         """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
         last = self.written
         first = max(since, last - self.capacity)
@@ -130,8 +130,8 @@ class RingReader:
 class Ring(RingReader):
     """Holds the last ``capacity`` events of one thread.
 
-    ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
-    ``attend(see)`` another one before it; without either, that costs nothing.
+    ``intercept(interceptor)`` has ``interceptor(code, write)`` called for every event of the owner, in place of writing it, until
+    ``intercept(None)``; ``intercept_first`` sets another one, which is called before it. Without them that costs nothing.
 
     The writer is ``edge(code)``, a closure or a method in C: a clock read and two stores. It publishes its position after
     both stores, so a reader that looks at the position before and after copying knows exactly which edges
@@ -141,7 +141,7 @@ class Ring(RingReader):
         words: int64 memory of ``2 * capacity`` words, capacity a power of two.
         clock: monotonic nanoseconds.
         owner: identity of the only thread that may write.
-        elsewhere: takes the codes of every other thread.
+        on_other_thread: takes the codes of every other thread.
         native: write in C; only where ``NATIVE`` is true. None: where there is an ``EXTENSION``.
         progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds that recording took per edge
             that was timed. None where there are none.
@@ -153,7 +153,7 @@ class Ring(RingReader):
         *,
         clock: Clock,
         owner: int,
-        elsewhere: Callable[[int], None],
+        on_other_thread: Callable[[int], None],
         native: bool | None = None,
         progress: memoryview | None = None,
     ) -> None:
@@ -162,20 +162,20 @@ class Ring(RingReader):
             raise ValueError(f"ring of {size} words: expected a power of two")
         super().__init__(np.frombuffer(words, dtype=np.int64))
         self.owner = owner
-        self._sees: list[_See | None] = [None, None]
-        self._elsewhere = elsewhere
-        self._over = False
+        self._interceptors: list[_Interceptor | None] = [None, None]
+        self._on_other_thread = on_other_thread
+        self._detached = False
         make = _native_writer if (EXTENSION is not None if native is None else native) else _writer
-        self.edge, self._counts, self._disown, self._lend = make(
-            words, clock, owner, elsewhere, shown=_unseen() if progress is None else progress
+        self.edge, self._counts, self._detach, self._set_owner = make(
+            words, clock, owner, on_other_thread, shown=_private_words() if progress is None else progress
         )
 
-    def disown(self) -> None:
-        """Write no more, and give the memory back: all codes go elsewhere, also from the middle of an edge."""
-        self._over = True
-        self._disown()
+    def detach(self) -> None:
+        """Write no more, and give the memory back: all codes go to ``on_other_thread``, also from the middle of an edge."""
+        self._detached = True
+        self._detach()
 
-    def let_go(self) -> None:
+    def release_memory(self) -> None:
         """Hold the memory no longer; nothing can be read any more."""
         self._array = np.zeros(0, dtype=np.int64)
 
@@ -189,47 +189,53 @@ class Ring(RingReader):
         """Nanoseconds that recording took of the thread: estimated from one edge in ``SAMPLED``."""
         return self._counts()[1] * SAMPLED
 
-    def divert(self, see: _See | None) -> None:
-        """Call ``see(code, write)`` for each event instead of writing it; None: stop. See the class.
+    def intercept(self, interceptor: _Interceptor | None) -> None:
+        """Call ``interceptor(code, write)`` for each event instead of writing it; None: stop. See the class.
 
         The first may be said by any thread, the second by the owner alone. Without one it
         costs nothing: the writer asks for its owner anyway.
         """
-        self._stand(1, see)
+        self._set_interceptor(1, interceptor)
 
-    def attend(self, see: _See | None) -> None:
-        """The same for one more callable, which is called before the one that ``divert`` was given."""
-        self._stand(0, see)
+    def intercept_first(self, interceptor: _Interceptor | None) -> None:
+        """The same for one more callable, which is called before the one that ``intercept`` was given."""
+        self._set_interceptor(0, interceptor)
 
-    def _stand(self, place: int, see: _See | None) -> None:
-        edge, lend, owner, others = self.edge, self._lend, self.owner, self._elsewhere
-        sees = self._sees
-        sees[place] = see
-        if not any(sees):
-            lend(owner, others)
+    def _set_interceptor(self, place: int, interceptor: _Interceptor | None) -> None:
+        edge, set_owner, owner, on_other_thread = (
+            self.edge,
+            self._set_owner,
+            self.owner,
+            self._on_other_thread,
+        )
+        interceptors = self._interceptors
+        interceptors[place] = interceptor
+        if not any(interceptors):
+            set_owner(owner, on_other_thread)
             return
 
         def write(code: int) -> None:
-            lend(owner, seen)
+            set_owner(owner, intercepted)
             edge(code)
-            if any(sees):
-                lend(0, seen)
+            if any(interceptors):
+                set_owner(0, intercepted)
 
         def pass_on(code: int) -> None:
-            if sees[1] is not None:
-                sees[1](code, write)
+            if interceptors[1] is not None:
+                interceptors[1](code, write)
             else:
                 write(code)
 
-        def seen(code: int) -> None:
-            if self._over or get_ident() != owner:  # the writer passes on all codes once it is disowned
-                others(code)
-            elif sees[0] is not None:
-                sees[0](code, pass_on)
+        def intercepted(code: int) -> None:
+            if self._detached or get_ident() != owner:  # the writer passes on all codes once it is detached
+                on_other_thread(code)
+            elif interceptors[0] is not None:
+                interceptors[0](code, pass_on)
             else:
                 pass_on(code)
 
-        lend(0, seen)
+        # Without an owner the writer hands over every code.
+        set_owner(0, intercepted)
 
 
 def packed(*codes: int) -> bytes:
@@ -238,28 +244,28 @@ def packed(*codes: int) -> bytes:
 
 
 _Edge: TypeAlias = "Callable[[int], None]"
-_See: TypeAlias = "Callable[[int, _Edge], None]"
+_Interceptor: TypeAlias = "Callable[[int, _Edge], None]"
 _WriterParts: TypeAlias = (
     "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], Callable[[int, _Edge], None]]"
 )
 
 
-def _unseen() -> memoryview:
+def _private_words() -> memoryview:
     """Memory for positions that no other process reads."""
     return memoryview(bytearray(16)).cast("q")
 
 
 def _native_writer(
-    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
+    words: memoryview, clock: Clock, owner: int, on_other_thread: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     # A clock that was replaced before we were imported is Python's to read.
     own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
-    writer = EXTENSION.Writer(words, None if own else clock, owner, elsewhere, shown)
-    return writer.edge, writer.read, writer.disown, writer.lend
+    writer = EXTENSION.Writer(words, None if own else clock, owner, on_other_thread, shown)
+    return writer.edge, writer.read, writer.detach, writer.set_owner
 
 
 def _writer(
-    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
+    words: memoryview, clock: Clock, owner: int, on_other_thread: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     mask, stride = len(words) - 1, SAMPLED * EDGE_WORDS
     position, fastest, over = 0, FIRST_SAMPLE_NS, False
@@ -267,7 +273,7 @@ def _writer(
     def edge(code: int) -> None:
         nonlocal position, fastest
         if get_ident() != owner:
-            elsewhere(code)
+            on_other_thread(code)
             return
         slot = position & mask
         begun = None if position % stride else clock()
@@ -282,16 +288,16 @@ def _writer(
     def read() -> tuple[int, int]:
         return position, shown[1]
 
-    def disown() -> None:
+    def detach() -> None:
         nonlocal owner, over, words, shown
         owner, over = 0, True
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
         shown = memoryview(bytearray(shown)).cast("q")
 
-    def lend(to: int, others: _Edge) -> None:
-        nonlocal owner, elsewhere
-        elsewhere = others
+    def set_owner(to: int, others: _Edge) -> None:
+        nonlocal owner, on_other_thread
+        on_other_thread = others
         owner = 0 if over else to
 
-    return edge, read, disown, lend
+    return edge, read, detach, set_owner

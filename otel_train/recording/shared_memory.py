@@ -436,7 +436,7 @@ class PendingEntries:
         if self._memory is not None:
             _NUMBER.pack_into(self._memory, 0, before)
 
-    def let_go(self) -> None:
+    def release_memory(self) -> None:
         """Keep nothing more: the memory is given back, or is that of the parent of this process."""
         self._memory = None
 

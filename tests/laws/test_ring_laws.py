@@ -46,7 +46,7 @@ def writer_of(edge: Callable[[int], None], dial: FakeClock) -> Callable[[int], N
 def ring_of(edges: int, owner: int) -> tuple[Ring, Callable[[int], None]]:
     """A ring, and what writes edges whose time is their code."""
     words, dial = memoryview(bytearray(edges * 16)).cast("q"), FakeClock()
-    ring = Ring(words, clock=dial, owner=owner, elsewhere=lambda _: None)
+    ring = Ring(words, clock=dial, owner=owner, on_other_thread=lambda _: None)
     return ring, writer_of(ring.edge, dial)
 
 
@@ -88,7 +88,9 @@ def test_every_edge_is_read_once_or_missed_once(capacity: int, turns: list[tuple
     st.lists(
         st.one_of(
             st.tuples(st.just("edge"), st.integers(0, 2**63 - 1)),
-            st.tuples(st.sampled_from(["lend", "keep", "give", "disown", "tick"]), st.integers(0, 200_000)),
+            st.tuples(
+                st.sampled_from(["set_owner", "keep", "give", "detach", "tick"]), st.integers(0, 200_000)
+            ),
         )
     ),
 )
@@ -100,26 +102,26 @@ def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
     sent: list[int] = []
     lent: list[int] = []
     words = memoryview(bytearray(capacity * 16)).cast("q")
-    ring = Ring(words, clock=dial, owner=get_ident(), elsewhere=sent.append)
-    expected, kept, elsewhere, mine, over = [0] * len(words), 0, sent, True, False
+    ring = Ring(words, clock=dial, owner=get_ident(), on_other_thread=sent.append)
+    expected, kept, on_other_thread, mine, over = [0] * len(words), 0, sent, True, False
     routed: list[tuple[list[int], int]] = []
     for what, number in turns:
         if what == "edge":
             ring.edge(number)
             if not mine:
-                routed.append((elsewhere, number))
+                routed.append((on_other_thread, number))
             else:
                 slot = kept % capacity * 2
                 expected[slot : slot + 2] = number, dial.now_ns
                 kept += 1
         elif what == "tick":
             dial.now_ns += number
-        elif what == "disown":
-            ring.disown()
+        elif what == "detach":
+            ring.detach()
             mine, over = False, True
         elif not over:
-            elsewhere, mine = (lent if what == "lend" else sent), what != "give"
-            ring._lend(get_ident() if mine else 0, elsewhere.append)
+            on_other_thread, mine = (lent if what == "set_owner" else sent), what != "give"
+            ring._set_owner(get_ident() if mine else 0, on_other_thread.append)
 
     assert ring.written == kept
     assert list(words) == expected

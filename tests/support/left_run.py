@@ -48,7 +48,7 @@ def leave_run(
     clock = FakeClock(1000)
     memory = FlightMemory(edges, Anchor(10**18, clock()), make=in_file(folder / "flight.bin"))
     recorder = Recorder(memory, clock=clock)
-    recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
+    recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0})
     sources = {
         "data": recorder.source(SourceKind.DATA, loader),
         "forward": recorder.source(SourceKind.FORWARD, "net"),
@@ -68,7 +68,7 @@ def leave_run(
         recorder.edge(code(Op.BEGIN, sources["data"]))
         recorder.edge(code(Op.STOP, sources["data"]))
     recorder.publish(10**18 + clock())
-    recorder.let_go()
+    recorder.release_memory()
     memory.close()
     return run
 

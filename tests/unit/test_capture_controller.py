@@ -52,7 +52,7 @@ class Run:
         self.clock = FakeClock(1)
         self.profiler = FakeProfiler()
         words = memoryview(bytearray(1 << 16)).cast("q")
-        self.ring = Ring(words, clock=self.clock, owner=get_ident(), elsewhere=print)
+        self.ring = Ring(words, clock=self.clock, owner=get_ident(), on_other_thread=print)
         self.ends: list[int] = []
         self.captures: list[Capture] = []
         self.epoch = 1
@@ -68,7 +68,7 @@ class Run:
         self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, loop=self.loop)
 
     def loop(self) -> LoopState:
-        thread = ProfiledThread(get_ident(), SOURCES, self.ring.divert)
+        thread = ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
         rule = StepRule(SourceKind.OPTIMIZER, asks=True)
         return LoopState(rule, thread, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
 

@@ -77,10 +77,10 @@ class Replay:
         self.controller.turn(self._loop())
 
     def _loop(self) -> LoopState:
-        thread = ProfiledThread(get_ident(), self.tape.sources, self._divert)
+        thread = ProfiledThread(get_ident(), self.tape.sources, self._intercept)
         return LoopState(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.final_ns)
 
-    def _divert(self, see: Any) -> None:
+    def _intercept(self, see: Any) -> None:
         self._see = see
 
     def _number(self, at_ns: int) -> int:

@@ -44,7 +44,7 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     clock = FakeClock(100)
     memory = FlightMemory(16, ANCHOR, make=in_file(path))
     recorder = Recorder(memory, clock=clock)
-    recorder.identify({"run_id": "r1"})
+    recorder.set_identity({"run_id": "r1"})
     recorder.source(SourceKind.DATA, "code", "train")
     for code in range(1, 41):
         recorder.edge(code)

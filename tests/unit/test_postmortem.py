@@ -31,7 +31,7 @@ from tests.support.flight import in_file
 
 memory = FlightMemory(4096, Anchor.now(), make=in_file(Path(sys.argv[1]) / "flight.bin"))
 recorder = Recorder(memory, clock=system_clock)
-recorder.identify({"run_id": "r1", "rank": 3, "attempt": 2, "started_unix_ns": time.time_ns()})
+recorder.set_identity({"run_id": "r1", "rank": 3, "attempt": 2, "started_unix_ns": time.time_ns()})
 data = recorder.source(SourceKind.DATA, "code")
 forward = recorder.source(SourceKind.FORWARD, "net")
 backward = recorder.source(SourceKind.BACKWARD, "backward")
@@ -174,7 +174,7 @@ def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path
     recorder.edge(code(Op.BEGIN, data))
     clock.tick(5)
     asked = read_postmortem(tmp_path)["step"]
-    recorder.let_go()
+    recorder.release_memory()
     memory.close()
 
     assert steps == {number: number for number in range(5)}

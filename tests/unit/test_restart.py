@@ -29,7 +29,7 @@ def leave_flight(folder: Path, name: str, *, last_edge_s: float | None) -> None:
         clock.tick(s=last_edge_s)
         recorder.edge(code(Op.BEGIN, source))
     recorder.publish(STARTED_NS)
-    recorder.let_go()
+    recorder.release_memory()
     memory.close()
 
 

@@ -25,11 +25,11 @@ from otel_train.testing import FakeClock
 pytestmark = pytest.mark.usefixtures("both_writers")
 
 
-def ring_of(edges: int, elsewhere: list[int]) -> tuple[Ring, FakeClock]:
+def ring_of(edges: int, on_other_thread: list[int]) -> tuple[Ring, FakeClock]:
     """A ring of the calling thread."""
     clock = FakeClock(100)
     words = memoryview(bytearray(edges * 16)).cast("q")
-    return Ring(words, clock=clock, owner=get_ident(), elsewhere=elsewhere.append), clock
+    return Ring(words, clock=clock, owner=get_ident(), on_other_thread=on_other_thread.append), clock
 
 
 def test_a_lap_too_late_counts_what_was_overwritten() -> None:
@@ -57,27 +57,27 @@ def test_what_was_read_stays_when_the_ring_goes_on() -> None:
 
 def test_a_ring_disowned_while_writes_are_diverted_takes_nothing(both_writers: None) -> None:
     """Another thread closes the session during a capture, while the loop is in the middle of an edge."""
-    elsewhere: list[int] = []
-    ring, _ = ring_of(4, elsewhere)
+    on_other_thread: list[int] = []
+    ring, _ = ring_of(4, on_other_thread)
 
     def see(code: int, write: Callable[[int], None]) -> None:
-        ring.disown()
+        ring.detach()
         write(code)
 
-    ring.divert(see)
+    ring.intercept(see)
     ring.edge(5)
     ring.edge(6)
-    ring.divert(None)
+    ring.intercept(None)
     ring.edge(7)
 
-    assert (elsewhere, ring.written) == ([5, 6, 7], 0)
+    assert (on_other_thread, ring.written) == ([5, 6, 7], 0)
 
 
 @pytest.mark.parametrize("words", [0, 1, 6, 12])
 def test_a_ring_whose_size_is_no_power_of_two_is_refused(words: int) -> None:
     """The slot is found by a mask."""
     with pytest.raises(ValueError, match="power of two"):
-        Ring(memoryview(bytearray(words * 8)).cast("q"), clock=FakeClock(), owner=1, elsewhere=print)
+        Ring(memoryview(bytearray(words * 8)).cast("q"), clock=FakeClock(), owner=1, on_other_thread=print)
 
 
 def test_the_cost_of_writing_is_sampled_in_place(request: pytest.FixtureRequest) -> None:
@@ -92,7 +92,7 @@ def test_the_cost_of_writing_is_sampled_in_place(request: pytest.FixtureRequest)
         now_ns += lasts_ns
     clock = iter(readings).__next__
     words = memoryview(bytearray(1024 * 16)).cast("q")
-    ring = Ring(words, clock=clock, owner=get_ident(), elsewhere=print)
+    ring = Ring(words, clock=clock, owner=get_ident(), on_other_thread=print)
     for _ in range(3 * SAMPLED):
         ring.edge(1)
 
@@ -106,8 +106,8 @@ class _Owner:
 
     def __init__(self) -> None:
         words = memoryview(bytearray(64 * 16)).cast("q")
-        self.ring = Ring(words, clock=FakeClock(), owner=get_ident(), elsewhere=self.other)
-        self.ring.divert(self.see)
+        self.ring = Ring(words, clock=FakeClock(), owner=get_ident(), on_other_thread=self.other)
+        self.ring.intercept(self.see)
 
     def other(self, code: int) -> None:
         """Takes nothing."""
@@ -124,7 +124,7 @@ def test_a_ring_that_is_part_of_a_cycle_is_collected() -> None:
         owner = _Owner()
         owner.ring.edge(1)
         if number % 2:
-            owner.ring.divert(None)
+            owner.ring.intercept(None)
         gone.append(weakref.ref(owner))
         del owner
     gc.collect()

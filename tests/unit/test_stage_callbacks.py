@@ -160,7 +160,7 @@ def test_without_any_nothing_stands_in_the_way() -> None:
     ring = bench.recorder.main.ring
     bench.hooks.add("data", bench.say("x"), None).remove()
 
-    assert ring._sees == [None, None]
+    assert ring._interceptors == [None, None]
     bench.fetch("train")
     assert bench.called == []
     assert bench.written() == 2
@@ -184,7 +184,7 @@ def test_a_handle_may_be_removed_from_inside_and_from_another_thread() -> None:
     bench.fetch("train")
 
     assert bench.called == ["once"]
-    assert bench.recorder.main.ring._sees == [None, None]
+    assert bench.recorder.main.ring._interceptors == [None, None]
     assert bench.written() == 6
 
 
@@ -239,10 +239,10 @@ def test_a_capture_and_code_of_the_programs_own_may_stand_there_together() -> No
         seen.append(Op(word & 15).name)
         write(word)
         if len(seen) == 2:
-            ring.divert(None)
+            ring.intercept(None)
 
     bench.watch("data")
-    ring.divert(see)
+    ring.intercept(see)
     for _ in range(2):
         bench.fetch("train")
 

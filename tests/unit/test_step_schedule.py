@@ -42,13 +42,16 @@ class LoopState:
         self.clock = FakeClock(1)
         self.profiler = FakeProfiler()
         self.ring = Ring(
-            memoryview(bytearray(1 << 16)).cast("q"), clock=self.clock, owner=get_ident(), elsewhere=print
+            memoryview(bytearray(1 << 16)).cast("q"),
+            clock=self.clock,
+            owner=get_ident(),
+            on_other_thread=print,
         )
         self.scheduler = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
         self.rule = rule
 
     def arm(self, steps: int = 2, **plan: Any) -> None:
-        thread = ProfiledThread(get_ident(), SOURCES, self.ring.divert)
+        thread = ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
         self.scheduler.arm(
             CaptureRequest("on_demand", steps, **{"warmup": 0, **plan}),
             StepBoundary(self.rule, SOURCES),

@@ -52,7 +52,7 @@ class Training:
             edges, Anchor(START_S * 10**9, self.clock()), make=in_file(self.run / "rank0/flight.bin")
         )
         self._recorder = Recorder(self._memory, clock=self.clock)
-        self._recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
+        self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0})
         kinds = {"data": SourceKind.DATA, "forward": SourceKind.FORWARD, "optimizer": SourceKind.OPTIMIZER}
         self.sources = {name: self._recorder.source(kind, name) for name, kind in kinds.items()}
 
@@ -74,7 +74,7 @@ class Training:
         self._recorder.publish(int(self.now_s * 1e9))
 
     def close(self) -> None:
-        self._recorder.let_go()
+        self._recorder.release_memory()
         self._memory.close()
 
 
