@@ -52,7 +52,7 @@ def _steps(mode: str, driver: Any, work: Callable[[], Any]) -> tuple[list[float]
     """Microseconds per step, of each round, and per edge read back."""
     recorder = Recorder(FlightMemory(1 << 16, Anchor.now()), clock=system_clock)
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
-    timer.look()
+    timer.poll()
     timer.steps.one_in = 1  # the cost of a step that is timed
     codes = [code(op, recorder.source(kind, kind.name)) for kind in STAGES for op in (Op.BEGIN, Op.END)]
     edge, step_us, read_us = timer.edge, [], []

@@ -55,7 +55,7 @@ def _instrumented_ns(call: Callable[[], Any]) -> float:
     recorder = Recorder(FlightMemory(1 << 12, Anchor.now()), clock=system_clock)
     driver: Any = _AwayDriver()
     probe = TransferProbe(recorder, driver)
-    probe.look()
+    probe.poll()
     try:
         return _spent_ns(call)
     finally:

@@ -305,18 +305,18 @@ static int has_closure(PyObject *args, PyObject *kwargs) {
     return PyDict_Check(kwargs) && PyDict_Size(kwargs) > 0 && PyDict_GetItemString(kwargs, "closure") != NULL;
 }
 
-/* edge, words by the identity of an optimizer, (begin, end, fail) packed, join: before(optimizer, args, kwargs). `join` gives the words
+/* edge, words by the identity of an optimizer, (begin, end, fail) packed, register: before(optimizer, args, kwargs). `register` gives the words
    of a new optimizer; it is None in the hook after the step. */
 static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     int64_t begun = hook_begins(self);
     if (COUNT(count) == 0) return PyErr_Format(PyExc_TypeError, "update: expected an optimizer");
     if (self->latest == NULL || PyWeakref_GetObject(self->latest) != given[0]) {
-        PyObject *join = self->field[2], *key = PyLong_FromVoidPtr(given[0]);
+        PyObject *register_new = self->field[2], *key = PyLong_FromVoidPtr(given[0]);
         PyObject *words = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(self->field[1], key));
         Py_XDECREF(key);
-        if (words == NULL && !PyErr_Occurred() && join != Py_None) words = PyObject_CallFunctionObjArgs(join, given[0], NULL);
+        if (words == NULL && !PyErr_Occurred() && register_new != Py_None) words = PyObject_CallFunctionObjArgs(register_new, given[0], NULL);
         PyObject *latest = words == NULL ? NULL : PyWeakref_NewRef(given[0], NULL);
-        PyObject *before = self->latest; /* only now: while `join` ran, another thread may have replaced it */
+        PyObject *before = self->latest; /* only now: while `register` ran, another thread may have replaced it */
         self->latest = latest;
         if (latest != NULL) self->words = (const int64_t *)PyBytes_AsString(words);
         Py_XDECREF(before), Py_XDECREF(words); /* the dict has them as long as the optimizer lives */

@@ -157,7 +157,7 @@ def instrument(
             resolved, trackers = _resolved(config, settings, config_file)
             if resolved.config.disabled or resolved.config.agent == "off":
                 active_session.disabled = True
-                _tell(None)
+                _notify_started(None)
                 return _inert(resolved.config, loaders)
             if is_importing_main():
                 return _inert(resolved.config, loaders)
@@ -198,7 +198,7 @@ def _begun(
         session.track(trackers)
         session.provide(**providers)
         if made:
-            _tell(session)
+            _notify_started(session)
     except BaseException as error:
         if made:
             session.close(ExitHook.of(error))
@@ -237,7 +237,7 @@ def _inert(config: Config | None, loaders: Any) -> Session:  # Any: the user's o
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
 
-def _tell(session: Session | None) -> None:
+def _notify_started(session: Session | None) -> None:
     for notify in when_started:
         notify(session)
 

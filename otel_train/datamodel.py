@@ -224,8 +224,8 @@ class ExportBatch:
 
     Attributes:
         snapshot: every metric now, or None when it is not yet time to export metrics.
-        spans: spans finished since the last turn.
-        events: events since the last turn.
+        spans: spans finished since the last poll.
+        events: events since the last poll.
         final: this is the last batch of the session.
     """
 

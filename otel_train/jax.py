@@ -120,7 +120,7 @@ class TimedFunction:
             recorder = _session_wanted()
             if recorder is None:
                 return function(*args, **kwargs)
-        begin, end, fail = recorder.functions.get(self._key) or recorder.join_function(*self._key)
+        begin, end, fail = recorder.functions.get(self._key) or recorder.register_function(*self._key)
         outer, running.call = running.call, self
         recorder.edge(begin)
         try:

@@ -42,7 +42,7 @@ def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)
     probes = _probes()
-    watch = LoaderWatch(run, lambda: probes, look=_look, clock=system_clock)
+    watch = LoaderWatch(run, lambda: probes, read_state=_look, clock=system_clock)
     accelerators = AcceleratorReader(
         lambda: [_memory()], lambda: run.transfers.to_devices(run.names.sources), lambda: {DEVICE: 4096}
     )

@@ -77,7 +77,7 @@ class SimulatedRank:
         self.run.device.add(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
-        self.run.look(now_ns)
+        self.run.check_stalls(now_ns)
 
     def end(self, now_ns: int) -> Reading:
         """Finish the run at ``now_ns`` and look for the last time."""

@@ -140,7 +140,7 @@ class ThreadAccount(Nesting):
             return
         for ns, code in zip(times, codes, strict=True):
             if not decision.final:
-                decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
+                decision.observe(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
             self._latest.edge(ns, code)
             if self._latest is not self:
                 self._held.append((ns, code))

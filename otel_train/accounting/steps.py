@@ -339,7 +339,7 @@ class StepSourceDecision:
         self._began_ns = -1
         self._pass_over = False
 
-    def see(self, ns: int, code: int, kind: int) -> None:
+    def observe(self, ns: int, code: int, kind: int) -> None:
         """Take in the next edge."""
         op = code & OP_MASK
         if op == MARK and not code >> PAYLOAD_SHIFT:

@@ -138,12 +138,12 @@ class RankCaptures:
 
     # -- the service thread ------------------------------------------------------------------------
 
-    def turn(self, *, asked: bool) -> None:
+    def poll(self, *, asked: bool) -> None:
         """Run one iteration. ``asked``: a capture was requested."""
         client = self._client
         if self.flops is not None:
             with self._flops_guard, client.reporting:
-                self.flops.turn(free=self.capturing is None or not self.capturing.controller.unfinished)
+                self.flops.poll(free=self.capturing is None or not self.capturing.controller.unfinished)
         with Guard("captures"):
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
@@ -155,7 +155,7 @@ class RankCaptures:
                         capturing.controller.wanted or self.account.request is not None
                     ):  # before a step is captured
                         client.recording.recorder.changed()
-                    capturing.turn()
+                    capturing.poll()
 
     def stop(self) -> None:
         """End what is recorded and counted now."""

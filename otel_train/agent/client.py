@@ -568,7 +568,7 @@ class AgentClient:
                 self._make_trackers()
         asked = self._capture_is_requested()
         if asked or self._reports.captures is not None:
-            self.captures.turn(asked=asked)
+            self.captures.poll(asked=asked)
         self._update_end_work()
 
     def _update_end_work(self) -> None:

@@ -116,7 +116,7 @@ class CoverageReporter:
         self._clock = clock
         self._logged: set[tuple[str, str]] = set()
 
-    def tell(self, *, final: bool = False) -> None:
+    def log_gaps(self, *, final: bool = False) -> None:
         """Log gaps that were not logged before; before the end of the run, only those that can no longer be closed."""
         now_ns, run = self._clock(), self._run
         early = not final and run.totals.updates < UPDATES_WITHOUT_FORWARD

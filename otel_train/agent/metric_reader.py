@@ -236,7 +236,7 @@ class LoggedValueReader:
             else:
                 self._pending.append(entry)
 
-    def tell(self) -> None:
+    def emit_events(self) -> None:
         """Emit the values read as events, now that their step is known."""
         pending, self._pending = self._pending, []
         for event in pending:

@@ -272,15 +272,15 @@ class ProcessActivity:
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
-        self._before_ns = time.monotonic_ns(), self._look()[0]
+        self._before_ns = time.monotonic_ns(), self._cpu_time()[0]
 
     def is_working(self) -> bool:
         """Whether it has run since the last call, or is runnable. False if the system does not say."""
-        before_ns, (spent_ns, is_runnable) = self._before_ns, self._look()
+        before_ns, (spent_ns, is_runnable) = self._before_ns, self._cpu_time()
         self._before_ns = now_ns, _ = time.monotonic_ns(), spent_ns
         return is_runnable or spent_ns - before_ns[1] > LEAST_SHARE * (now_ns - before_ns[0])
 
-    def _look(self) -> tuple[int, bool]:
+    def _cpu_time(self) -> tuple[int, bool]:
         """Nanoseconds running or runnable, and whether a thread is now.
 
         The kernel adds the time of a wait when that is over, so a process that starves shows in its state alone.

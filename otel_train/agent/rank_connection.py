@@ -275,7 +275,7 @@ class RankConnection:
             service, config, disk = self.service, self._hello.config, self.exporters.disk
             with Guard("close"):
                 self.loop.stop(config.exit_timeout_s)
-                service.last_turn(state, cause=cause, ended_ns=self._ended_ns)
+                service.last_poll(state, cause=cause, ended_ns=self._ended_ns)
             with Guard("close"):
                 service.close()
             with Guard("flight file"):

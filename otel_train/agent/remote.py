@@ -296,7 +296,7 @@ class RemoteCaptures:
         """Faults in the agent, by component."""
         return self._alerts.counted_faults() if self._alerts is not None else {}
 
-    def turn(self, run: RunState, account: Callable[[], None]) -> None:
+    def poll(self, run: RunState, account: Callable[[], None]) -> None:
         """Send the rank the state of its loop if it has changed."""
         if self._remote.state.needs_step_numbers:
             account()

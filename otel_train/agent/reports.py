@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, RankState, Report
 from otel_train.config.settings import TRACKER_MODULES, TRACKERS
-from otel_train.instrumentation.dataloader import look
+from otel_train.instrumentation.dataloader import loader_state
 from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
 from otel_train.instrumentation.module import barrier_of
 from otel_train.resource import find_job
@@ -153,8 +153,8 @@ class ReportBuilder:
             exchange=(exchange.off, exchange.faults) if exchange is not None else (False, 0),
             state=self._do("loader workers", self._state, None) if with_state else None,
         )
-        self._do("devices", recording.devices.look, None)
-        self._do("transfers", recording.transfers.look, None)
+        self._do("devices", recording.devices.poll, None)
+        self._do("transfers", recording.transfers.poll, None)
         follow = recording.follow_compiler if with_state else recording.listen_to_compilers
         self._do("compiled models", follow, None)
         return report
@@ -225,20 +225,20 @@ class ReportBuilder:
         return found
 
     def _exits(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
-        look = partial(self._look_at_workers, fresh=fresh)
-        found: list[tuple[str, WorkerExit]] | None = self._do("loader workers", look, None)
+        collect = partial(self._worker_exits, fresh=fresh)
+        found: list[tuple[str, WorkerExit]] | None = self._do("loader workers", collect, None)
         if (
             found is None
         ):  # torch's handler of SIGCHLD raises wherever the main thread is when a worker has died
-            found = self._do("loader workers", look, [])
+            found = self._do("loader workers", collect, [])
         return found or []
 
-    def _look_at_workers(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
+    def _worker_exits(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
             probe.weigh_next()
             for pool in list(probe.pools):
-                # What is done is forgotten once its last builds have been read, by the next look.
+                # What is done is forgotten once its last builds have been read, by the next report.
                 if pool.done and pool.reported:
                     probe.pools.remove(pool)
                     continue
@@ -249,7 +249,7 @@ class ReportBuilder:
 
     def _state(self) -> RankState:
         recording = self._recording
-        self._look_at_devices()
+        self._read_device_memory()
         trackers, captures = self.trackers, self.captures
         flops = captures.flops if captures is not None else None
         listened = trackers is not None and trackers.listened()
@@ -281,7 +281,7 @@ class ReportBuilder:
             uncounted=flops.refusal if flops is not None else "",
         )
 
-    def _look_at_devices(self) -> None:
+    def _read_device_memory(self) -> None:
         if self._is_due("device memory", _DEVICES_EVERY_S):
             devices = self._recording.devices
             self._memory = tuple(self._do("devices", devices.memory, ()))
@@ -335,4 +335,4 @@ def has_automatic_captures(config: Config) -> bool:
 
 def _loader_report(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
     same = {name: getattr(probe, name) for name in _SAME}
-    return LoaderReport(**same, failures=dict(probe.failures), state=look(probe))
+    return LoaderReport(**same, failures=dict(probe.failures), state=loader_state(probe))

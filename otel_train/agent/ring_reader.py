@@ -25,8 +25,8 @@ from otel_train.recording.shared_memory import (
     NAMES_OFFSET,
     OVER,
     PAGE,
+    POLLED_OFFSET,
     RINGS_OFFSET,
-    TURN_OFFSET,
     WORD,
     DeviceRingReader,
     RankMemory,
@@ -254,7 +254,7 @@ class FlightCopy:
             self._write(NAMES_OFFSET, RINGS_OFFSET)
             self._names = names
         head = bytearray(self._memory.view[:NAMES_OFFSET])
-        head[TURN_OFFSET : TURN_OFFSET + WORD] = struct.pack("<q", unix_ns)
+        head[POLLED_OFFSET : POLLED_OFFSET + WORD] = struct.pack("<q", unix_ns)
         for slot, words in positions:
             self._save_ring(slot, words)
         os.pwrite(self._file, head, 0)

@@ -87,7 +87,7 @@ class PeriodicTask(NamedTuple):
     """Something that the export loop does periodically.
 
     Attributes:
-        every_s: seconds between two calls; 0 on every turn.
+        every_s: seconds between two calls; 0 on every poll.
     """
 
     do: Callable[[], None]
@@ -146,14 +146,14 @@ class ExportLoop:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread; the last turn is the caller's."""
+        """End the thread; the last poll is the caller's."""
         self._stop.set()
         self._woken.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """The rank has reported: where many edges wait they are accounted now, not at the next turn."""
+        """The rank has reported: where many edges wait they are accounted now, not at the next poll."""
         if self._is_full():
             self._woken.set()
 
@@ -172,7 +172,7 @@ class ExportLoop:
 
     @contextmanager
     def up_to_date(self, patience_s: float = -1.0) -> Iterator[bool]:
-        """Accounts everything recorded so far, unless the run is over, or a turn takes longer; whether it was done.
+        """Accounts everything recorded so far, unless the run is over, or a poll takes longer; whether it was done.
 
         The export loop does not run inside the block.
         """
@@ -215,7 +215,7 @@ class ExportLoop:
             self._recorder.release(thread)
         # Of edges that may not be read yet, it is not known what they say of the time until now.
         behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
-        self._run.look(now_ns, behind)
+        self._run.check_stalls(now_ns, behind)
 
     def _is_full(self) -> bool:
         return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
@@ -402,12 +402,12 @@ class AgentService:
             PeriodicTask(
                 lambda: self.watch.add_exits(recording.exits()), Guard("loader workers"), _LOOK_EVERY_S
             ),
-            PeriodicTask(self._value_reader.tell, values_guard, 0.0),
+            PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
             PeriodicTask(self._write_summary, Guard("summary"), tuned.summary_interval_s),
-            PeriodicTask(lambda: self.captures.turn(run, loop.read_rings), Guard("captures"), 0.0),
-            PeriodicTask(self.ranks.turn, Guard("ranks"), 0.0),
+            PeriodicTask(lambda: self.captures.poll(run, loop.read_rings), Guard("captures"), 0.0),
+            PeriodicTask(self.ranks.poll, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
-            PeriodicTask(self._coverage.tell, Guard("instrumentation gaps"), 2.0),
+            PeriodicTask(self._coverage.log_gaps, Guard("instrumentation gaps"), 2.0),
         ]
         return loop
 
@@ -425,7 +425,7 @@ class AgentService:
             first=self.info.rank == 0
         )  # fmt: skip
         if looks:
-            self.loop.between = lambda: memory.look() if self.tracking.listened() else None
+            self.loop.between = lambda: memory.sample() if self.tracking.listened() else None
 
     def start(self) -> None:
         """Start the thread."""
@@ -433,12 +433,12 @@ class AgentService:
         self.loop.start()
 
     def hand_over(self) -> None:
-        """Let the trackers have what happened up to now, unless a turn takes longer than half the time of the end."""
+        """Let the trackers have what happened up to now, unless a poll takes longer than half the time of the end."""
         with self.loop.up_to_date(self._config.exit_timeout_s / 2) as done:
             if done:
                 self.tracking.hand_over()
 
-    def last_turn(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
+    def last_poll(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
         """Account and export everything, and write the summary, after the loop's thread has stopped. ``cause``: the signal.
 
         ``ended_ns``: when the rank said so; 0 for now.
@@ -460,14 +460,14 @@ class AgentService:
         finally:
             if taken:
                 self.loop.lock.release()
-        self._coverage.tell(final=True)
+        self._coverage.log_gaps(final=True)
         document = self.document(state)
         self.exporters.write_summary(document, final=True)
         if self._config.console:
             self.exporters.print_summary(document)
 
     def correct(self, state: str) -> None:
-        """After the last turn: the run has ended otherwise."""
+        """After the last poll: the run has ended otherwise."""
         self._reporter.state = "finished" if state == "finished" else "failed"
         self.loop.run_once(final=True)
         self.exporters.write_summary(self.document(state), final=True)

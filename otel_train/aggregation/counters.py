@@ -42,7 +42,7 @@ class Transfers:
 MOST_HELD = 8192
 """Most calls, and device times, held back while they wait for their counterpart."""
 
-_MOST_RECENT = 1024  # of the last turn or two: spans of kept steps ask for them
+_MOST_RECENT = 1024  # of the last poll or two: spans of kept steps ask for them
 
 
 class _Calls(NamedTuple):

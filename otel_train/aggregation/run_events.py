@@ -102,7 +102,7 @@ class Stalls:
         self.since_ns = 0
         """When the current stall passed its threshold; 0 without a stall."""
         self.quiet_ns = 0
-        """Time without progress, as of the last look."""
+        """Time without progress, as of the last check."""
         self.others_ns = 0
         """Largest stall threshold of ranks that this one may wait for."""
         self.events: Counter[str] = Counter()
@@ -139,7 +139,7 @@ class Stalls:
             self._longest_ns[self._doing] = silent_ns
         self.last_ns = max(self.last_ns, at_ns)
 
-    def look(self, now_ns: int, median_step_ns: int, *, doing: StallContext = StallContext.TRAINING) -> bool:
+    def check(self, now_ns: int, median_step_ns: int, *, doing: StallContext = StallContext.TRAINING) -> bool:
         """Returns whether a stall has just begun. The median is 0 if unknown."""
         self._doing = doing
         self.own_ns = self._patience_ns(median_step_ns)

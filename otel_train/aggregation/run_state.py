@@ -241,7 +241,7 @@ class RunState:
             mine.over = True
             self._computed |= mine.account.computes and not mine.account.is_part
 
-    def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
+    def check_stalls(self, now_ns: int, behind: Collection[int] = ()) -> None:
         """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
         for key, each in list(self._threads.items()):
             if key not in behind:
@@ -250,7 +250,7 @@ class RunState:
         thread = self._leading
         if thread is None or self.closed or thread.key in behind:
             return
-        if self.stalls.look(now_ns, self.sampler.median_ns, doing=self._doing(thread)):
+        if self.stalls.check(now_ns, self.sampler.median_ns, doing=self._doing(thread)):
             at = thread.position(self.names.sources)
             self.stalls.count(at.stage)
             self.spans.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
@@ -271,7 +271,7 @@ class RunState:
             self.spans.evaluation(over, self.step_number)
         self.closed = True
 
-    # -- looking at it -----------------------------------------------------------------------------
+    # -- its state ----------------------------------------------------------------------------------
 
     @property
     def step_number(self) -> int:

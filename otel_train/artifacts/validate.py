@@ -70,9 +70,9 @@ def check(folder: Path) -> list[Fault]:
             read[name] = _read(folder, name, schema)
         except RunDirectoryError as error:
             faults.append(Fault(name, str(error)))
-    for name, look in ((OPS, _operations), (TRACE, _trace)):
+    for name, check_file in ((OPS, _operations), (TRACE, _trace)):
         if name not in broken and "absent" not in (listed.get(name) or {}):
-            faults += [Fault(name, said) for said in look(folder / name)]
+            faults += [Fault(name, said) for said in check_file(folder / name)]
     try:
         return [*faults, *_identities(summary, read), *_agreement(summary, read)]
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:

@@ -38,7 +38,7 @@ class Attachment:
         self._over = False
         # A failure is not retried: the program continues without instrumentation.
         self._guard = Guard("observing this program", limit=1)
-        api.when_started.append(self._join)
+        api.when_started.append(self._end_wait)
         os.register_at_fork(after_in_child=self._in_fork)
 
     def wait(self, package: str) -> None:
@@ -86,7 +86,7 @@ class Attachment:
                 for name in _NEEDED:
                     import_module(name)
 
-    def _join(self, session: Session | None) -> None:
+    def _end_wait(self, session: Session | None) -> None:
         """End the wait when a session has started; None: the program has disabled it."""
         if session is None:
             self._give_up()

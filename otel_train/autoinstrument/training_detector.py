@@ -67,7 +67,7 @@ class TrainingDetector(FirstSign):
         import torch
         from torch.utils.data import dataloader
 
-        self.finder.look(math.inf)
+        self.finder.inspect(math.inf)
         # The base class covers iterator classes of other libraries.
         for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
             self._before(getattr(dataloader, kind), "__init__", self.sign)

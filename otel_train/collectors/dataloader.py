@@ -28,7 +28,7 @@ class LoaderWatch:
 
     Args:
         loaders: by name: a ``LoaderProbe``, or what a rank reports of one.
-        look: sees a loader's workers.
+        read_state: reads the state of a loader's workers.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LoaderWatch:
         run: RunState,
         loaders: Callable[[], Mapping[str, Any]],
         *,
-        look: Callable[[Any], LoaderState | None] = attrgetter("state"),
+        read_state: Callable[[Any], LoaderState | None] = attrgetter("state"),
         clock: Clock,
     ) -> None:
         self.worker_exits: dict[tuple[str, str], int] = {}
@@ -44,7 +44,7 @@ class LoaderWatch:
         self._errors = LabelLimiter(c.ERROR_TYPE.bound)
         self._run = run
         self._loaders = loaders
-        self._look = look
+        self._read_state = read_state
         self._clock = clock
 
     def add_builds(self, builds: Iterable[tuple[str, BatchBuildTimes]]) -> None:
@@ -77,7 +77,7 @@ class LoaderWatch:
             self._write_errors(builder, name, label, probe)
             if probe.token_count:
                 builder.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
-            state = self._look(probe)
+            state = self._read_state(probe)
             if state is not None:
                 self._write_workers(builder, label, probe, state)
                 builder.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")

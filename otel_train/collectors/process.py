@@ -162,13 +162,13 @@ class ChildProcess:
 
     def __init__(self, process: Any) -> None:
         self.pid: int = process.pid
-        self.looked_ns = 0
+        self.sampled_ns = 0
         self._process = process
         self._shared = 0
 
-    def look(self, now_ns: int) -> None:
+    def sample(self, now_ns: int) -> None:
         """Sample which part is shared with other processes. The kernel walks the pages: milliseconds per gigabyte."""
-        self.looked_ns = now_ns
+        self.sampled_ns = now_ns
         known = self._process.memory_full_info()
         self._shared = known.rss - known.uss
 
@@ -194,7 +194,7 @@ class ProcessTreeReader:
         with suppress(psutil.NoSuchProcess):  # another process may have ended by now
             self._own = psutil.Process(pid)
         self._children: dict[int, ChildProcess] = {}
-        self._look_ns = 0
+        self._sample_ns = 0
         self._listed_ns = -_LIST_EVERY_NS
         self._highest: int | None = None
 
@@ -204,12 +204,12 @@ class ProcessTreeReader:
         if now_ns - self._listed_ns >= _LIST_EVERY_NS:
             self._listed_ns = now_ns
             self._children = self._list(now_ns)
-        if self._children and now_ns >= self._look_ns:
+        if self._children and now_ns >= self._sample_ns:
             begun_ns = time.thread_time_ns()
             # What was shared becomes a worker's own with every page that it writes to.
-            oldest = min(self._children.values(), key=attrgetter("looked_ns"))
-            self._ask(oldest, lambda child: child.look(now_ns))
-            self._look_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
+            oldest = min(self._children.values(), key=attrgetter("sampled_ns"))
+            self._ask(oldest, lambda child: child.sample(now_ns))
+            self._sample_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
         own, highest = self._status()
         others = sum(self._ask(child, ChildProcess.held) or 0 for child in self._children.values())
         risen = self._highest is not None and highest > self._highest
@@ -239,7 +239,7 @@ class ProcessTreeReader:
         for pid in set(pids).difference(found):
             child = self._ask(pid, lambda pid: ChildProcess(self._psutil.Process(pid)))
             if child is not None:
-                self._ask(child, lambda child: child.look(now_ns))
+                self._ask(child, lambda child: child.sample(now_ns))
                 found[pid] = child
         return found
 
@@ -306,7 +306,7 @@ class MemoryMonitor:
         self._estimates: dict[tuple[str, ...], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
-    def look(self) -> float | None:
+    def sample(self) -> float | None:
         """Read what is held now; in how many seconds again, None for not any more."""
         if self.guard.closed:
             return None

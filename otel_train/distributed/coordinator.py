@@ -78,9 +78,9 @@ class RankCoordinator:
         refused = self._monitor.refused if self._monitor else 0
         return refused + (self._exchange.faults if self._exchange else 0)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Starts the exchange that is due and reads the result of the last one. Does not block."""
-        if not self._interval_s or not (self._exchange or self._join()):
+        if not self._interval_s or not (self._exchange or self._connect()):
             return
         assert self._exchange is not None
         if self._exchange.off:
@@ -111,7 +111,7 @@ class RankCoordinator:
     def _every_s(self) -> float:
         return max(self._interval_s, self._world_size / RECORDS_PER_S)
 
-    def _join(self) -> bool:
+    def _connect(self) -> bool:
         job = self._job.find()
         if job is None:
             return False

@@ -33,7 +33,7 @@ class Check(NamedTuple):
     """A check with a time limit."""
 
     area: str
-    look: Callable[[], Iterable[CheckResult]]
+    run: Callable[[], Iterable[CheckResult]]
     limit_s: float
 
 
@@ -54,14 +54,14 @@ def worst(findings: Iterable[CheckResult]) -> str:
 def _bounded(check: Check) -> list[CheckResult]:
     found: list[CheckResult] = []
 
-    def look() -> None:
+    def run() -> None:
         try:
-            found.extend(check.look())
+            found.extend(check.run())
         except Exception as error:  # noqa: BLE001 - a check that fails is a result, and the others still run
             what = f"this check failed: {type(error).__name__}: {error}"
             found.append(CheckResult(PROBLEM, what, "please report it, with this line"))
 
-    thread = threading.Thread(target=look, name=f"otel_train-doctor-{check.area}", daemon=True)
+    thread = threading.Thread(target=run, name=f"otel_train-doctor-{check.area}", daemon=True)
     thread.start()
     thread.join(check.limit_s)
     if not thread.is_alive():

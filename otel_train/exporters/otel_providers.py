@@ -58,7 +58,7 @@ class ProviderExporter:
         self._span_resource = Resource({**resource, **_attributes(tracers)})
         self._metric_resource = Resource({**resource, **_attributes(meters)})
         for reader in readers:
-            self._join(reader)
+            self._attach_reader(reader)
 
     def export(self, batch: datamodel.ExportBatch) -> None:
         """Keep the metrics for the next collection, and pass spans on."""
@@ -77,7 +77,7 @@ class ProviderExporter:
             for undo in self._undo:
                 undo()
 
-    def _join(self, reader: Any) -> None:  # Any: a MetricReader of the SDK
+    def _attach_reader(self, reader: Any) -> None:  # Any: a MetricReader of the SDK
         theirs = getattr(reader, "_collect", None)
         register = getattr(reader, "_set_collect_callback", None)
         if theirs is None or register is None:

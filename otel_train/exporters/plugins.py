@@ -21,7 +21,7 @@ GROUP = "otel_train.exporters"
 """Entry points of this group are called with the attributes of the process, and give an exporter, or None for none."""
 
 MOST_WAITING = 64
-"""Batches that wait for one exporter at most: half a minute at one a turn."""
+"""Batches that wait for one exporter at most: half a minute at one a poll."""
 
 
 class PluginExporter(BackgroundQueue["ExportBatch"]):

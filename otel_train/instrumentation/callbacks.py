@@ -140,7 +140,7 @@ class _ThreadCallbacks:
         self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
         if not stood:
             self._open.clear()
-            self.ring.intercept_first(self._see)
+            self.ring.intercept_first(self._on_edge)
 
     def remove(self, stage: str, hook: _Callback) -> None:
         left = tuple(each for each in self._hooks.get(stage, ()) if each is not hook)
@@ -156,7 +156,7 @@ class _ThreadCallbacks:
         if not self._hooks and not self.over:
             self.ring.intercept_first(None)
 
-    def _see(self, code: int, write: Callable[[int], None]) -> None:
+    def _on_edge(self, code: int, write: Callable[[int], None]) -> None:
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if self.over:
             return

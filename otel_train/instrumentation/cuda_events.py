@@ -161,7 +161,7 @@ def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceT
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
     recorder.edge = timer.edge
     with Guard("devices"):
-        timer.look()  # most programs have put their model on a device by now
+        timer.poll()  # most programs have put their model on a device by now
     return timer
 
 
@@ -216,7 +216,7 @@ class DeviceTimer:
         """Devices that are measured."""
         return tuple(lane.device for lane in self._lanes)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See which devices are in use. Called by the service thread.
 
         Raises:
@@ -364,7 +364,7 @@ class DeviceTimer:
                 took_ns = clock() - host_ns
                 if took_ns < _PREEMPTED_NS:
                     self.spent_ns += took_ns
-            except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
+            except Exception as fault:  # noqa: BLE001 - it must not reach training; poll() raises it
                 self._switch_off(fault)
 
         return record_events

@@ -623,7 +623,7 @@ class LoaderState(FastNamedTuple):
     limit: int
 
 
-def look(probe: LoaderProbe) -> LoaderState | None:
+def loader_state(probe: LoaderProbe) -> LoaderState | None:
     """Read the state of a loader's workers; None if it has none now."""
     pids: list[int] = []
     ends: list[str | None] = []
@@ -679,7 +679,7 @@ class LastBatch:
 
     def _begin(self, ring: Ring | None) -> None:
         self._ring = ring
-        self._looked = 0
+        self._read_until = 0
         self._open: dict[int, int] = {}
         self._source = -1
         self._fetch_ns: int | None = None
@@ -687,24 +687,24 @@ class LastBatch:
     @property
     def loader(self) -> str | None:
         """Its loader; None if the calling thread has fetched none."""
-        self._look()
+        self._read_ring()
         return self._recorder.sources[self._source].name if self._source >= 0 else None
 
     @property
     def fetch_ms(self) -> float | None:
         """Milliseconds that the calling thread waited for it; None if that is not known."""
-        self._look()
+        self._read_ring()
         return self._fetch_ns / NS_PER_MS if self._fetch_ns is not None else None
 
-    def _look(self) -> None:
+    def _read_ring(self) -> None:
         thread = self._recorder.calling_thread()
         ring = thread.ring if thread is not None else None
         if ring is not self._ring:
             self._begin(ring)
-        if ring is None or ring.written == self._looked:
+        if ring is None or ring.written == self._read_until:
             return
-        new = ring.peek(self._looked)
-        self._looked += new.missed + len(new.codes)
+        new = ring.peek(self._read_until)
+        self._read_until += new.missed + len(new.codes)
         if new.missed:
             self._open.clear()
         sources = self._recorder.sources

@@ -49,7 +49,7 @@ class TransferProbe:
         self._back: Counter[int] = Counter()
         self._removed = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Installs the descriptors once a device is in use. Called by the service thread."""
         torch = self._find_torch()
         if not self._methods and not self._removed and hasattr(torch, "Tensor") and self._driver.devices():
@@ -157,7 +157,7 @@ class _TargetDevice:
             return None
         if index == _CURRENT:
             index = self._driver.current()
-        return self._codes.get(index) or self._join(index)
+        return self._codes.get(index) or self._register(index)
 
     def _learn(self, target: Any) -> int:
         index = _ELSEWHERE
@@ -170,7 +170,7 @@ class _TargetDevice:
         self._known[target] = index
         return index
 
-    def _join(self, index: int) -> tuple[int, int, int]:
+    def _register(self, index: int) -> tuple[int, int, int]:
         name = f"{self._driver.device_type}:{index}"
         words = self._codes[index] = begin_end_fail(self._recorder.source(SourceKind.H2D, name))
         return words

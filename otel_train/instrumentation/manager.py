@@ -80,7 +80,7 @@ class InstrumentationManager:
         values, operations = (PendingEntries(self.memory.pending(index)) for index in (0, 1))
         self.recorder.when_silenced += [values.release_memory, operations.release_memory]
         self.values = ValueQueue(system_clock, values, changed)
-        self.probes = ProbeRegistry(self.recorder, compiled=self.follow_compiler, passes=self._look_around)
+        self.probes = ProbeRegistry(self.recorder, compiled=self.follow_compiler, passes=self._check_imports)
         self._surroundings: tuple[int, object] = (len(sys.modules), None)
         self._compilers: tuple[CompilerProbe, JaxCompilerProbe] | None = None
         self._since_ns = anchor.clock_ns
@@ -101,7 +101,7 @@ class InstrumentationManager:
         self.watch_torch()
         self._listen()
         with Guard("devices"):  # most programs have put their model on a device by now
-            self.transfers.look()
+            self.transfers.poll()
 
     def watch_torch(self) -> None:
         """Instruments torch once the program has imported it."""
@@ -156,7 +156,7 @@ class InstrumentationManager:
         """Whether there is something here that is new all the time, and that nothing announces: times of a device."""
         return self._driver is not None
 
-    def _look_around(self) -> None:
+    def _check_imports(self) -> None:
         """A pass begins: check for newly imported trackers and compilers, and for a process group."""
         surroundings = len(sys.modules), self._job()
         if surroundings != self._surroundings:
@@ -320,10 +320,10 @@ class NoDevices:
     def __init__(self) -> None:
         self._steps = (1, 1)  # as ``DeviceTimer`` counts the first step
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Does nothing."""
 
-    read = remove = close = look
+    read = remove = close = poll
 
     def take_steps(self) -> tuple[int, int]:
         """See ``DeviceTimer.take_steps``."""

@@ -338,10 +338,10 @@ class ModulePatch:
 
         self._undo: list[Callable[[], None]] = []
         self._after(
-            torch.nn.Module, "compile", lambda module, _: self._tell(reattach, compiled, module, module)
+            torch.nn.Module, "compile", lambda module, _: self._notify(reattach, compiled, module, module)
         )
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
-        self._after(torch, "compile", lambda model, made: self._tell(reattach, compiled, model, made))
+        self._after(torch, "compile", lambda model, made: self._notify(reattach, compiled, model, made))
         self._hide_from_scripting()
 
     def remove(self) -> None:
@@ -356,7 +356,7 @@ class ModulePatch:
             self._undo.append(lambda: ignored.remove(SLOT))
 
     @staticmethod
-    def _tell(
+    def _notify(
         reattach: Callable[[], None], compiled: Callable[[Any, Any], None], model: Any, made: Any
     ) -> None:
         import torch
@@ -366,7 +366,7 @@ class ModulePatch:
             compiled(model, made)
 
     def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
-        def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+        def notifying(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
@@ -375,7 +375,7 @@ class ModulePatch:
 
             return wrapper
 
-        self._undo.append(replace(owner, name, telling))
+        self._undo.append(replace(owner, name, notifying))
 
 
 def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:

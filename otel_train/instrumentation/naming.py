@@ -263,7 +263,7 @@ def place_of(loader: Any) -> CallSite:  # Any: the user's loader
         if not is_ours(frame):
             variables = variables_of(frame)
             if _package(frame) not in FRAMEWORKS:
-                search.look(frame, variables, held)
+                search.inspect(frame, variables, held)
             role = role_of(variables.get("self"), held, alone=search.nearest is None)
             if role:
                 return CallSite(role, ("role", role))
@@ -280,7 +280,7 @@ class _Search:
         self._generic: _Binding | None = None
         self._passed = False  # the generic name is a parameter, and the call is not found yet
 
-    def look(self, frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> None:
+    def inspect(self, frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> None:
         """Inspects one more frame."""
         self.nearest = self.nearest or _position(frame)
         if self._named is not None:

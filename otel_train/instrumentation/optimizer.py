@@ -257,13 +257,13 @@ class OptimizerProbe:
         self._scaler.remove()
 
     def _hooks(self) -> tuple[Any, Any]:
-        edge, known, join = self._recorder.edge, self._words, self._join
+        edge, known, register = self._recorder.edge, self._words, self._register
         if self._in_c:
             hook = ring_buffer.EXTENSION.hook
-            return hook("update", (edge, known, join)), hook("update", (edge, known, None))
+            return hook("update", (edge, known, register)), hook("update", (edge, known, None))
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            words = known.get(id(optimizer)) or join(optimizer)
+            words = known.get(id(optimizer)) or register(optimizer)
             edge(words[0] | _CLOSURE if len(args) > 1 or "closure" in kwargs else words[0])
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -273,7 +273,7 @@ class OptimizerProbe:
 
         return before, after
 
-    def _join(self, optimizer: torch.optim.Optimizer) -> Any:
+    def _register(self, optimizer: torch.optim.Optimizer) -> Any:
         """First step of an optimizer: give it a bounded name, and remove it when it is deleted."""
         key, kind = id(optimizer), type(optimizer).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1

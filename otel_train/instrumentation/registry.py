@@ -99,7 +99,7 @@ class ProbeRegistry:
             return entry.loader
         known = self._known(entry.loader)
         if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
-            known = self._join(entry)
+            known = self._add_probe(entry)
         if self.patch is None or not _is_data_loader(entry.loader):
             return InstrumentedIterable(entry.loader, known)
         running = getattr(entry.loader, "_iterator", None)
@@ -194,7 +194,7 @@ class ProbeRegistry:
         mine = probe is not None and any(get() is loader for get in (probe.loader, probe.inner))
         return probe if mine else None
 
-    def _join(self, entry: Loader) -> LoaderProbe:
+    def _add_probe(self, entry: Loader) -> LoaderProbe:
         probe = LoaderProbe(
             entry.loader,
             entry.name,
@@ -233,7 +233,7 @@ class ProbeRegistry:
         with self._lock:  # two threads may begin at once, and call their loaders the same
             probe = self._known(loader)
             if probe is None:
-                return self._join_at(self._place(loader), loader)
+                return self._add_at_place(self._place(loader), loader)
             self._reclaim_name(probe)
             return probe
 
@@ -247,7 +247,7 @@ class ProbeRegistry:
         name = place.name or type(getattr(loader, "dataset", loader)).__name__
         return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 
-    def _join_at(self, place: CallSite, loader: Any) -> LoaderProbe:  # Any: a DataLoader
+    def _add_at_place(self, place: CallSite, loader: Any) -> LoaderProbe:  # Any: a DataLoader
         """Records a loader under the name of its place.
 
         A place has one name, and one more for each loader in use there at the same time: the i-th loader takes over the i-th
@@ -263,7 +263,7 @@ class ProbeRegistry:
             self._found.add(name)
         else:
             name = OTHER
-        probe = self._join(Loader(loader, name=name))
+        probe = self._add_probe(Loader(loader, name=name))
         probe.given, probe.awaited = False, True
         if name != OTHER:
             holders[number : number + 1] = [probe]

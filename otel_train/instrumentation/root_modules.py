@@ -36,7 +36,7 @@ _FRAMES_OF_A_CONSTRUCTOR = 16
 
 
 class RootFinder:
-    """Replaces ``Module.__call__`` while it looks for root modules; no global hook stays.
+    """Replaces ``Module.__call__`` while it inspects calls for root modules; no global hook stays.
 
     A root is a module with parameters that is called while no other such module runs on its thread. Losses, metrics and
     transforms have no parameters. Not roots: recomputation in a backward, replicas of ``DataParallel``, and calls from a
@@ -52,7 +52,7 @@ class RootFinder:
         self._left_to_others = 0.0
         self._over = False
 
-    def look(self, calls: float = FIRST_CALLS) -> None:
+    def inspect(self, calls: float = FIRST_CALLS) -> None:
         """Inspects at least the next ``calls`` outermost calls of this thread, and those of others meanwhile."""
         if self._over or self._guard.closed:
             return
@@ -64,19 +64,19 @@ class RootFinder:
             if torch.nn.Module.__call__ is _CALL:
                 torch.nn.Module.__call__ = _observed_call
 
-    def look_only(self) -> None:
+    def inspect_only(self) -> None:
         """Inspects ``FIRST_CALLS`` further calls of this thread, and no more."""
         with self._lock:
             self._left.clear()
-            self.look()
+            self.inspect()
 
     def remove(self) -> None:
-        """Stops looking."""
+        """Stops inspecting."""
         self._over = True
-        self._stop_looking()
+        self._stop_inspecting()
 
     @property
-    def looking(self) -> bool:
+    def inspecting(self) -> bool:
         """Whether calls are inspected."""
         return bool(self._left)
 
@@ -103,11 +103,11 @@ class RootFinder:
             else:
                 del self._left[here]
             if not self._left or self._left_to_others <= 0:
-                self._stop_looking()
+                self._stop_inspecting()
 
     def _report_model(self, model: torch.nn.Module) -> None:
         if len(self._known) == MOST_ROOTS:
-            self._stop_looking()
+            self._stop_inspecting()
             return
         with self._guard:
             self.notify(model)
@@ -115,9 +115,9 @@ class RootFinder:
         # same address, of a sweep, say, is met by the forgetting below.
         self._known.add(id(model))
         weakref.finalize(model, self._known.discard, id(model)).atexit = False
-        self.look()
+        self.inspect()
 
-    def _stop_looking(self) -> None:
+    def _stop_inspecting(self) -> None:
         with self._lock:
             self._left.clear()
             # If another library has wrapped this function, its wrapper stays and this one only forwards calls.
@@ -134,7 +134,7 @@ def _observed_call(self: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return _CALL(self, *args, **kwargs)
     finder = _finders[-1] if _finders else None
-    if finder is None or not finder.looking or getattr(_inside, "root", False) or not finder.leads(self):
+    if finder is None or not finder.inspecting or getattr(_inside, "root", False) or not finder.leads(self):
         return _CALL(self, *args, **kwargs)
     _inside.root = True
     try:
@@ -161,10 +161,10 @@ def _is_being_tried() -> bool:
     return False
 
 
-SHORT_LOOK = 2
+SHORT_INSPECTION = 2
 """Outermost calls inspected when a known loader starts again: a sweep may use another model."""
 
-SHORT_LOOK_EVERY_S = 1.0
+SHORT_INSPECTION_EVERY_S = 1.0
 """Least seconds between two such inspections."""
 
 
@@ -186,15 +186,15 @@ class FoundModels:
             self.remove()
             return
         finder.notify = self._take
-        finder.look_only()
+        finder.inspect_only()
 
     def loader_starts(self, *, new: bool) -> None:
         """Starts a search when an iterator of a loader is created."""
         if new:
-            self._finder.look()
-        elif not self._finder.looking and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + SHORT_LOOK_EVERY_S
-            self._finder.look(SHORT_LOOK)
+            self._finder.inspect()
+        elif not self._finder.inspecting and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + SHORT_INSPECTION_EVERY_S
+            self._finder.inspect(SHORT_INSPECTION)
 
     def give_way(self) -> None:
         """Stops the search and drops found models, because the program has given its models."""
@@ -230,7 +230,7 @@ class FoundModels:
 
         @functools.wraps(original)
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            finder.look()
+            finder.inspect()
             original(optimizer, *args, **kwargs)
 
         return init

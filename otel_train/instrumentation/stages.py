@@ -27,34 +27,34 @@ class StageRecorder:
     """Event codes of a session's manual stages.
 
     Args:
-        look: called before the first call of a timed function, which may load a compiler.
+        before_function: called before the first call of a timed function, which may load a compiler.
     """
 
-    def __init__(self, recorder: Recorder, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, recorder: Recorder, before_function: Callable[[], None] = lambda: None) -> None:
         self.edge = recorder.edge
         self.codes: dict[str, tuple[int, int, int]] = {}
         self.functions: dict[tuple[SourceKind, str], tuple[int, int, int]] = {}
-        self._look = look
+        self._before_function = before_function
         self._recorder = recorder
         self._tokens = itertools.count(1)
         self._mark = recorder.source(SourceKind.MARK, "step")
         self._epoch = recorder.source(SourceKind.MARK, "epoch")
         self._epochs = 0
-        self._turn = 0
+        self._epoch_token = 0
         self.reports = 0
         self._report = recorder.source(SourceKind.MARK, "report")
         self.checkpoint = begin_end_fail(recorder.source(SourceKind.CHECKPOINT, "checkpoint"))
 
-    def join(self, name: str) -> tuple[int, int, int]:
+    def register(self, name: str) -> tuple[int, int, int]:
         """Registers a stage name; returns (begin, end, fail)."""
         # Transfers inside a manual h2d stage are not counted again.
         kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
         codes = self.codes[name] = begin_end_fail(self._recorder.source(kind, name))
         return codes
 
-    def join_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
+    def register_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
         """Registers a timed function; returns (begin, end, fail)."""
-        self._look()
+        self._before_function()
         codes = self.functions[kind, name] = begin_end_fail(self._recorder.source(kind, name))
         return codes
 
@@ -66,13 +66,13 @@ class StageRecorder:
         """Begins an epoch; returns the argument of ``end_epoch``."""
         self._epochs = self._epochs + 1 if number is None else number
         self.edge(code(Op.EPOCH, self._epoch, payload=self._epochs))
-        self._turn += 1
-        return self._turn
+        self._epoch_token += 1
+        return self._epoch_token
 
-    def end_epoch(self, turn: int, *, failed: bool) -> None:
+    def end_epoch(self, token: int, *, failed: bool) -> None:
         """Ends that epoch unless it has ended."""
-        if turn == self._turn:
-            self._turn += 1
+        if token == self._epoch_token:
+            self._epoch_token += 1
             self.edge(code(Op.EPOCH_END, self._epoch, payload=int(failed)))
 
     def report(self) -> None:
@@ -164,7 +164,7 @@ class Stage:
     def __enter__(self) -> Stage:
         recorder = active_session.stages
         if recorder is not None:
-            recorder.edge((recorder.codes.get(self.name) or recorder.join(self.name))[0])
+            recorder.edge((recorder.codes.get(self.name) or recorder.register(self.name))[0])
         return self
 
     def __exit__(
@@ -172,7 +172,7 @@ class Stage:
     ) -> Literal[False]:
         recorder = active_session.stages
         if recorder is not None:
-            codes = recorder.codes.get(self.name) or recorder.join(self.name)
+            codes = recorder.codes.get(self.name) or recorder.register(self.name)
             recorder.edge(codes[1 if kind is None else 2])
         return False
 
@@ -247,7 +247,7 @@ class _Suspendable:
     def __init__(self, name: str) -> None:
         self._recorder = active_session.stages
         if self._recorder is not None:
-            self._source_codes = self._recorder.codes.get(name) or self._recorder.join(name)
+            self._source_codes = self._recorder.codes.get(name) or self._recorder.register(name)
             self._token = self._recorder.token()
 
     def write(self, op: Op) -> None:
@@ -331,11 +331,11 @@ class Epoch:
         number: its number in metrics; None for the next one, from 1.
     """
 
-    __slots__ = ("_recorder", "_turn")
+    __slots__ = ("_epoch_token", "_recorder")
 
     def __init__(self, number: int | None = None) -> None:
         self._recorder = active_session.stages
-        self._turn = 0 if self._recorder is None else self._recorder.begin_epoch(number)
+        self._epoch_token = 0 if self._recorder is None else self._recorder.begin_epoch(number)
 
     def end(self) -> None:
         """Ends the epoch. A second call does nothing."""
@@ -350,7 +350,7 @@ class Epoch:
 
     def _close(self, *, failed: bool) -> None:
         if self._recorder is not None and self._recorder is active_session.stages:
-            self._recorder.end_epoch(self._turn, failed=failed)
+            self._recorder.end_epoch(self._epoch_token, failed=failed)
 
 
 class Epochs(Generic[T]):

@@ -85,7 +85,7 @@ class Timers:
         try:
             source = self._sources[name]
         except (KeyError, TypeError):  # the latter of what cannot be hashed
-            source = self._join(name)
+            source = self._register(name)
         return Token(name, source, self._clock(), self)
 
     def end(self, token: object) -> None:
@@ -129,7 +129,7 @@ class Timers:
         """Tokens that were refused."""
         return sum(guard.faults for guard in list(self._guards.values()))
 
-    def _join(self, name: object) -> int:
+    def _register(self, name: object) -> int:
         """First use of a name: its number."""
         checked = text("begin({})", name, 'Name the operation: begin("load")')
         number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)

@@ -176,7 +176,7 @@ class CaptureController:
         self.scheduler.arm(plan, StepBoundary(loop.rule or _presumed(sources), sources), loop.thread)
         return ""
 
-    def turn(self, loop: LoopState, *, last: bool = False) -> None:
+    def poll(self, loop: LoopState, *, last: bool = False) -> None:
         """Runs one iteration: arm, number, write, report. ``last``: no further step numbers will arrive."""
         for plan in list(self._queued):
             if not self.busy and loop.near(plan) and loop.rule is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("otel_train")
 
 MARGIN_S, MARGIN_STEPS = 8.0, 10
-"""How far ahead a step must be for all ranks to agree on it: one turn of each rank's service thread, and its delay."""
+"""How far ahead a step must be for all ranks to agree on it: one poll of each rank's service thread, and its delay."""
 
 
 TOO_EARLY = (
@@ -66,14 +66,14 @@ class Schedule:
         self._left = set(every.epoch)
         self._minutes_ns = clock()
 
-    def look(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
+    def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if one is due."""
         every = self._every
         if self._most and self._made >= self._most:
             return
         self._give_up_on(sorted(epoch for epoch in self._left if epoch < loop.epoch))
         if every.steps:
-            self._look_ahead(loop, ask)
+            self._request_ahead(loop, ask)
         if loop.step < self._skip_first:
             return
         if loop.epoch != self._epoch and self._is_due(loop.epoch):
@@ -97,7 +97,7 @@ class Schedule:
                 " (poll_interval_s of tuning)", epoch, self._skip_first,
             )  # fmt: skip
 
-    def _look_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
+    def _request_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
         # A request far ahead would block others.
         if loop.near(plan) and not ask(plan):
@@ -122,10 +122,10 @@ class SlowSteps:
         self._slow_steps = slow_steps
         self._seen: deque[tuple[int, int]] = deque()
 
-    def look(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
+    def request_if_due(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         """Requests a capture if enough of the last steps were slow."""
         step, slow = loop.step, self._slow_steps()
-        # A fast loop makes more steps than that between two looks, so the last look always counts.
+        # A fast loop makes more steps than that between two calls, so the last call always counts.
         while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
             self._seen.popleft()
         since, before = self._seen[0] if self._seen else (step, slow)
@@ -157,7 +157,7 @@ class CaptureEndpoint:
         self._requests = requests
         self._signalled = False
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Takes waiting requests, then runs the controller. Runs on the service thread."""
         loop = self.loop()
         if self._signalled:
@@ -165,8 +165,8 @@ class CaptureEndpoint:
             self.controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
         self._take_file(loop)
         for trigger in self.triggers:
-            trigger.look(loop, self.controller.ask)
-        self.controller.turn(loop)
+            trigger.request_if_due(loop, self.controller.ask)
+        self.controller.poll(loop)
 
     def ask(self, document: dict[str, Any]) -> str:
         """Queues a request of the program. Returns "", or the reason if it is refused; a ConfigError if it is invalid."""

@@ -93,7 +93,7 @@ class FlopCount:
         """Begin and end of the counted step; (0, 0) without one."""
         return self._scheduler.within_ns
 
-    def turn(self, *, free: bool) -> None:
+    def poll(self, *, free: bool) -> None:
         """Starts or finishes the count. ``free``: no capture is under way."""
         if self.busy:
             self._take()

@@ -74,7 +74,7 @@ class EpochCaptures:
         while True:
             with self._accounted():
                 loop = self._endpoint.loop()
-                self._controller.turn(loop, last=True)
+                self._controller.poll(loop, last=True)
                 if not self._controller.busy:
                     return self._controller.begin(plan, loop)
                 if self._controller.running:
@@ -92,7 +92,7 @@ class EpochCaptures:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             with self._accounted():
-                self._controller.turn(self._endpoint.loop(), last=True)
+                self._controller.poll(self._endpoint.loop(), last=True)
                 if self._controller.finished:
                     return
             time.sleep(_POLL_S)
@@ -158,10 +158,10 @@ class Capturing(CaptureEndpoint):
         if self._console is not None:
             self._console = self._console._replace(block=True)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Takes requests and does what is due. Runs on the service thread."""
-        super().turn()
-        self._snapshots.look()
+        super().poll()
+        self._snapshots.write_if_due()
 
     def give_way_to(self, flops: FlopCount) -> None:
         """Starts no capture while a step's FLOP are counted: both intercept the events of the training thread."""
@@ -268,7 +268,7 @@ class OomSnapshots:
         self._snapshot = snapshot
         self._seen = self._made = 0
 
-    def look(self) -> Path | None:
+    def write_if_due(self) -> Path | None:
         """Writes a snapshot if memory has run out since the last call; returns its path. An OSError where it cannot."""
         ooms = self._ooms()
         if ooms <= self._seen or self._made == MOST_SNAPSHOTS:

@@ -155,7 +155,7 @@ class StepScheduler:
         self._result = None
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
         self.phase = CapturePhase.WAITING
-        thread.intercept(self._see)
+        thread.intercept(self._on_edge)
         if plan.at_once and get_ident() == thread.ident:
             self._contain(self._end_of_step)
             self._contain(self._begin_of_step)
@@ -200,7 +200,7 @@ class StepScheduler:
 
     # -- on the training thread --------------------------------------------------------------------
 
-    def _see(self, code: int, write: Callable[[int], None]) -> None:
+    def _on_edge(self, code: int, write: Callable[[int], None]) -> None:
         self._contain(self._before, code)
         write(code)
         if code & OP_MASK < Op.END and self.phase is CapturePhase.ACTIVE:

@@ -48,7 +48,7 @@ _FIELDS: Final[dict[str, tuple[int, int]]] = {
     "side_rings": (1, SIDE_RINGS),
     "names_half": (0, 1),
     "names_bytes": (0, NAMES_HALF),
-    "turn_unix_ns": (0, _MOST_NS),
+    "polled_unix_ns": (0, _MOST_NS),
 }
 """What a header may hold."""
 
@@ -79,7 +79,7 @@ class Flight(NamedTuple):
     Attributes:
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
-        turn_unix_ns: when the agent last polled.
+        polled_unix_ns: when the agent last polled.
         identity: any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
             (whole numbers from 0).
     """
@@ -87,7 +87,7 @@ class Flight(NamedTuple):
     pid: int
     anchor_unix_ns: int
     anchor_clock_ns: int
-    turn_unix_ns: int
+    polled_unix_ns: int
     identity: dict[str, Any]
     sources: tuple[Instrumented, ...]
     threads: tuple[ThreadEdges, ...]
@@ -132,7 +132,7 @@ def flight_in(before: bytes, data: bytes) -> Flight:
     if not isinstance(names, dict):
         raise ValueError("its table of names is no JSON object.")  # noqa: TRY004  # of the file, not of an argument
     return Flight(
-        header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.turn_unix_ns,
+        header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.polled_unix_ns,
         _identity(names.get("identity")), _sources(names.get("sources")),
         tuple(_threads(before, data, header)),
     )  # fmt: skip

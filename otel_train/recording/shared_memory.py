@@ -39,7 +39,7 @@ SIDE_RINGS = 15
 """Threads beside the first that have a ring in the file; further ones get plain memory."""
 
 HEADER = struct.Struct("<8s9q")
-TURN_OFFSET = HEADER.size - 8
+POLLED_OFFSET = HEADER.size - 8
 CHANGES_OFFSET = HEADER.size + 8
 ENTRY = struct.Struct("<5q80sq")
 ENTRY_BYTES = 128
@@ -66,7 +66,7 @@ class Header(FastNamedTuple):
     side_rings: int
     names_half: int
     names_bytes: int
-    turn_unix_ns: int
+    polled_unix_ns: int
 
 
 class RingEntry(FastNamedTuple):
@@ -229,7 +229,7 @@ class FlightMemory(RankMemory):
 
     def write_heartbeat(self, unix_ns: int) -> None:
         """Write that the agent polled at ``unix_ns``."""
-        self._header = self._header._replace(turn_unix_ns=unix_ns)
+        self._header = self._header._replace(polled_unix_ns=unix_ns)
         self._write_header()
 
     def close(self) -> None:

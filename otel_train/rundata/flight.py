@@ -180,7 +180,7 @@ class FlightHistory:
     def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
         begun = [self._sources[entry.source] for entry in history.open]
-        turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
+        turn_ns = self._flight.polled_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
         last_sign_ns = max(turn_ns, int(history.thread.times[-1]))
         batches = history.closed.batches
         loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the batch in work

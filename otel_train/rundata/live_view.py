@@ -220,7 +220,7 @@ class RankReader:
         progress = self._progress_of(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):
             warnings.append(progress.problem)
-        series, histograms = self._history(folder).turn()
+        series, histograms = self._history(folder).read()
         events = events_of(folder)
         others = {
             each: found for each, path in folders.items() if (found := summary_of(self._documents, path, []))

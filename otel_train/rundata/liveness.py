@@ -66,7 +66,7 @@ def heartbeat_of(flight: Path) -> Heartbeat | None:
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         return None
     header = Header(*HEADER.unpack(data))
-    return Heartbeat(header.pid, header.turn_unix_ns / 1e9)
+    return Heartbeat(header.pid, header.polled_unix_ns / 1e9)
 
 
 def liveness(

@@ -194,7 +194,7 @@ class MetricsHistory:
         self._series: dict[str, Any] = {}
         self._histograms: list[dict[str, Any]] = []
 
-    def turn(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Read what is new; what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
         path = self._folder / METRICS
         try:

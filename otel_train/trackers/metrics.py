@@ -383,11 +383,11 @@ class ClosedStepsPart(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where a row is due: when, and the training steps up to there. ``turn`` is of epochs, if the row is about one."""
+    """Where a row is due: when, and the training steps up to there. ``boundary`` is that of epochs, if the row is about one."""
 
     at_ns: int
     step: int
-    turn: EpochBoundary | None = None
+    boundary: EpochBoundary | None = None
 
 
 class FlatMetrics:
@@ -412,7 +412,7 @@ class FlatMetrics:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._turns = EpochTracker(names, epochs.loaders)
+        self._boundaries = EpochTracker(names, epochs.loaders)
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._means = StageMeans(names, epochs.safe)
@@ -434,7 +434,11 @@ class FlatMetrics:
             self._epochs.add(part)
             if mark is not None:
                 self._step = max(self._step, mark.step)
-                made += self._epoch_row(mark.turn, mark.at_ns) if mark.turn else self._step_row(mark.at_ns)
+                made += (
+                    self._epoch_row(mark.boundary, mark.at_ns)
+                    if mark.boundary
+                    else self._step_row(mark.at_ns)
+                )
         if len(numbers):
             self._step, self._stepped_ns = int(numbers[-1]) + 1, int(closed.steps.ended_ns[rows[-1]])
         return made
@@ -443,8 +447,8 @@ class FlatMetrics:
         """Count only: no tracker listens yet."""
         self._epochs.skip()
         for mark in self._marks(closed, rows, numbers):
-            if mark.turn:
-                self.epoch = mark.turn.running
+            if mark.boundary:
+                self.epoch = mark.boundary.running
         if len(numbers):
             self._step = self._logged = int(numbers[-1]) + 1
 
@@ -460,16 +464,16 @@ class FlatMetrics:
 
     def finish(self) -> list[FlatRow]:
         """A row of the steps since the last one, if there were any, and one of the epoch, if a marked one ends here."""
-        return [*self.so_far(), *self._epoch_row(self._turns.close(), self._stepped_ns)]
+        return [*self.so_far(), *self._epoch_row(self._boundaries.close(), self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
         self._logged = self._step
         values = {**self._means.take(), **self._operations.values()}
         return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 
-    def _epoch_row(self, turn: EpochBoundary, at_ns: int) -> list[FlatRow]:
-        values, ended = self._epochs.take(at_ns), turn.ended
-        self.epoch = turn.running
+    def _epoch_row(self, boundary: EpochBoundary, at_ns: int) -> list[FlatRow]:
+        values, ended = self._epochs.take(at_ns), boundary.ended
+        self.epoch = boundary.running
         if ended is None or not values or not self._every_epochs or ended % self._every_epochs:
             return []
         return [self._row(at_ns, ended, values, of_epoch=True)]
@@ -488,10 +492,10 @@ class FlatMetrics:
         said: list[tuple[int, EpochBoundary | None]] = [
             (at_ns, None) for at_ns in self._asked(closed, {mark.at_ns for mark in found})
         ]
-        said += [(turn.at_ns, turn) for turn in self._turns.take(closed)]
-        for at_ns, turn in said:
+        said += [(boundary.at_ns, boundary) for boundary in self._boundaries.take(closed)]
+        for at_ns, boundary in said:
             before = np.flatnonzero(closed.steps.ended_ns[rows] <= at_ns)
-            found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
+            found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, boundary))
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
     def _asked(self, closed: ClosedSteps, due: Container[int]) -> Iterator[int]:

@@ -44,7 +44,7 @@ class Bench:
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in SourceKind}
         self.timer = DeviceTimer(self.recorder, driver, mode=mode, clock=system_clock)
         self.agent = AgentSide(self.timer, self.recorder)
-        self.timer.look()
+        self.timer.poll()
         self.timer.steps.one_in = 1
         self.cycles_per_ms = _cycles_per_ms()
 
@@ -192,7 +192,7 @@ def test_a_graph_can_be_captured_while_events_are_read_and_holds_none_of_them() 
     def poll() -> None:
         try:
             while not stop.is_set():
-                bench.timer.look()
+                bench.timer.poll()
                 bench.agent.take()
                 bench.timer.memory()
         except RuntimeError as fault:
@@ -274,7 +274,7 @@ def test_nothing_of_it_synchronises() -> None:
         for _ in range(50):
             for kind in KINDS:
                 bench.stage(kind, lambda: bench.held[0] @ bench.held[0])
-            bench.timer.look()
+            bench.timer.poll()
             bench.agent.take()
             bench.timer.memory()
     finally:

@@ -100,7 +100,7 @@ class InstrumentedTraining:
         self.probes = ProbeRegistry(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()))
         self.transfers = TransferProbe(self.recorder, HostDriver())
-        self.transfers.look()
+        self.transfers.poll()
         self.probes.watch_torch()
         self.probes.add_loader(Loader(loader, name="code"))
         self.probes.add_model("model", model)

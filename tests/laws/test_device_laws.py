@@ -41,7 +41,7 @@ class Loop:
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.agent = AgentSide(self.timer, self.recorder)
-        self.timer.look()
+        self.timer.poll()
         self.timer.steps.one_in = 1
         self.run = run_state(stall_after_s=1e6)
         self.expected: dict[str, list[int]] = {stage: [] for stage in STAGE_OF}

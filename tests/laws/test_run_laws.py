@@ -68,7 +68,7 @@ def test_no_cumulative_value_falls_and_activities_add_up_whichever_thread_leads(
             over.append(tape)  # Run tells tapes apart by their identity
             tapes[thread] = Tape(started_ns=now_ns)
         elif then:
-            run.account.look(now_ns)
+            run.account.check_stalls(now_ns)
         if then == "snapshot":
             shown = rising(shown, cumulative(metrics))
     run.close(now_ns + 7)

@@ -186,7 +186,7 @@ class Run:
             for member in self._members:
                 member.account.advance(now_ns)
                 self.logged(member.account)
-                member.ranks.turn()
+                member.ranks.poll()
             for member in self._members:
                 every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.account.profile.reduced else 1)
                 if self.now_s % every == 0 and member.account.profile.metrics:

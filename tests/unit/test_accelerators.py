@@ -102,7 +102,7 @@ def test_a_stage_on_intels_device_has_its_time() -> None:
     recorder = Recorder(FlightMemory(1 << 10, Anchor(0, 0)), clock=clock)
     timer = DeviceTimer(recorder, DeviceDriver("xpu", lambda: intel), mode="events", clock=clock)
     agent, source = AgentSide(timer, recorder), recorder.source(SourceKind.FORWARD, "model")
-    timer.look()
+    timer.poll()
     timer.edge(code(Op.BEGIN, source))
     intel.work(5 * MS)
     timer.edge(code(Op.END, source))
@@ -167,7 +167,7 @@ def test_apples_memory_is_read_and_its_time_is_not() -> None:
     clock = FakeClock(0)
     recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
     timer = DeviceTimer(recorder, driver, mode="events", clock=clock)
-    timer.look()
+    timer.poll()
 
     assert timer.edge is recorder.edge
     assert AgentSide(timer, recorder).take() is None

@@ -117,7 +117,7 @@ def test_a_stall_in_a_stage_of_ones_own_is_counted() -> None:
     """A hang in ``augment`` is a hang."""
     tape = run_of().begin(SourceKind.STAGE, "augment")
     run = account(tape, close=False, stall_after_s=1.0)
-    run.look(tape.now_ns + 10**10)
+    run.check_stalls(tape.now_ns + 10**10)
     found = published(run)["train.stall.events"]
 
     assert {labels: point.value for labels, point in found.items() if point.value} == {("augment",): 1}

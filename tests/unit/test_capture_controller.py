@@ -93,7 +93,7 @@ class Run:
         """Let the loop go on until one more capture has been reported."""
         known, deadline = len(self.captures), time.monotonic() + 20
         while len(self.captures) == known and time.monotonic() < deadline:
-            self.endpoint.turn()
+            self.endpoint.poll()
             self.steps(1)
             time.sleep(0.001)
         return self.captures[known]
@@ -129,7 +129,7 @@ def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
 def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
     """Two profilers at once crash the process."""
     run.controller.ask(PLAN)
-    run.endpoint.turn()
+    run.endpoint.poll()
     assert run.controller.ask(PLAN) == ""
     run.finish()
     run.finish()
@@ -259,7 +259,7 @@ def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
     """The last capture of a run is the one of its end: the loop does not wait for it, and it must not be lost."""
     run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
     run.controller.ask(PLAN)
-    run.endpoint.turn()
+    run.endpoint.poll()
     run.steps(5)
     run.controller.scheduler.abort("")
     run.controller.end(20)
@@ -295,7 +295,7 @@ def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     run.schedule(ProfilerEvery(epochs=2))
     run.finish()
     run.epoch = 2
-    run.endpoint.turn()
+    run.endpoint.poll()
     assert not run.controller.scheduler.begun_ns or len(run.captures) == 1
     run.epoch = 3
     run.finish()
@@ -306,10 +306,10 @@ def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
 def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the user waits for a file that is never written."""
     run.schedule(ProfilerEvery(epoch=(1,)), skip_first=1000)
-    run.endpoint.turn()
+    run.endpoint.poll()
     run.epoch = 2
-    run.endpoint.turn()
-    run.endpoint.turn()
+    run.endpoint.poll()
+    run.endpoint.poll()
 
     (record,) = caplog.records
     assert record.getMessage().startswith(
@@ -323,7 +323,7 @@ def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
     run.finish()
     run.clock.tick(s=60)
     for _ in range(5):
-        run.endpoint.turn()
+        run.endpoint.poll()
         run.steps(2)
 
     assert len(run.captures) == 1
@@ -341,7 +341,7 @@ def slow_steps(seen: list[tuple[int, int]]) -> list[CaptureRequest]:
 
     for step, _ in seen:
         thread = ProfiledThread(0, SOURCES, print)
-        slow.look(LoopState(None, thread, step, STEP_NS, 1, 0), ask)
+        slow.request_if_due(LoopState(None, thread, step, STEP_NS, 1, 0), ask)
     return wanted
 
 
@@ -379,8 +379,8 @@ def test_a_broken_request_is_thrown_away_and_said(
 ) -> None:
     """It must not be read again on every turn, nor switch anything off."""
     (run.folder / "rank0" / "capture-request.json").write_text(text, "utf-8")
-    run.endpoint.turn()
-    run.endpoint.turn()
+    run.endpoint.poll()
+    run.endpoint.poll()
 
     assert len(caplog.records) == 1
     assert run.controller.ask(PLAN) == ""
@@ -403,7 +403,7 @@ def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCap
     run.profiler.without = "no torch"
     refused = run.controller.ask(PLAN)
     with caplog.at_level(logging.WARNING):
-        run.endpoint.turn()
+        run.endpoint.poll()
     run.steps(5)
 
     assert refused == "no torch"
@@ -452,10 +452,10 @@ def test_several_ranks_are_asked_once_the_pace_is_known(run: Run) -> None:
     run.step_ns = 0
     assert post(run, {"steps": 1, "ranks": [0, 3]})[0] == 409
     leave_request(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
-    run.endpoint.turn()
+    run.endpoint.poll()
     assert not (run.folder / "rank3" / "capture-request.json").exists()
     run.step_ns = STEP_NS
-    run.endpoint.turn()
+    run.endpoint.poll()
     assert (run.folder / "rank3" / "capture-request.json").exists()
 
 

@@ -74,7 +74,7 @@ class Replay:
         times = np.array(self._times[first : at + 1], dtype=np.int64)
         self._run.feed(1, times, np.array(self._unread, dtype=np.int64), name="MainThread", main=True)
         self._unread.clear()
-        self.controller.turn(self._loop())
+        self.controller.poll(self._loop())
 
     def _loop(self) -> LoopState:
         thread = ProfiledThread(get_ident(), self.tape.sources, self._intercept)

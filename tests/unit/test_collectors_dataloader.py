@@ -33,7 +33,7 @@ class TraceTimeline:
         recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
         self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
         self.watch = LoaderWatch(
-            self.run.account, lambda: {"code": self.probe}, look=lambda _: state, clock=lambda: 7
+            self.run.account, lambda: {"code": self.probe}, read_state=lambda _: state, clock=lambda: 7
         )
 
     def published(self) -> dict[str, dict[tuple[str, ...], Any]]:

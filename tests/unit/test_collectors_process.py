@@ -201,10 +201,10 @@ def test_values_are_in_mib_under_their_flat_names() -> None:
         clock, datasets=lambda names: 5 * MIB if list(names) == ["code"] else None,
         caches=lambda: {"a": MIB, "b": 2 * MIB}, devices=driver.taken,
     )  # fmt: skip
-    assert found.look() == pytest.approx(0.2)
+    assert found.sample() == pytest.approx(0.2)
     driver.taken_bytes = MIB
     clock.tick(s=1)
-    found.look()
+    found.sample()
 
     values = found.values(["code"], clock())
 
@@ -218,7 +218,7 @@ def test_what_is_not_there_has_no_value() -> None:
     """A program without a cache has no cache of zero."""
     clock = FakeClock()
     found = memories(clock)
-    found.look()
+    found.sample()
 
     assert set(found.values(["code"], clock())) == {"memory_peak_mb"}
 
@@ -246,7 +246,7 @@ def test_a_reading_that_fails_is_off_after_three(caplog: pytest.LogCaptureFixtur
     found = memories(FakeClock(), devices=driver.taken)
 
     for _ in range(10):
-        again_s = found.look()
+        again_s = found.sample()
 
     assert again_s is None
     assert found.guard.faults == 3

@@ -38,7 +38,7 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
     reclaimed = ReclaimedTime()
     stalls = Stalls(0, 300, reclaimed)
     stalls.progress(seconds(10))
-    stalls.look(seconds(400), 0)
+    stalls.check(seconds(400), 0)
     stalls.progress(seconds(510))
 
     found = ledger(reclaimed, seconds(10), seconds(500), seconds(5))

@@ -35,7 +35,7 @@ class Loop:
         self.recorder = Recorder(FlightMemory(1 << 14, Anchor(0, 0)), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.agent = AgentSide(self.timer, self.recorder)
-        self.timer.look()
+        self.timer.poll()
         self.timer.steps.one_in = one_in
         self.sources = {kind: self.recorder.source(kind, kind.name) for kind in SourceKind}
         self.pace = Pace()

@@ -52,7 +52,7 @@ class Bench:
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in (*SourceKind,)}
         self.seen = self.sampled = self.written = 0
         if devices:
-            self.timer.look()
+            self.timer.poll()
         self.timer.steps.one_in = one_in
 
     def begin(self, kind: SourceKind, op: Op = Op.BEGIN, flags: int = 0) -> Bench:
@@ -83,7 +83,7 @@ class Bench:
         """The driver is in another state."""
         for name, value in state.items():
             setattr(self.driver, name, value)
-        self.timer.look()
+        self.timer.poll()
         return self
 
     def step(self, *, device_ms: float) -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_recorded_before_a_device_is_in_use() -> None:
     bench = Bench()
 
     bench.stage(FORWARD, host_ms=1)
-    bench.timer.look()
+    bench.timer.poll()
 
     assert bench.agent.take() is None
     assert bench.driver.records == 0
@@ -344,9 +344,9 @@ def test_a_fault_of_the_driver_stops_at_the_timer() -> None:
 
     bench.stage(FORWARD, host_ms=1)
     with pytest.raises(RuntimeError, match="device-side assert"):
-        bench.timer.look()
+        bench.timer.poll()
     bench.driver.fault = None
-    bench.timer.look()
+    bench.timer.poll()
     bench.stage(FORWARD, host_ms=1)
 
     assert bench.driver.records == 0
@@ -374,7 +374,7 @@ def test_after_the_stop_nothing_is_recorded_and_what_is_can_be_taken() -> None:
 
     bench.timer.stop()
     bench.stage(BACKWARD, host_ms=1)
-    bench.timer.look()
+    bench.timer.poll()
     bench.stage(BACKWARD, host_ms=1)
 
     assert bench.measured() == [("forward", 1.0)]
@@ -421,7 +421,7 @@ def test_a_fault_in_sync_mode_stops_at_the_timer() -> None:
     bench.stage(FORWARD, host_ms=1)
 
     with pytest.raises(RuntimeError, match="unspecified"):
-        bench.timer.look()
+        bench.timer.poll()
     assert len(bench.edges()) == 2
 
 
@@ -431,7 +431,7 @@ def test_where_it_is_off_the_recorder_keeps_its_own_edge() -> None:
     recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
 
     timer = DeviceTimer(recorder, FakeDriver(clock), mode="off", clock=clock)
-    timer.look()
+    timer.poll()
 
     assert timer.edge is recorder.edge
     assert AgentSide(timer, recorder).take() is None
@@ -486,7 +486,7 @@ def test_recording_costs_three_thousandths_of_training_at_most(record_ns: int, o
         bench.step(device_ms=1)
         if number % 50 == 49:
             bench.take()
-            bench.timer.look()
+            bench.timer.poll()
 
     assert bench.timer.steps.one_in == pytest.approx(one_in, abs=1)
     assert bench.timer.spent_ns / (bench.clock() - begun_ns) <= 1.05 * WORTH

@@ -40,7 +40,7 @@ class Loop:
         self.recorder = Recorder(FlightMemory(1 << 12, Anchor(0, 0)), clock=system_clock)
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=system_clock)
-        self.timer.look()
+        self.timer.poll()
         self.timer.steps.one_in = 1
         self.agent = AgentSide(self.timer, self.recorder)
 

@@ -53,7 +53,7 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
 
     flight = read_flight(path)
 
-    assert (flight.pid, flight.anchor_unix_ns, flight.anchor_clock_ns, flight.turn_unix_ns) == (
+    assert (flight.pid, flight.anchor_unix_ns, flight.anchor_clock_ns, flight.polled_unix_ns) == (
         os.getpid(), 5_000, 100, 7_000
     )  # fmt: skip
     assert flight.identity == {"run_id": "r1"}
@@ -174,7 +174,7 @@ def test_the_file_system_of_a_folder_is_known(small_disk: Path) -> None:
         (48, 99, "side_rings is 99, expected 1 to 15"),
         (56, 2, "names_half is 2"),
         (64, -1, "names_bytes is -1"),
-        (72, -1, "turn_unix_ns is -1"),
+        (72, -1, "polled_unix_ns is -1"),
         (4096, 7, "entry of ring 0 cannot be right: used is 7"),
         (4096 + 16, -1, "written -1"),
     ],

@@ -200,12 +200,12 @@ def test_a_thing_is_logged_once() -> None:
     missing = CoverageReporter(
         run, lambda: RankState(models=tuple(models)), log=lambda *line: lines.append(line)
     )
-    missing.tell()
+    missing.log_gaps()
     assert lines == []  # it may yet come
     run.totals.updates = UPDATES_WITHOUT_FORWARD
-    missing.tell()
+    missing.log_gaps()
     models.append("Teacher")
-    missing.tell(final=True)
+    missing.log_gaps(final=True)
 
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
 
@@ -275,10 +275,10 @@ def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> N
     clock = FakeClock(0)
     run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
     missing = CoverageReporter(run, RankState, log=lambda *line: lines.append(line), clock=clock)
-    missing.tell()
+    missing.log_gaps()
     assert lines == []
     clock.tick(ms=1000 * (STEPLESS_S + 1))
     for final in (False, True):
-        missing.tell(final=final)
+        missing.log_gaps(final=final)
 
     assert [line[1:3] for line in lines] == [("stage", "make_step")]

@@ -151,7 +151,7 @@ class Reading:
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         self.logged.extend(self.queue.drain())
         self.reader.read()
-        self.reader.tell()
+        self.reader.emit_events()
         return [(event.name, dict(event.attributes)) for event in self.run.spans.drain()[1]]
 
 

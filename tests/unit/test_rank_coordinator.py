@@ -45,11 +45,11 @@ class Member:
     def turns(self, seconds: float = 5.0) -> None:
         """One exchange, seen through to its end."""
         self.clock.tick(s=seconds)
-        self.ranks.turn()
+        self.ranks.poll()
         exchange = self.ranks._exchange
         assert exchange is not None
         until(lambda: exchange._found is not None)
-        self.ranks.turn()
+        self.ranks.poll()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of this name since the last call."""
@@ -93,7 +93,7 @@ def test_without_a_process_group_nothing_is_started(members: list[Member], store
     """A run of one rank has no thread, no connection and no metric of ranks."""
     alone = join(members, store, 0, 1)
     alone.group = None
-    alone.ranks.turn()
+    alone.ranks.poll()
 
     assert alone.ranks._exchange is None
     assert (alone.ranks.summary(), alone.ranks.finding(1.0), alone.ranks.faults) == (None, None, 0)
@@ -103,7 +103,7 @@ def test_the_exchange_can_be_turned_off(members: list[Member], store: FakeStore)
     """Whoever wants nothing in the job's store gets nothing there."""
     member = join(members, store, 0, 2, every_s=0.0)
     member.clock.tick(s=100)
-    member.ranks.turn()
+    member.ranks.poll()
 
     assert member.ranks._exchange is None
 
@@ -192,7 +192,7 @@ def test_in_a_large_job_each_rank_writes_less_often(members: list[Member], store
     member.turns()
     before = store.held["p/2"]
     member.clock.tick(s=20)
-    member.ranks.turn()
+    member.ranks.poll()
     time.sleep(0.05)
     assert store.held["p/2"] == before
 
@@ -206,10 +206,10 @@ def test_a_fault_of_the_store_is_counted_and_ends_in_silence(members: list[Membe
     member = join(members, store, 0, 2)
     for faults in (1, 2, 3):
         member.clock.tick(s=6)
-        member.ranks.turn()
+        member.ranks.poll()
         until(partial(lambda faults: member.ranks.faults == faults, faults))
     member.clock.tick(s=6)
-    member.ranks.turn()
+    member.ranks.poll()
 
     assert member.ranks.faults == 3
     assert member.ranks._exchange is not None

@@ -273,9 +273,9 @@ def test_a_hang_is_reported_while_it_hangs() -> None:
     """A run that never comes back can send nothing afterwards."""
     tape = steps(Tape(), 12).begin(SourceKind.DATA, "code")
     run = Run(stall_after_s=1.0).feed(tape)
-    run.account.look(tape.now_ns + NS_PER_S - 1)
+    run.account.check_stalls(tape.now_ns + NS_PER_S - 1)
     assert run.account.state() == "training"
-    run.account.look(tape.now_ns + NS_PER_S)
+    run.account.check_stalls(tape.now_ns + NS_PER_S)
     run.feed(tape)
 
     assert run.account.state() == "stalled"
@@ -288,7 +288,7 @@ def test_only_the_time_of_the_hang_is_stalled() -> None:
     """The steps that were read together with the end of the hang were not hanging."""
     tape = steps(Tape(), 12).begin(SourceKind.DATA, "code").spend(2 * NS_PER_S)
     run = Run(stall_after_s=1.0).feed(tape)
-    run.account.look(tape.now_ns)
+    run.account.check_stalls(tape.now_ns)
     tape.end(SourceKind.DATA, "code").forward().backward().update()
     steps(tape, 100).stop()
     run.feed(tape).close(tape.now_ns)

@@ -20,7 +20,7 @@ def silent(at_s: float, *, stalled: bool, median_s: float = 0, **doing: Any) -> 
     """The agent looks; whether that is a stall which was not one before."""
 
     def do(stalls: Stalls) -> None:
-        assert stalls.look(int(at_s * NS_PER_S), int(median_s * NS_PER_S), **doing) is stalled, at_s
+        assert stalls.check(int(at_s * NS_PER_S), int(median_s * NS_PER_S), **doing) is stalled, at_s
 
     return do
 
@@ -76,7 +76,7 @@ def test_a_silence_is_a_stall_where_nothing_explains_it(history: list[Callable[[
 def test_the_threshold_after_the_loops_is_one_that_rules_know() -> None:
     """The age of the heartbeat goes on growing, and must not page."""
     stalls = Stalls(0, after_s=300, reclaimed=ReclaimedTime())
-    stalls.look(9999 * NS_PER_S, 0, doing=OUTSIDE)
+    stalls.check(9999 * NS_PER_S, 0, doing=OUTSIDE)
 
     assert (stalls.threshold_ns, stalls.quiet_ns) == (OUTSIDE_NS, 0)
     assert stalls.patience_ns == 1800 * NS_PER_S  # whoever waits for it does not wait for ever

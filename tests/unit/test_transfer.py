@@ -38,7 +38,7 @@ class Bench:
         self.driver.used = list(used)
         self.recorder = Recorder(FlightMemory(1 << 12, Anchor(0, 0)), clock=lambda: self.clock.tick(1))
         self.probe = TransferProbe(self.recorder, self.driver, find_torch=find_torch)
-        self.probe.look()
+        self.probe.poll()
 
     def written(self) -> list[tuple[str, str, int]]:
         """Op, source and payload of every edge of the main thread."""
@@ -231,7 +231,7 @@ def test_a_close_in_the_middle_of_a_look_leaves_nothing_behind() -> None:
         return [0]
 
     bench.driver.devices = devices  # type: ignore[method-assign]
-    bench.probe.look()
+    bench.probe.poll()
 
     assert not any(name in vars(torch.Tensor) for name in METHODS)
 
@@ -276,10 +276,10 @@ def test_without_a_device_in_use_nothing_is_touched() -> None:
 
     assert not any(name in vars(torch.Tensor) for name in METHODS)
     bench.driver.used = [0]
-    bench.probe.look()
+    bench.probe.poll()
     assert all(name in vars(torch.Tensor) for name in METHODS)
     bench.probe.remove()
-    bench.probe.look()
+    bench.probe.poll()
     assert not any(name in vars(torch.Tensor) for name in METHODS)
 
 
@@ -350,7 +350,7 @@ def test_a_user_stage_of_that_name_is_the_same_stage() -> None:
     hand = StageRecorder(bench.recorder)
 
     for name in ("h2d", "augment"):
-        hand.join(name)
+        hand.register(name)
 
     assert [(source.kind, source.stage) for source in bench.recorder.sources[-2:]] == [
         (SourceKind.H2D, "h2d"), (SourceKind.STAGE, "augment"),

@@ -218,18 +218,18 @@ def write_lines(folder: Path, seconds: range) -> None:
 def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
     """100 steps in each second, as they come; half a line is no line yet."""
     history = MetricsHistory(tmp_path)
-    assert history.turn() == ({}, [])
+    assert history.read() == ({}, [])
     write_lines(tmp_path, range(1, 4))
-    assert history.turn()[0]["times"] == [1.0, 2.0]
+    assert history.read()[0]["times"] == [1.0, 2.0]
 
     torn = json.dumps(metrics_line(4)) + "\n"
     with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
         file.write(torn[:100])
-    assert history.turn()[0]["times"] == [1.0, 2.0]
+    assert history.read()[0]["times"] == [1.0, 2.0]
     with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
         file.write(torn[100:])
 
-    series, [first, _] = history.turn()
+    series, [first, _] = history.read()
     assert series["times"] == [1.0, 2.0, 3.0]
     assert series["steps_per_s"] == [100.0] * 3
     assert first["name"] == "train · code · forward"
@@ -241,12 +241,12 @@ def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path)
     (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
     write_lines(tmp_path, range(4, 6))
     history = MetricsHistory(tmp_path)
-    assert history.turn()[0]["times"] == [1.0, 2.0, 3.0, 4.0]
+    assert history.read()[0]["times"] == [1.0, 2.0, 3.0, 4.0]
 
     (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
     write_lines(tmp_path, range(6, 7))
 
-    assert history.turn()[0]["times"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert history.read()[0]["times"] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_a_long_course_is_thinned(tmp_path: Path) -> None:
@@ -254,11 +254,11 @@ def test_a_long_course_is_thinned(tmp_path: Path) -> None:
     history = MetricsHistory(tmp_path)
     for start in range(1, 3 * MOST_MOMENTS, 100):
         write_lines(tmp_path, range(start, start + 100))
-        series, _ = history.turn()
+        series, _ = history.read()
 
     assert MOST_MOMENTS // 2 < len(series["times"]) <= 2 * MOST_MOMENTS
     assert series["times"][-1] == 3 * MOST_MOMENTS - 1
-    again, _ = MetricsHistory(tmp_path).turn()
+    again, _ = MetricsHistory(tmp_path).read()
     assert len(again["times"]) <= 2 * MOST_MOMENTS
     assert again["times"][-1] == pytest.approx(3 * MOST_MOMENTS - 1, abs=2)
 
