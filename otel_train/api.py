@@ -71,7 +71,7 @@ class DisabledSession:
         """Takes what the method of a session takes."""
 
     log = event = end = report = track = provide = find_models = name_loaders = show_blocks = _nothing
-    release_in_fork = reset_window = close = __exit__ = _nothing
+    let_go_in_fork = reset_window = close = __exit__ = _nothing
 
     def begin(self, name: str) -> Token:
         """Nothing is timed."""
@@ -252,7 +252,7 @@ def current() -> Session | None:
 def forget_in_fork() -> None:
     """Drop the parent's session in a forked child; it continues in the parent."""
     for session in _sessions:
-        session.release_in_fork()
+        session.let_go_in_fork()
     _sessions.clear()
 
 

@@ -246,7 +246,7 @@ class ExitHook:
             self._held = False
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def release_in_fork(self) -> None:
+    def let_go_in_fork(self) -> None:
         """In a forked child SIGTERM does what it does without a session."""
         if not self._removed:
             self._put_back()
@@ -366,9 +366,9 @@ def _adapt_on_main_thread() -> None:
         ctypes.pythonapi.Py_AddPendingCall(_pending[0], None)
 
 
-def _release_in_fork() -> None:
+def _let_go_in_fork() -> None:
     for hook in list(_hooks):
-        hook.release_in_fork()
+        hook.let_go_in_fork()
 
 
 _Lock = TypeVar("_Lock")
@@ -388,7 +388,7 @@ def _free_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_locks)
-    os.register_at_fork(after_in_child=_release_in_fork)
+    os.register_at_fork(after_in_child=_let_go_in_fork)
 
 
 def is_importing_main() -> bool:

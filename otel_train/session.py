@@ -138,7 +138,7 @@ class Session:
         """Captures that begin and end with epochs, for callbacks of frameworks."""
         return self._service.epoch_captures()
 
-    def release_in_fork(self) -> None:
+    def let_go_in_fork(self) -> None:
         """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
         if os.getpid() != self._pid:
             self._recording.end()

@@ -706,7 +706,7 @@ class AgentClient:
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
 
-    def release_in_fork(self) -> None:
+    def let_go_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""
         self._over = True
         self._channel.close_in_fork()
@@ -718,7 +718,7 @@ def _counts_flops(config: Config) -> bool:
 
 def _in_fork() -> None:
     for service in list(_services):
-        service.release_in_fork()
+        service.let_go_in_fork()
 
 
 if hasattr(os, "register_at_fork"):
