@@ -189,7 +189,7 @@ class RankCaptures:
 
 
 class _RemoteAccount:
-    """Implements ``profiler.controller.TrainingState`` and ``profiler.endpoint.Requests`` by messages to the agent.
+    """Implements ``profiler.controller.TrainingState`` and ``profiler.setup.Requests`` by messages to the agent.
 
     Attributes:
         state: how the loop goes, as the agent said last.

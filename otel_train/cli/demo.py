@@ -21,7 +21,7 @@ DESCRIPTION = "Train a small character transformer on text that comes with Pytho
 EPILOG = """\
 Training mixes two loaders: 'code' reads the sources of the standard library file by file, 'prose' the language
 reference from memory. Each read of 'code' takes 4 ms more, as from a network file system, so the run summary names
-'code' as the bottleneck. The script is otel_train/demo/train.py; one line of it calls otel_train.
+'code' as the bottleneck. The script is otel_train/demo.py; one line of it calls otel_train.
 
 examples:
   otel-train demo
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
         words = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in PASSED_ON]
         # By name: no module of the library knows the script, which is a user like any other.
-        script: Any = import_module("otel_train.demo.train")
+        script: Any = import_module("otel_train.demo")
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
     if args.profiler != "off":

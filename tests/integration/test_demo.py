@@ -144,7 +144,7 @@ def test_one_line_of_the_script_is_ours() -> None:
     """The demo shows what a user has to write: an import, and one call."""
     from importlib.util import find_spec
 
-    spec = find_spec("otel_train.demo.train")
+    spec = find_spec("otel_train.demo")
     assert spec is not None
     assert spec.origin is not None
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - a path from the import system

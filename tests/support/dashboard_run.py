@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import otel_train
-from otel_train.demo import train as demo
+from otel_train import demo
 
 VALIDATE_EVERY = 25
 CHECKPOINT_EVERY = 100

@@ -19,9 +19,15 @@ from otel_train.agent.remote import RequestFolder
 from otel_train.config.settings import ProfilerEvery, Tuning
 from otel_train.datamodel import Capture
 from otel_train.profiler.controller import CaptureController, LoopState
-from otel_train.profiler.endpoint import SLOW_STEPS, CaptureEndpoint, Schedule, SlowSteps
 from otel_train.profiler.requests import KEY_FILE, CaptureRequest, leave_request
-from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
+from otel_train.profiler.setup import (
+    SLOW_STEPS,
+    CaptureEndpoint,
+    EpochCaptures,
+    NoEpochCaptures,
+    Schedule,
+    SlowSteps,
+)
 from otel_train.profiler.step_schedule import ProfiledThread
 from otel_train.profiler.storage import CaptureStore
 from otel_train.recording.events import Instrumented, Op, SourceKind, StepRule, code

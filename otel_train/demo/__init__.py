@@ -1,1 +1,0 @@
-"""A training script of the kind otel_train is for."""
