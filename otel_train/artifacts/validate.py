@@ -7,6 +7,8 @@ import io
 import math
 import os
 from collections import defaultdict
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +17,7 @@ from otel_train.artifacts.finding_evidence import CLOSE, TRAIN, Summary, numbers
 from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
 from otel_train.catalog import STAGES
 from otel_train.config.deprecated import present
+from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.spool import parts_of
 from otel_train.files import (
@@ -26,10 +29,12 @@ from otel_train.files import (
     rank_folders,
     read_json,
 )
-from otel_train.rundata.files import FLIGHT, current_document
+from otel_train.profiler.storage import METADATA_SUFFIX
+from otel_train.rundata.files import ABOUT, FLIGHT, current_document, is_former
 from otel_train.rundata.files import METRICS as RUN_METRICS
 from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
 from otel_train.rundata.run import read_run
+from otel_train.rundata.schemas import REMEDY, wrong_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,22 +66,27 @@ def check(folder: Path) -> list[Fault]:
     listed = summary.get("artifacts")
     listed = listed if isinstance(listed, dict) else {}
     faults = list(_presence(folder, listed))
+    faults += [Fault(SUMMARY, said) for said in wrong_values(summary, "artifacts/profiler_summary")]
     broken = {fault.file for fault in faults}
     read: dict[str, Document] = {}
     for name, schema in _SCHEMAS.items():
         if name in broken:
             continue
         try:
-            read[name] = _read(folder, name, schema)
+            document = _read(folder, name, schema)
         except RunDirectoryError as error:
             faults.append(Fault(name, str(error)))
+            continue
+        wrong = [Fault(name, said) for said in wrong_values(document, f"artifacts/{schema}")]
+        faults += wrong
+        if not wrong:
+            read[name] = document
     for name, check_file in ((OPS, _operations), (TRACE, _trace)):
         if name not in broken and "absent" not in (listed.get(name) or {}):
             faults += [Fault(name, said) for said in check_file(folder / name)]
-    try:
-        return [*faults, *_identities(summary, read), *_agreement(summary, read)]
-    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        return [*faults, Fault(SUMMARY, f"a value has the wrong type: {error!r}")]
+    if SUMMARY in broken:
+        return faults
+    return [*faults, *_identities(summary, read), *_agreement(summary, read)]
 
 
 def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
@@ -243,8 +253,13 @@ def laws_of(summary: Mapping[str, Any]) -> list[str]:
 
     A KeyError, TypeError or ArithmeticError where a value has the wrong type.
     """
+    return [broken for law in applicable(summary) for broken in law()]
+
+
+def applicable(summary: Mapping[str, Any]) -> Iterator[partial[Iterable[str]]]:
+    """The laws that hold for a summary of its kind, each to be called for what is broken."""
     checked = Summary(summary)
-    return [broken for needs, law in LAWS if not needs or getattr(checked, needs) for broken in law(checked)]
+    return (partial(law, checked) for needs, law in LAWS if not needs or getattr(checked, needs))
 
 
 def activities_add_up(summary: Summary) -> Iterator[str]:
@@ -477,16 +492,18 @@ LAWS: tuple[tuple[str, Callable[[Summary], Iterable[str]]], ...] = (
 """Each law, and the property of the summaries to which it applies."""
 
 
-LINES = ("events.jsonl", RUN_METRICS, "spans.otlp.jsonl")
+LINES = {"events.jsonl": "files/event", RUN_METRICS: "files/metrics", "spans.otlp.jsonl": "files/spans"}
+"""Files of lines, and the schema of a line."""
+
+_LINES_NAMED = 3
+"""Lines of a file whose wrong values are named."""
 
 
 def check_run(run: Path) -> list[Fault]:
     """Everything that is missing or does not agree in a run directory and in the artifacts in it."""
-    faults = []
-    try:
-        read_json(run / "run.json")
-    except RunDirectoryError as error:
-        faults.append(Fault("run.json", str(error)))
+    faults = list(_document(run / ABOUT, "files/run", ABOUT))
+    for path in sorted((run / CAPTURES_FOLDER).glob(f"*{METADATA_SUFFIX}")):
+        faults += _document(path, "files/capture", f"{CAPTURES_FOLDER}/{path.name}")
     ranks = rank_folders(run)
     if not ranks:
         faults.append(Fault(str(run), "there is no folder of a rank"))
@@ -503,44 +520,65 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         yield Fault(folder.name, str(error))
         return
     summary = f"{folder.name}/{RUN_SUMMARY}"
-    if not left.summary:
-        yield Fault(summary, "is missing, or cannot be read")
-    elif not left.ended:
+    yield from _document(folder / RUN_SUMMARY, "summary", summary)
+    if left.summary and not left.ended:
         yield Fault(summary, "the end of the run was not recorded")
     settings = present(left.about.get("settings") or {})[0]
     if left.timeline is None and settings.get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
     for said in left.warnings:
-        yield Fault(folder.name, said)
-    for name in LINES:
-        yield from _lines(folder / name)
-    try:
-        yield from _laws(summary, left.summary)
-    except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
-        yield Fault(summary, f"a value has the wrong type: {error!r}")
+        if REMEDY not in said:  # a message about wrong values, which are listed by file
+            yield Fault(folder.name, said)
+    for name, schema in LINES.items():
+        yield from _lines(folder / name, schema)
+    yield from _laws(summary, left.summary)
     home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
         yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))
 
 
-def _lines(path: Path) -> Iterator[Fault]:
-    """Complete lines must be JSON; the last one may be cut by a crash."""
+def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
+    """What is wrong in a file of one JSON object."""
+    try:
+        document = read_json(path)
+    except RunDirectoryError as error:
+        yield Fault(name, "is missing" if not os.path.lexists(path) else str(error))
+        return
+    complete = not is_former(document)
+    for said in wrong_values(current_document(document), schema, complete=complete):
+        yield Fault(name, said)
+
+
+def _lines(path: Path, schema: str) -> Iterator[Fault]:
+    """Complete lines must be JSON of their schema; the last one may be cut by a crash."""
     for part in parts_of(path):
+        name, broken, wrong = f"{part.parent.name}/{part.name}", 0, 0
         try:
             with open_binary(part) as file:
-                broken = sum(parse_line(line) is None for line in lines_of(file) if line.endswith(b"\n"))
+                for number, line in enumerate(lines_of(file), 1):
+                    value = parse_line(line)
+                    broken += value is None and line.endswith(b"\n")
+                    found = [] if value is None else wrong_values(value, schema)
+                    wrong += bool(found)
+                    if found and wrong <= _LINES_NAMED:
+                        yield from (Fault(name, f"line {number}: {said}") for said in found)
         except OSError as error:
-            yield Fault(f"{part.parent.name}/{part.name}", error.strerror or str(error))
+            yield Fault(name, error.strerror or str(error))
             continue
+        if wrong > _LINES_NAMED:
+            yield Fault(name, f"{wrong - _LINES_NAMED} more lines have wrong values")
         if broken:
-            yield Fault(f"{part.parent.name}/{part.name}", f"{broken} lines are no JSON objects")
+            yield Fault(name, f"{broken} lines are no JSON objects")
 
 
 def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
-    """Violated laws, and lost records."""
-    if not summary:
-        return
-    yield from (Fault(name, broken) for broken in laws_of(summary))
-    lost = summary["telemetry"]["records_lost"]
+    """Violated laws, and lost records. A law about a key that is missing, which is a fault of its own, is passed over."""
+    for law in applicable(summary) if summary else ():
+        with suppress(KeyError):
+            try:
+                yield from (Fault(name, broken) for broken in law())
+            except TypeError as error:  # the schema allows null where a law needs a number
+                yield Fault(name, f"{law.func.__name__.replace('_', ' ')}: a value is null ({error})")
+    lost = (summary.get("telemetry") or {}).get("records_lost")
     if lost:
         yield Fault(name, f"{lost} records were lost: what happened in them is in no metric")

@@ -16,10 +16,10 @@ from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run
-from otel_train.files import dump_json, last_metrics, rank_folders
+from otel_train.files import dump_json, rank_folders
 from otel_train.rundata.files import METRICS, SUMMARY
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
-from otel_train.rundata.run import read_summary
+from otel_train.rundata.run import read_metrics, read_summary
 from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _TRAIN = "train"
 
 def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
     """One rank of a run: the histograms of its training steps and stages, as last exported."""
-    line = last_metrics(folder / METRICS)
+    line = read_metrics(folder / METRICS)
     samples: dict[str, list[Sample]] = {}
     for metric in ("train.step.duration", "train.stage.duration"):
         for about, point in points_of(line, metric):

@@ -141,7 +141,7 @@ def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the mo
     """The parser, and the module of the selected command; only its arguments are defined."""
     raw = argparse.RawDescriptionHelpFormatter
     form = partial(raw, max_help_position=16)
-    parser = argparse.ArgumentParser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
+    parser = _Parser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     command: Any = None
@@ -153,6 +153,14 @@ def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the mo
             added.description, added.epilog = command.DESCRIPTION, command.EPILOG
             command.add_arguments(added)
     return parser, command
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, also for the subcommands, whose help is not lost without a word where it cannot be written."""
+
+    def print_help(self, file: Any = None) -> None:  # argparse's own ignores the error of the write
+        """Print the help, as output of the command."""
+        print(self.format_help(), end="", file=file)
 
 
 class _Version(argparse.Action):

@@ -59,7 +59,7 @@ def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> M
     """The summary, with findings of captures that were analysed after the run."""
     found = [dict(row) for row in summary.get("captures") or ()]
     for row in found:
-        if row.get("file") and not row["finding"]:
+        if row.get("file") and not row.get("finding"):
             # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
             path = run_directory / "captures" / Path(row["file"]).name
             row["finding"] = finding_summary(record_beside(path))

@@ -31,7 +31,7 @@ from otel_train.console.text import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    Summary = Mapping[str, Any]  # JSON: docs/reference/summary.schema.json says what is in it
+    Summary = Mapping[str, Any]  # JSON: rundata/summary.schema.json says what is in it
     Row = Mapping[str, Any]
     Group = tuple[str, str]
 

@@ -52,6 +52,11 @@ def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_former(document: Mapping[str, Any]) -> bool:
+    """Whether a former version wrote it, whose documents lack some keys of this one."""
+    return text(document.get("schema")) in _FORMER_SCHEMAS
+
+
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
     """A rank's summary; empty, with a warning, if it is not one of a version known here."""
     summary = current_document(documents.get_or_empty(folder / SUMMARY, warnings))

@@ -12,12 +12,12 @@ from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import NO_PHASE, PHASES, TRAIN, ClosedSteps, SourceTable
 from otel_train.catalog import STAGES
 from otel_train.datamodel import NS_PER_S
-from otel_train.errors import RunDirectoryError
-from otel_train.files import read_json
+from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
-from otel_train.rundata.files import FLIGHT, SUMMARY, mapping
+from otel_train.rundata.files import FLIGHT, SUMMARY, current_document, mapping
 from otel_train.rundata.liveness import is_running
+from otel_train.rundata.schemas import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,10 +76,11 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
         RunDirectoryError: the flight recorder file is missing or unreadable.
     """
     history = FlightHistory(read_flight(rank_dir / FLIGHT))
-    try:
-        return history.postmortem(read_json(rank_dir / SUMMARY))
-    except RunDirectoryError:
-        return history.postmortem({})
+    warnings: list[str] = []
+    summary = current_document(JsonFileCache().get_or_empty(rank_dir / SUMMARY, warnings))
+    report = history.postmortem(checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False))
+    report["warnings"] += warnings
+    return report
 
 
 def timeline_of(path: Path) -> Timeline | None:

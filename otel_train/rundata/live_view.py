@@ -30,6 +30,7 @@ from otel_train.rundata.flight import FlightHistory
 from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
+from otel_train.rundata.schemas import message_of, wrong_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,6 +200,12 @@ def _state_of(
     ), written_s
 
 
+def _wrong(document: Mapping[str, Any], schema: str, path: Path) -> list[str]:
+    """A warning about wrong values; the others are shown. None about a document that could not be read."""
+    found = wrong_values(document, schema, complete=False) if document else []
+    return [message_of(found, path.name)] if found else []
+
+
 class RankReader:
     """Reads ranks; caches files that have not changed."""
 
@@ -216,6 +223,7 @@ class RankReader:
         warnings: list[str] = []
         about = self._documents.get_or_empty(run / ABOUT, warnings)
         summary = summary_of(self._documents, folder, warnings)
+        warnings += _wrong(about, "files/run", run / ABOUT) + _wrong(summary, "summary", folder / SUMMARY)
         state, written_s = _state_of(folder, summary, about, self._now())
         progress = self._progress_of(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.datamodel import SUMMARY_SCHEMA
-from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
 from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of, whole
 from otel_train.rundata.flight import Timeline, timeline_of
+from otel_train.rundata.schemas import check, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,8 +84,10 @@ def _read(run: Path, rank: int) -> RunReader:
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     documents = JsonFileCache()
-    left.about = documents.get_or_empty(run / ABOUT, left.warnings)
-    left.summary = dict(summary_of(documents, folder, left.warnings))
+    about = documents.get_or_empty(run / ABOUT, left.warnings)
+    left.about = checked(about, "files/run", run / ABOUT, left.warnings)
+    summary = dict(summary_of(documents, folder, left.warnings))
+    left.summary = checked(summary, "summary", folder / SUMMARY, left.warnings, complete=False)
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
         left.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
         left.summary = {}
@@ -92,7 +95,7 @@ def _read(run: Path, rank: int) -> RunReader:
     if not left.summary and left.timeline is None:
         said = " ".join(left.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
-    left.metrics = _read_if_there(left, folder / METRICS, last_metrics) or {}
+    left.metrics = _read_if_there(left, folder / METRICS, read_metrics) or {}
     left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
     return left
 
@@ -101,7 +104,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
     """One rank's ``summary.json``.
 
     Raises:
-        RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
+        RunDirectoryError: it cannot be read, is not JSON, is of a version this one does not know, or has wrong values.
     """
     try:
         summary = current_document(read_json(path))
@@ -110,15 +113,23 @@ def read_summary(path: Path) -> Mapping[str, Any]:
     schema = summary.get("schema")
     if schema != SUMMARY_SCHEMA:
         raise RunDirectoryError(
-            f"{path}: schema is {schema!r}, expected {SUMMARY_SCHEMA!r}. Use the otel-train that wrote it"
+            f"{path}: schema is {shown(schema)}, expected {SUMMARY_SCHEMA!r}. Use the otel-train that wrote it"
         )
+    check(summary, "summary", path, complete=False)
     return summary
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of a rank's metrics. A RunDirectoryError where there is none, or where it has wrong values."""
+    line = last_metrics(path)
+    check(line, "files/metrics", path)
+    return line
 
 
 def record_beside(capture: Path) -> dict[str, Any]:
     """The record of a capture; empty where there is none that can be read."""
     try:
-        return current_document(read_json(metadata_path(capture)))
+        return _record(metadata_path(capture))
     except RunDirectoryError:
         return {}
 
@@ -128,10 +139,16 @@ def records_below(run: Path) -> list[dict[str, Any]]:
     found = []
     for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
-            found.append(current_document(read_json(path)))
+            found.append(_record(path))
     return sorted(
         found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
     )
+
+
+def _record(path: Path) -> dict[str, Any]:
+    record = current_document(read_json(path))
+    check(record, "files/capture", path)
+    return record
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:

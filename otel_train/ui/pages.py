@@ -136,7 +136,7 @@ def _activities(view: RankView) -> str:
 
 
 def _interval_note(view: RankView) -> str:
-    every_s = number((view.about.get("settings") or {}).get("export_interval_s")) if view.series else None
+    every_s = number(mapping(view.about.get("settings")).get("export_interval_s")) if view.series else None
     return f"a point every {duration(every_s)}" if every_s else ""
 
 

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "instrumentation/logged_values.py": "an event in shared memory",
     "instrumentation/manager.py": "/sys",
     "stack/": "the state of the stack",
+    "rundata/schemas.py": "files of the package",
     "ui/components.py": "files of the package",
 }
 """Modules that open something else."""

@@ -19,7 +19,7 @@ from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs/reference/artifacts.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "otel_train/rundata/artifacts.schema.json").read_text(encoding="utf-8"))
 
 PROGRAM = """
 import os, signal, sys, time

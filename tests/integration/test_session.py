@@ -39,7 +39,7 @@ from tests.support.receiver import http_receiver
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "otel_train/rundata/summary.schema.json").read_text())
 classic: Any = parser.text_string_to_metric_families
 openmetrics: Any = openmetrics_parser.text_string_to_metric_families  # it publishes no types
 FAST: dict[str, Any] = {"tuning": {"poll_interval_s": 0.01}, "export_interval_s": 0.1}

@@ -77,12 +77,27 @@ def say_summary(run: Path, **values: Any) -> None:
     """Leave a ``summary.json`` of rank 0, of a run that ended."""
     stages = [
         {"stage": name, "phase": "train", "loader": "code", "model": "", "count": 5, "failed": 0,
-         "inclusive_seconds": 5 * ms / 1e3, "self_seconds": 5 * ms / 1e3}
+         "inclusive_seconds": 5 * ms / 1e3, "self_seconds": 5 * ms / 1e3,
+         **dict.fromkeys(("min", "avg", "p50", "p95", "p99", "max"), ms / 1e3)}
         for name, ms in STAGES_MS.items()
     ]  # fmt: skip
     summary = {
         "schema": "otel_train.summary/2", "run_id": "r1", "run_name": "nightly", "attempt": 0, "rank": 0,
         "state": "finished", "wall_seconds": 0.05, "steps": {"train": 5}, "stages": stages,
-        "activities": {"productive": 0.045, "data_wait": 0.005}, "telemetry": {"records_lost": 0}, "findings": [],
+        "activities": {"productive": 0.045, "data_wait": 0.005}, "findings": [],
+        "telemetry": {
+            "overhead_seconds": 0.0, "overhead_us_per_step": 0.0, "agent_cpu_seconds": 0.0, "records": 40,
+            "records_lost": 0, "drops": {}, "faults": {},
+        },
+        "world_size": 1, "pid": 1, "host": "here", "started_unix_s": 1e9, "step_source": "update", "updates": 5,
+        "batches": {"code": 5}, **{key: {} for key in ("partial_steps", "samples", "tokens")}, "instrumentation_gaps": [],
+        "step_durations": [{"phase": "train", "loader": "code", "count": 5, "total_seconds": 0.05,
+                            **dict.fromkeys(("min", "avg", "p50", "p95", "p99", "max"), 0.01)}],
+        "rates": [{"phase": "train", "loader": "code", "seconds": 0.05, "batches": 5, "samples": None, "tokens": None,
+                   "batches_per_second": 100.0, "samples_per_second": None, "tokens_per_second": None}],
+        "throughput": {"wall_seconds": 0.05, "steps_per_second": 100.0, "batches_per_second": 100.0,
+                       "samples_per_second": None},
+        **dict.fromkeys(("skipped_updates", "metrics_url", "run_dir")),
+        "checkpoints": {"count": 0, "seconds": 0.0},
     } | values  # fmt: skip
     (run / "rank0" / "summary.json").write_text(json.dumps(summary), encoding="utf-8")

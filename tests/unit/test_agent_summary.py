@@ -21,7 +21,7 @@ from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 from tests.support.runs import run_state
 
-SCHEMA_FILE = Path(__file__).parents[2] / "docs/reference/summary.schema.json"
+SCHEMA_FILE = Path(__file__).parents[2] / "otel_train/rundata/summary.schema.json"
 
 
 def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> RunState:

@@ -23,7 +23,7 @@ from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summ
 from tests.support.made_trace import training
 
 SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs/reference/artifacts.schema.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "otel_train/rundata/artifacts.schema.json").read_text(encoding="utf-8")
 )
 DOCUMENTS = {
     "config.json": "config",
@@ -344,7 +344,7 @@ TAMPERED = {
     "missing step": ("stage_times.json", _edited("stage_times.json", lambda d: d.update(steps_on_file=4))),
     "other run": ("config.json", _edited("config.json", lambda d: d.update(run_id="other"))),
     "foreign schema": ("metrics.json", _edited("metrics.json", lambda d: d.update(schema="x"))),
-    "wrong shape": ("profiler_summary.json", _edited("stage_times.json", lambda d: d.update(per_step=3))),
+    "wrong shape": ("stage_times.json", _edited("stage_times.json", lambda d: d.update(per_step=3))),
     "empty trace": ("trace.json", _edited("trace.json", lambda d: d.update(traceEvents=[]))),
     "operators": ("op_stats.csv", lambda folder: (folder / "op_stats.csv").write_text((folder / "op_stats.csv").read_text().replace("operator,", "operator,x,", 1))),
     "path": ("torch_profiler/../../../../etc/passwd", _path_among_captures),
@@ -375,10 +375,10 @@ def test_metrics_and_totals_of_a_run_that_ended_must_agree(run: Path) -> None:
     say_summary(run)
     point = {
         "attributes": [{"key": "train.phase", "value": {"stringValue": "train"}}],
-        "count": "20", "sum": 0.04, "timeUnixNano": "1000000000",
+        "count": "20", "sum": 0.04, "scale": 3, "timeUnixNano": "1000000000",
     }  # fmt: skip
     metric = {"name": "train.stage.duration", "exponentialHistogram": {"dataPoints": [point]}}
-    line = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+    line = {"resourceMetrics": [{"resource": {"attributes": []}, "scopeMetrics": [{"metrics": [metric]}]}]}
     path = run / "rank0" / "metrics.otlp.jsonl"
     path.write_text(json.dumps(line) + "\n")
     agreed = main(["validate", str(write(run, 0).folder)])
@@ -393,7 +393,8 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.Captu
     """Torn lines, lost records, sums that do not add up."""
     say_summary(run)
     sound = main(["validate", str(run)])
-    say_summary(run, telemetry={"records_lost": 3}, activities={"productive": 1.0})
+    telemetry = read(run / "rank0", "summary.json")["telemetry"]
+    say_summary(run, telemetry={**telemetry, "records_lost": 3}, activities={"productive": 1.0})
     (run / "rank0" / "events.jsonl").write_text('{"a": 1}\nnot json\n{"torn')
     capsys.readouterr()
 

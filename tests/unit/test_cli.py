@@ -160,7 +160,9 @@ def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")  # noqa: PTH110 - a device
-@pytest.mark.parametrize("words", [["summary", "--json"], ["summary"], ["metrics"]])
+@pytest.mark.parametrize(
+    "words", [["summary", "--json"], ["summary"], ["metrics"], ["--help"], ["summary", "--help"]]
+)
 def test_a_full_disk_under_the_output_is_named_and_no_file_that_was_read(
     run_of_two: Path, words: list[str]
 ) -> None:
@@ -442,7 +444,7 @@ def test_an_unexpected_error_is_one_line_with_its_place(
     run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback tells a user nothing, and a script needs the exit code."""
-    (run_of_two / "rank0" / "summary.json").write_text('{"schema": "otel_train.summary/2", "steps": 5}')
+    monkeypatch.setattr(summary, "read_summary", lambda _: {"steps": 5})
 
     assert main(["summary", str(run_of_two)]) == 2
 
