@@ -13,11 +13,13 @@ from otel_train.accounting.nesting import (
     GRAD,
     GRADIENTS,
     H2D,
+    MAY_SPREAD,
     SCALER,
     STAGE,
     TRAINS,
     UPDATES,
     WHOLE,
+    Lookahead,
     Nesting,
     OpenStage,
 )
@@ -67,6 +69,8 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
+        self._ahead: Lookahead | None = None
+        self._raised: bool | None = None
         self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
         self._saving = False
@@ -132,30 +136,56 @@ class ThreadAccount(Nesting):
         return min((items[0].begun_ns for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
-        """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
+        """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what they mean.
+
+        That is: what steps are counted by, and whether an optimizer in which a loader is asked has raised.
+        """
         decision, kinds = self._decision, self._sources.kinds
-        if decision.final and self._latest is self:
-            for ns, code in zip(times, codes, strict=True):
-                self.edge(ns, code)
-            return
         for ns, code in zip(times, codes, strict=True):
             if not decision.final:
                 decision.observe(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
-            self._latest.edge(ns, code)
-            if self._latest is not self:
-                self._held.append((ns, code))
+            if self._latest is self:
+                self.edge(ns, code)
+                if self._ahead is None:
+                    continue
+            self._held.append((ns, code))
+            if self._ahead is None:
+                self._latest.edge(ns, code)
                 if len(self._held) >= MOST_HELD:
                     decision.decide()
                 if decision.decided or decision.shows_nothing:
                     self._release()
+            else:
+                self._latest = self._ahead
+                self._raised = self._ahead.raised(ns, code)
+                if self._raised is not None:
+                    self._release()
 
     def _release(self) -> None:
+        """Account for the edges that were held, up to one that is not understood yet."""
         self.met |= self._latest.met
         held, self._held = self._held, []
-        for ns, code in held:
+        for place, (ns, code) in enumerate(held):
+            self.edge(ns, code)
+            if self._ahead is None:
+                continue
+            answers = (self._ahead.raised(*edge) for edge in held[place:])
+            self._raised = next((raised for raised in answers if raised is not None), None)
+            if self._raised is None:
+                self._held, self._latest = held[place:], self._ahead
+                return
             self.edge(ns, code)
         if self._decision.decided:
             self._latest = self
+
+    def has_raised(self, optimizer: OpenStage) -> bool | None:
+        """See ``Nesting.has_raised``."""
+        if optimizer.asks:
+            return False
+        raised, self._raised = self._raised, None
+        optimizer.asks = raised is False
+        self._ahead = Lookahead(self._sources.kinds, self, optimizer) if raised is None else None
+        return raised
 
     def pass_time(self, now_ns: int) -> None:
         """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
@@ -170,7 +200,10 @@ class ThreadAccount(Nesting):
     def close(self, at_ns: int) -> ClosedSteps:
         """Accounts all time up to ``at_ns``. A step that is open then is partial."""
         self._decision.decide()
-        self._release()
+        while self._held:
+            self._raised = True if self._ahead is not None else None  # no end of it will come
+            self._release()
+        self._latest = self
         self._place(self._spend(at_ns))
         self._phases.close()
         for each in self._passes.values():
@@ -202,14 +235,14 @@ class ThreadAccount(Nesting):
         return item
 
     def _goes_on(self, stage: OpenStage, item: Item) -> None:
-        """A user stage has an interval and is not over: further ones may lie in other batches."""
+        """A stage has an interval and is not over: further ones may lie in other batches."""
         if stage.counts and stage.home is None:
             stage.home = Home(stage.source, waiting=1)
             item.homes = self._homes = (*self._homes, stage.home)
 
     def _place_inside(self, item: Item) -> None:
         """Place time at whose end the open stages go on."""
-        if self.stages and self.stages[-1].kind == STAGE:
+        if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self._goes_on(self.stages[-1], item)
         self._place(item)
 
@@ -270,6 +303,8 @@ class ThreadAccount(Nesting):
             self._end_user_stage(item, stage, op, payload)
         elif counts:
             item.call = source, stage.begun_ns, ns - stage.begun_ns, int(op == FAIL)
+        if stage.home is not None:
+            self._homes = self._homes[:-1]
         if kind in (BACKWARD, GRAD) and counts:
             item.shows = Shows.GRADIENTS
             self._phases.happened(source, Shows.GRADIENTS)
@@ -300,8 +335,6 @@ class ThreadAccount(Nesting):
             if not token or len(self._pieces) > MOST_PIECES:
                 _, forgotten = self._pieces.pop(next(iter(self._pieces)) if token else token)
                 self._book.book_home(forgotten, over=True)
-        if stage.home is not None:
-            self._homes = self._homes[:-1]
 
     def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_train.recording.events import (
+    END,
     FAIL,
     FLAG_MASK,
     FLAG_SHIFT,
@@ -33,7 +34,6 @@ DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHO
 """As integers, for speed."""
 
 _CLOSURE: Final = int(Flag.CLOSURE)
-_START: Final = int(Flag.START)
 
 DEEPEST: Final = 64
 """Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
@@ -44,6 +44,8 @@ COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 
 GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
 TRAINS: Final = GRADIENTS | UPDATES | 1 << SCALER
 """Kinds that only a thread that trains has."""
+MAY_SPREAD: Final = 1 << STAGE | UPDATES | 1 << SCALER
+"""Kinds whose calls may lie in several batches: loaders are asked inside them, by the program or by closures and hooks."""
 _HIDDEN_IN: Final = [0] * 16
 """By kind: kinds of the open stages inside which a call is a part of theirs."""
 _HIDDEN_IN[DATA] = 1 << DATA
@@ -68,6 +70,7 @@ class OpenStage:
         outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
+        asks: of an optimizer: it is known that loaders are asked inside it.
         home: of a user stage that has several intervals: see ``Home``.
     """
 
@@ -79,6 +82,7 @@ class OpenStage:
     outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
+    asks: bool = False
     home: Home | None = None
 
 
@@ -100,10 +104,7 @@ class Nesting:
         self.met = 0
         self._kinds = kinds
         self._last_ns = 0
-        self._last_op = 0
         self._too_deep = 0
-        self._asked_by_loop: set[int] = set()
-        self._asked_by_closures: set[int] = set()
 
     def edge(self, ns: int, code: int) -> None:
         """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
@@ -141,10 +142,10 @@ class Nesting:
     def _begin(self, ns: int, source: int, code: int) -> None:
         kind, stages = self._kinds[source], self.stages
         if stages and kind in (DATA, OPTIMIZER):
-            self._close_down_to(self._height_kept(source, kind), ns)
-        if kind == DATA and not code >> FLAG_SHIFT & _START:
-            by_closure = bool(stages) and any(stage.kind == OPTIMIZER for stage in stages)
-            (self._asked_by_closures if by_closure else self._asked_by_loop).add(source)
+            height = self._height_kept(source, kind)
+            if height < 0:
+                return
+            self._close_down_to(height, ns)
         if len(stages) == DEEPEST:
             self._too_deep += 1
             return
@@ -176,7 +177,6 @@ class Nesting:
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
         self._too_deep = 0
-        self._last_op = op
         self.end(ns, done, op, payload)
         self.stack = done.outer
 
@@ -190,29 +190,25 @@ class Nesting:
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
-    def _is_of_closure(self, source: int) -> bool:
-        """Whether an ask comes from the closure of the innermost open optimizer.
+    def has_raised(self, optimizer: OpenStage) -> bool | None:  # noqa: ARG002 - a subclass looks at it
+        """Whether an open optimizer in which a loader is asked has raised, which no edge says; None: not known yet.
 
-        Not where something in it has just failed, nor of a loader that the loop itself asks: the closure has raised. Of a loader
-        that was never asked, closures may be the only ones that ask at all.
+        Else its closure or one of its hooks asks.
         """
-        loop, closures = self._asked_by_loop, self._asked_by_closures
-        if source in loop or (loop and source not in closures):
-            return False
-        inner = next((stage for stage in reversed(self.stages) if stage.kind == OPTIMIZER), None)
-        if inner is None or not inner.flags & _CLOSURE:
-            return False
-        return not (inner is self.stages[-1] and inner.has_inner and self._last_op == FAIL)
+        return False
 
     def _height_kept(self, source: int, kind: int) -> int:
-        """How many stages stay open when ``source`` begins.
+        """How many stages stay open when ``source`` begins; -1: that is not known yet.
 
-        An ask ends an optimizer that raised, unless a closure may ask. So does its own next step, when other stages lie
-        between the two; right after it, it is a subclass that calls ``super().step()``.
+        An ask ends an optimizer that raised. So does its own next step, when other stages lie between the two; right
+        after it, it is a subclass that calls ``super().step()``.
         """
         if kind == DATA:
-            optimizers = (height for height, stage in enumerate(self.stages) if stage.kind == OPTIMIZER)
-            return len(self.stages) if self._is_of_closure(source) else next(optimizers, len(self.stages))
+            for height, stage in enumerate(self.stages):
+                if stage.kind == OPTIMIZER:
+                    raised = self.has_raised(stage)
+                    return -1 if raised is None else height if raised else len(self.stages)
+            return len(self.stages)
         for height in range(len(self.stages) - 1, -1, -1):
             if self.stages[height].source == source:
                 return height if self.stages[height].has_inner else len(self.stages)
@@ -232,3 +228,33 @@ class Nesting:
             if stage.counts and (hidden_in >> stage.kind & 1 or (kind == STAGE and stage.source == source)):
                 return False
         return True
+
+
+MOST_AHEAD: Final = 16384
+MOST_AHEAD_NS: Final = 5 * 10**9
+"""Edges, and time, that are looked at to see whether an optimizer has raised. Without an answer it has, unless it has a closure."""
+
+
+class Lookahead(Nesting):
+    """What follows an ask in an open optimizer, as if the optimizer were still running.
+
+    Its own end proves that. Its next begin, or the end of a stage around it, proves that it has raised.
+    """
+
+    def __init__(self, kinds: list[int], before: Nesting, optimizer: OpenStage) -> None:
+        super().__init__(kinds)
+        self.stages, self.stack, self.met = list(before.stages), before.stack, before.met
+        self._optimizer = optimizer
+        self._seen = 0
+        self._until_ns = -1
+
+    def raised(self, ns: int, code: int) -> bool | None:
+        """Take the next edge; whether the optimizer has raised, None while that is not known."""
+        self.edge(ns, code)
+        if all(stage is not self._optimizer for stage in self.stages):
+            return code & OP_MASK != END or code >> SOURCE_SHIFT & SOURCE_MASK != self._optimizer.source
+        self._seen += 1
+        self._until_ns = ns + MOST_AHEAD_NS if self._until_ns < 0 else self._until_ns
+        if self._seen >= MOST_AHEAD or ns >= self._until_ns:
+            return not self._optimizer.flags & _CLOSURE
+        return None

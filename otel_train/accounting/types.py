@@ -83,7 +83,7 @@ def phase_of_name(name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class Home:
-    """The row of a call of a user stage, whatever batches the intervals of the call lie in.
+    """The row of a call of a user stage or an update, whatever batches the intervals of the call lie in.
 
     It is the row of the first of them that is booked under a phase, so that a stage around a whole pass belongs to the
     batches of that pass; what is before the first batch of a step is of the loader of the next. A call in no batch has

@@ -276,8 +276,8 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
 def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
     """Time in which a stage was innermost is time in which it was open.
 
-    The time of a call of a user stage is in the row of the call, and its self time where it was spent, so that stage
-    is looked at as a whole, once its calls have ended.
+    The time of a call of a user stage, or of an update in which loaders are asked, is in the row of the call, and its
+    self time where it was spent, so such a stage is looked at as a whole, once its calls have ended.
     """
     own_by_stage: dict[str, float] = defaultdict(float)
     open_by_stage: dict[str, float] = defaultdict(float)
@@ -285,7 +285,8 @@ def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
         own_s, open_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
         if own_s < 0:
             yield f"stages: self_seconds of {name_of(row)} is {own_s} s: less than nothing"
-        if row["stage"] not in (*STAGES, "checkpoint") and open_s is not None:
+        whole = row["stage"] == "optimizer" or row["stage"] not in (*STAGES, "checkpoint")
+        if whole and open_s is not None:
             own_by_stage[row["stage"]] += own_s
             open_by_stage[row["stage"]] += open_s
         elif row["stage"] != "other" and open_s is not None and own_s > open_s + ROUNDED_S:

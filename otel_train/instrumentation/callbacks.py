@@ -204,7 +204,8 @@ class _ThreadCallbacks:
     def _raised(self, number: int) -> list[str]:
         """Ends an optimizer step that raised, at the next batch request: torch has no hook for that.
 
-        A closure may request batches itself: see ``Nesting._is_of_closure``.
+        A closure may request batches itself: of a loader that the loop does not request. What follows is not known here,
+        as it is to ``accounting.nesting.Lookahead``.
         """
         if self._sources[number].kind is not SourceKind.DATA:
             return []

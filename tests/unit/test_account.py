@@ -114,6 +114,26 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("without a loader, an optimizer that raised is closed by its own next step",
          Tape().forward().backward().begin(OPTIMIZER, "SGD").spend(4).forward().backward().update(),
          updates=(1, 0), calls={"SGD": [(54, 1), (7, 0)]}, count={"model": 2, "backward": 2, "SGD": 2}),
+    loop("a hook of an optimizer that asks a loader is inside its update, also of the loader of the loop",
+         times(2, lambda t: t.micro().begin(OPTIMIZER, "SGD").spend(4).ask("code", 6).spend(3).end(OPTIMIZER, "SGD")
+               ).stop(), durations=[MICRO + 13] * 2, updates=(2, 0), failed=[0, 0],
+         owner={"model": 40, "backward": 60, "SGD": 14, "code": 27}),
+    loop("a hook of an optimizer that evaluates is no failure",
+         times(2, lambda t: t.micro().begin(OPTIMIZER, "SGD").spend(4).validate(2).end(OPTIMIZER, "SGD")).stop(),
+         updates=(2, 0), failed=[0, 0], evals=[16] * 4),
+    loop("a closure may ask a loader that nothing has asked before",
+         times(2, lambda t: t.ask().begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).ask("more").forward().backward()
+               .ask("more").forward().backward().end(OPTIMIZER, "LBFGS")).stop(),
+         updates=(2, 0), failed=[0, 0], count={"code": 2, "more": 4, "model": 4, "backward": 4, "LBFGS": 2}),
+    loop("a closure that raised is closed by the next ask, also of a loader that is new",
+         Tape().ask().begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).forward().validate(1).step().stop(),
+         updates=(1, 0), calls={"LBFGS": [(20, 1)], "SGD": [(7, 0)]}, evals=[16]),
+    loop("an optimizer that raised in a stage is closed by the end of the stage",
+         Tape().ask().begin(STAGE, "learn").begin(OPTIMIZER, "SGD").spend(4).ask().spend(2).end(STAGE, "learn", op=Op.FAIL)
+         .step().stop(), updates=(1, 0), calls={"SGD": [(4, 1), (7, 0)]}),
+    loop("an optimizer that raised last of all is closed by the end",
+         Tape().step().micro().begin(OPTIMIZER, "SGD").spend(4).ask().stop(), updates=(1, 0),
+         calls={"SGD": [(7, 0), (4, 1)]}),
     # A slow validation must not read as a slow training step.
     loop("validation between updates closes the step and is steps of its own",
          Tape().step().step().validate(2).step().step().stop(), durations=[STEP] * 4, evals=[16, 16],

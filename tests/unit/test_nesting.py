@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from otel_train.accounting.nesting import DEEPEST, Nesting, OpenStage
 from otel_train.accounting.types import SourceTable
-from otel_train.recording.events import Flag, Op, SourceKind
+from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
 
@@ -92,31 +92,6 @@ def test_an_iterator_that_is_disposed_of_inside_an_optimizer_ends_nothing() -> N
     _, events = nest(tape)
 
     assert [event.op for event in events] == [Op.BEGIN, Op.PASS_END, Op.END]
-
-
-def test_a_closure_may_ask_for_its_batch() -> None:
-    """An ask in an optimizer without a closure, or right after something has failed in one, says that it has raised."""
-    for flags, failed in ((0, None), (Flag.CLOSURE, Op.END), (Flag.CLOSURE, Op.FAIL), (Flag.CLOSURE, None)):
-        tape = Tape().begin(SourceKind.OPTIMIZER, "SGD", flags=flags)
-        if failed is not None:
-            tape.run(SourceKind.FORWARD, "model", 3, end=failed)
-        tape.ask()
-
-        nesting, _ = nest(tape)
-
-        assert bool(nesting.stages) is (flags == Flag.CLOSURE and failed is not Op.FAIL)
-
-
-def test_an_ask_of_a_loader_that_the_loop_asks_ends_an_optimizer_whose_closure_raised() -> None:
-    """Also one of a loader that is new: another training has begun. Updates inside an open optimizer would not count."""
-    for loader in ("train", "another"):
-        tape = Tape().ask("train").begin(SourceKind.OPTIMIZER, "Adam", flags=Flag.CLOSURE)
-        tape.run(SourceKind.FORWARD, "model", 3)
-        tape.ask(loader).run(SourceKind.OPTIMIZER, "SGD", 3)
-
-        nesting, _ = nest(tape)
-
-        assert not nesting.stages
 
 
 def test_time_that_goes_back_stands_still() -> None:

@@ -235,6 +235,42 @@ def a_closure_that_reads_a_whole_loader(watch: Watch) -> None:
 
 
 @loop
+def a_closure_that_asks_a_further_loader(watch: Watch) -> None:
+    """The loop asks one loader, the closure another one: no exception, although nothing asked that one before."""
+    truth, (model, optimizer, train, more) = watch.training({"train": 4, "more": 8})
+    batches = iter(more)
+
+    def closure() -> torch.Tensor:
+        truth.batch("more")
+        optimizer.zero_grad()
+        loss = truth.loss(model, next(batches))
+        truth.backward(loss)
+        return loss
+
+    for _ in train:
+        truth.batch("train")
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
+
+
+@loop
+def a_hook_of_an_optimizer_that_asks_a_loader(watch: Watch) -> None:
+    """The hook after every update draws a batch of another loader, and evaluates on a third one after every second."""
+    truth, (model, optimizer, train, extra, val) = watch.training({"train": 4, "extra": 4, "val": 2})
+    batches = iter(extra)
+
+    def hook(*_: Any) -> None:
+        truth.batch("extra")
+        next(batches)
+        if truth.updates % 2:
+            truth.evaluate_on(model, val)
+
+    optimizer.register_step_post_hook(hook)
+    truth.train_on(model, optimizer, train)
+
+
+@loop
 def sgd_with_a_closure(watch: Watch) -> None:
     """Forward and backward inside the update, once."""
     truth, (model, optimizer, train) = watch.training({"train": 5})
