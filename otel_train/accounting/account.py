@@ -24,9 +24,28 @@ from otel_train.accounting.nesting import (
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
-from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
+from otel_train.accounting.steps import (
+    FORWARDS,
+    GRADIENTS_MADE,
+    MOST_HELD,
+    UPDATED,
+    Item,
+    StepBook,
+    StepSourceDecision,
+)
 from otel_train.accounting.types import Activity, ClosedSteps, Home, SourceTable, StepSource
-from otel_train.recording.events import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
+from otel_train.recording.events import (
+    END,
+    FAIL,
+    MARK,
+    PASS_END,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    STOP,
+    SUSPEND,
+    Ending,
+    Flag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -240,8 +259,9 @@ class ThreadAccount(Nesting):
             stage.home = Home(stage.source, waiting=1)
             item.homes = self._homes = (*self._homes, stage.home)
 
-    def _place_inside(self, item: Item) -> None:
-        """Place time at whose end the open stages go on."""
+    def _spend_inside(self, ns: int, begins: int = -1) -> None:
+        """The same of time at whose end the open stages go on, and put it where it belongs."""
+        item = self._spend(ns, begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self._goes_on(self.stages[-1], item)
         self._place(item)
@@ -260,7 +280,7 @@ class ThreadAccount(Nesting):
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         kind, phases = stage.kind, self._phases
-        self._place_inside(self._spend(ns, stage.source))
+        self._spend_inside(ns, stage.source)
         if kind == DATA and stage.counts:
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
@@ -275,7 +295,9 @@ class ThreadAccount(Nesting):
             if stage.counts or not self.stack:
                 phases.compute()
             if kind == FORWARD and stage.counts:
-                self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
+                forward = Item(self.stack, ns, 0)
+                forward.shows, forward.source = FORWARDS[stage.flags & _HOW], stage.source
+                self._place(forward)
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
@@ -306,13 +328,13 @@ class ThreadAccount(Nesting):
         if stage.home is not None:
             self._homes = self._homes[:-1]
         if kind in (BACKWARD, GRAD) and counts:
-            item.shows = Shows.GRADIENTS
-            self._phases.happened(source, Shows.GRADIENTS)
+            item.shows = GRADIENTS_MADE
+            self._phases.happened(source, GRADIENTS_MADE)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
             self._book.gathered.updates += 1
             self._updated_in_scaler = True
-            item.shows = Shows.UPDATE
-            self._phases.happened(source, Shows.UPDATE)
+            item.shows = UPDATED
+            self._phases.happened(source, UPDATED)
         elif op == END and kind == SCALER:
             self._book.gathered.skipped_updates += not self._updated_in_scaler
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
@@ -385,17 +407,17 @@ class ThreadAccount(Nesting):
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
         phases = self._phases
-        self._place_inside(self._spend(ns))
-        if op == Op.PASS_END:
+        self._spend_inside(ns)
+        if op == PASS_END:
             gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
                 self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
             self._go_on_computing()
             self._forget(gone)
-        elif op == Op.MARK and payload:
+        elif op == MARK and payload:
             self._book.open.number = payload - 1
-        elif op == Op.MARK:
+        elif op == MARK:
             self._decision.mark()
             self._book.now_ns = self.accounted_ns
             phases.began = True  # if nothing before it was a sign of training, all of it was the step

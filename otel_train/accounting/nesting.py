@@ -116,7 +116,11 @@ class Nesting:
         if op <= RESUME:
             self._begin(ns, source, code)
         elif op <= SUSPEND:
-            self._end(ns, op, source, code >> PAYLOAD_SHIFT)
+            stages = self.stages
+            if stages and stages[-1].source == source and not self._too_deep:  # nearly always
+                self._pop(ns, op, code >> PAYLOAD_SHIFT)
+            else:
+                self._end_outer(ns, op, source, code >> PAYLOAD_SHIFT)
         else:
             # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
             if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
@@ -160,12 +164,10 @@ class Nesting:
         if stage.counts:
             self.stack = (*self.stack, source)
 
-    def _end(self, ns: int, op: int, source: int, payload: int) -> None:
+    def _end_outer(self, ns: int, op: int, source: int, payload: int) -> None:
+        """Ends a stage that is not the innermost, or is not open at all."""
         stages = self.stages
         height = len(stages) - 1
-        if height >= 0 and stages[height].source == source and not self._too_deep:  # nearly always
-            self._pop(ns, op, payload)
-            return
         while height >= 0 and stages[height].source != source:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):

@@ -14,7 +14,20 @@ from operator import attrgetter
 from typing import Final
 
 from otel_train.accounting.nesting import DATA, FORWARD
-from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
+from otel_train.accounting.steps import (
+    FORWARD_FROZEN,
+    FORWARD_GRAD,
+    FORWARD_NO_GRAD,
+    FORWARDS,
+    GRADIENTS_MADE,
+    LIKELY_TRAINING,
+    NOTHING,
+    TRAINING,
+    UPDATED,
+    Item,
+    StepBook,
+    StepSourceDecision,
+)
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 
 LOOKS_AHEAD: Final = 8
@@ -31,6 +44,12 @@ class Boundary(IntEnum):
     """What ends a batch, or a step inside it. ``SAID``: a manual epoch or report; ``MARK``: a manual step."""
 
     ASK, PASS_END, CHECKPOINT, SAID, MARK, CLOSE = range(6)
+
+
+# Read as names of the module: see ``steps``.
+_ASK, _PASS_END, _, _SAID, _MARK, _CLOSE = Boundary
+_BY_BACKWARD, _BY_BATCH = StepSource.BACKWARD, StepSource.BATCH
+_BY_TRAINING = (StepSource.UPDATE, StepSource.BACKWARD)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +120,7 @@ class Batch:
     @property
     def has_forward(self) -> bool:
         """A forward began in it."""
-        return any(item.shows in Shows.FORWARD for item in self.items)
+        return any(item.shows in FORWARDS for item in self.items)
 
     @property
     def shown(self) -> int:
@@ -166,7 +185,7 @@ class BatchPhases:
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
         if not row:
-            self.boundary(Boundary.ASK, asked)
+            self.boundary(_ASK, asked)
             self._book.open.asked = True
         self.left_over = None
         self.batch = Batch(loader=asked.source, row=row)
@@ -191,7 +210,7 @@ class BatchPhases:
             items = self.batch.items
             items.append(item)
             if len(items) > MOST_ITEMS:
-                self.boundary(Boundary.SAID)
+                self.boundary(_SAID)
         elif self.began:
             self._book.apart((item,), Activity.OUTSIDE)
         else:
@@ -277,7 +296,7 @@ class BatchPhases:
                 self.waiting.append(batch)
                 self.batch = None
                 return
-        self.boundary(Boundary.PASS_END)
+        self.boundary(_PASS_END)
         self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
@@ -301,23 +320,23 @@ class BatchPhases:
             self._judge(self.batch, why, asked)
             self.batch.fetched = False  # the batch goes on, if its pass does
         if self._decision.manual:
-            over = why is Boundary.MARK
-        elif self._decision.source is StepSource.BATCH:
-            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
+            over = why is _MARK
+        elif self._decision.source is _BY_BATCH:
+            over = self._book.open.fetched and (why is _ASK or why is _CLOSE)
         else:
             over = bool(self._book.open.updated)
         if over:
             self._flush_lead()
             self._book.close_step()
         if self.waiting:
-            self._book_waiting(ended_too=why is not Boundary.PASS_END)
+            self._book_waiting(ended_too=why is not _PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
 
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
-        closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
+        closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
         if shows == closing and not self._certain:
             if source in self._book.open.updated and self.batch is not None:
                 _, self.batch.items = self._train_up_to((shows,), self.batch)
@@ -327,7 +346,7 @@ class BatchPhases:
 
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
-        self.boundary(Boundary.CLOSE)
+        self.boundary(_CLOSE)
         several = len(self.waiting) > 1 and self._trained
         for batch in self.waiting:
             self._book_batch(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
@@ -361,18 +380,18 @@ class BatchPhases:
     @property
     def _certain(self) -> bool:
         """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
-        return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
+        return self._decision.manual or self._decision.source is _BY_BATCH
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
         """Judge a batch up to here."""
         declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
-        ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
+        ends = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
         trained, tail = self._train_up_to(() if declared else ends, batch)
         of_step = self._is_of_step(batch, why, asked)
         if declared:
             self._judge_batch(batch.part(tail))
-        elif any(item.shows in Shows.FORWARD for item in tail):
+        elif any(item.shows in FORWARDS for item in tail):
             self._judge_tail(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
@@ -391,12 +410,12 @@ class BatchPhases:
         """
         self._part(batch)
         items, batch.items = batch.items, []
-        last, following = -1, Shows.NOTHING
+        last, following = -1, NOTHING
         for place in reversed([place for place, item in enumerate(items) if item.shows]):
             item = items[place]
-            if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
-                trains = following == Shows.GRADIENTS and not self._certain
-                item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD
+            if item.shows == FORWARD_FROZEN:  # a backward right after it makes it training
+                trains = following == GRADIENTS_MADE and not self._certain
+                item.shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
             following = item.shows
             if last < 0 and following in ends:
                 last = place
@@ -411,8 +430,8 @@ class BatchPhases:
         return last >= 0, items[last + 1 :]
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item.source for item in head if item.shows == Shows.FORWARD_GRAD}
-        first = next((n for n, i in enumerate(head) if i.shows in Shows.LIKELY_TRAINING), len(head))
+        trains = {item.source for item in head if item.shows == FORWARD_GRAD}
+        first = next((n for n, i in enumerate(head) if i.shows in LIKELY_TRAINING), len(head))
         lead = [n for n in range(first) if head[n].source in trains]
         if not lead:
             return head
@@ -428,7 +447,7 @@ class BatchPhases:
         Every forward is a step of its own, up to the next.
         """
         first, end = forwards[0], self._end_of_forward(items, forwards[-1])
-        begins = [n for n in range(first, end) if items[n].shows in Shows.FORWARD]
+        begins = [n for n in range(first, end) if items[n].shows in FORWARDS]
         for begin, following in zip(begins, [*begins[1:], end], strict=True):
             self._book.evaluate(items[begin:following], EVAL, -1, ())
         return items[:first], items[end:]
@@ -440,8 +459,8 @@ class BatchPhases:
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n, item in enumerate(tail) if item.shows == Shows.FORWARD_GRAD), len(tail))
-        evaluated = [n for n in range(ahead) if tail[n].shows in Shows.FORWARD]
+        ahead = next((n for n, item in enumerate(tail) if item.shows == FORWARD_GRAD), len(tail))
+        evaluated = [n for n in range(ahead) if tail[n].shows in FORWARDS]
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
@@ -469,13 +488,13 @@ class BatchPhases:
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
         if not self._book.open.updated:  # with manual steps, time without a loader belongs to the step
-            manual = self._decision.manual and not batch.passes and why is not Boundary.CLOSE
+            manual = self._decision.manual and not batch.passes and why is not _CLOSE
             return manual or self._book.open.trained or self._book.open.fetched
         if asked is not None:
             drawn = batch.left_over
             again = drawn is not None and drawn.drawn_again and drawn.source == asked.source
             return again or asked.phase == TRAIN
-        return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
+        return why is _MARK or (why is _SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
         """Count time in which no model ran: as the step's, or as outside of all steps."""
@@ -516,7 +535,7 @@ class BatchPhases:
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         overdue = len(self.waiting) - LOOKS_AHEAD
-        trains = self._trained or self._decision.source in (StepSource.UPDATE, StepSource.BACKWARD)
+        trains = self._trained or self._decision.source in _BY_TRAINING
         for place, batch in enumerate(self.waiting):
             forward = batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)

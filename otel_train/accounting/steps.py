@@ -30,19 +30,16 @@ if TYPE_CHECKING:
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
 
-class Shows:
-    """What an item shows. Plain integers, because items are many."""
+# What an item shows. Integers of the module: items are many, and to read a name of a class takes ten times as long.
+NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, GRADIENTS_MADE, UPDATED = range(6)
+"""Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
+gradients; that gradients were made; that an optimizer has updated."""
 
-    NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, GRADIENTS, UPDATE = range(6)
-    """Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
-    gradients; that gradients were made; that an optimizer has updated."""
+FORWARDS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
+"""By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
 
-    FORWARD = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
-    """By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
-
-    TRAINING = (GRADIENTS, UPDATE)
-    LIKELY_TRAINING = (GRADIENTS, UPDATE, FORWARD_GRAD)
-
+TRAINING: Final = (GRADIENTS_MADE, UPDATED)
+LIKELY_TRAINING: Final = (GRADIENTS_MADE, UPDATED, FORWARD_GRAD)
 
 SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
 SURE_AFTER_NS: Final = 5 * 10**9
@@ -52,11 +49,11 @@ loader is a pass without an update, and the first manual mark comes after the fi
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
-_IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
+_PRODUCTIVE: Final = Activity.PRODUCTIVE
+_IN_TRAINING: Final = (_PRODUCTIVE, Activity.DATA_WAIT)
 """What training time goes to that is not a wait for data, and that is."""
 
 
-@dataclass(slots=True)
 class Item:
     """Time of one owner, and what happened at its end.
 
@@ -67,19 +64,22 @@ class Item:
         shows: evidence of what the batch is for.
         source: which model's forward begins.
         call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
-        homes: user stages around it that have several intervals, outermost first.
         batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless this is
             the first batch of its pass) and to wait for it.
+        homes: user stages around it that have several intervals, outermost first.
     """
 
-    stack: tuple[int, ...]
-    begun_ns: int
-    ns: int
-    shows: int = Shows.NOTHING
-    source: int = -1
-    call: tuple[int, int, int, int] | None = None
-    batch: tuple[int, int, int, int] | None = None
-    homes: tuple[Home, ...] = ()
+    __slots__ = ("batch", "begun_ns", "call", "homes", "ns", "shows", "source", "stack")
+
+    def __init__(self, stack: tuple[int, ...], begun_ns: int, ns: int) -> None:
+        self.stack = stack
+        self.begun_ns = begun_ns
+        self.ns = ns
+        self.shows = NOTHING
+        self.source = -1
+        self.call: tuple[int, int, int, int] | None = None
+        self.batch: tuple[int, int, int, int] | None = None
+        self.homes: tuple[Home, ...] = ()
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class StepBook:
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
         self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
-        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), Activity.PRODUCTIVE)
+        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), _PRODUCTIVE)
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
         """Book a step outside training."""
@@ -242,8 +242,12 @@ class StepBook:
                         times[outer][1] += ns
                     if kinds[source] == DATA:
                         step.wait_ns += ns
-            if item.shows or item.call is not None or item.batch is not None:
-                self._book_event(item, step)
+            if item.call is not None:
+                self._book_call(item, item.call, step)
+            if item.batch is not None:
+                self._book_fetched(item, item.batch, step)
+            if item.shows:
+                self._follow(item, step)
             for home in item.homes:
                 times[home.source][1] -= ns
                 self._book_at_home(home, ns, step)
@@ -259,17 +263,6 @@ class StepBook:
         ):
             home.row, home.known = (step.phase, step.loader, step.serial), named
         self.book_home(home)
-
-    def _book_event(self, item: Item, step: Step) -> None:
-        """Book what has happened at the end of an item."""
-        if item.call is not None:
-            self._book_call(item, item.call, step)
-        if item.batch is not None:
-            self._book_fetched(item, item.batch, step)
-        if item.shows:
-            step.trained = step.trained or item.shows >= Shows.GRADIENTS
-            if step.phase == TRAIN:
-                self._follow_training(item, step)
 
     def _book_call(self, item: Item, call: tuple[int, int, int, int], step: Step) -> None:
         source, begun_ns, ns, failed = call
@@ -293,17 +286,20 @@ class StepBook:
             step.fetched = True
             step.samples += max(0, samples)
 
-    def _follow_training(self, item: Item, step: Step) -> None:
-        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+    def _follow(self, item: Item, step: Step) -> None:
+        """Note what an item shows; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        step.trained = step.trained or item.shows >= GRADIENTS_MADE
+        if step.phase != TRAIN:
+            return
         shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
         if step.training_from_ns < 0:
             step.training_from_ns = now_ns
-        if shows < Shows.GRADIENTS:  # a forward begins
+        if shows < GRADIENTS_MADE:  # a forward begins
             if step.loss_from_ns < 0:
                 step.loss_from_ns = worked_ns
             return
         step.training_ns = now_ns - step.training_from_ns
-        if shows == Shows.GRADIENTS:
+        if shows == GRADIENTS_MADE:
             lasted_ns = item.call[2] if item.call is not None else 0
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
@@ -329,11 +325,12 @@ class StepSourceDecision:
         source: what steps are counted by, as far as it is known.
         decided: enough was seen to go by it. Stronger signs still overrule it.
         final: only a manual mark overrules it.
+        manual: steps are marked manually.
     """
 
     def __init__(self) -> None:
         self.source = StepSource.UNDECIDED
-        self.decided = self.final = False
+        self.decided = self.final = self.manual = False
         self._counts = dict.fromkeys(StepSource, 0)
         self._first_ns: dict[StepSource, int] = {}
         self._began_ns = -1
@@ -359,7 +356,7 @@ class StepSourceDecision:
 
     def mark(self) -> None:
         """A step was marked manually."""
-        self.source, self.decided, self.final = StepSource.MANUAL, True, True
+        self.source, self.decided, self.final, self.manual = StepSource.MANUAL, True, True, True
 
     def decide(self) -> None:
         """Go by what there is: enough was seen, or no more can be."""
@@ -367,11 +364,6 @@ class StepSourceDecision:
         if not self.final:
             self.source = self._strongest
             self.final = self.source is StepSource.UPDATE
-
-    @property
-    def manual(self) -> bool:
-        """Steps are marked manually."""
-        return self.source is StepSource.MANUAL
 
     @property
     def shows_nothing(self) -> bool:
