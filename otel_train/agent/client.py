@@ -38,11 +38,13 @@ from otel_train.datamodel import system_clock
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
+from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import DaemonThread, ExitHook, Guard, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
     from otel_train.agent.captures import RankCaptures
     from otel_train.agent.messages import MessageChannel, ResponseBox
@@ -106,6 +108,7 @@ class AgentClient:
         self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
+        require_descriptors(above=config.agent == "process")
         self.info = detect(config, environ, process=Process(start=start_of_job))
         self.caches = CacheSizes()
         self.recording = InstrumentationManager(
@@ -116,7 +119,7 @@ class AgentClient:
         self.opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
-        self._ending = self._interrupted = self._found = self._asked_for_report = False
+        self._ending = self._interrupted = self._found = self._asked_for_report = self._is_unawaited = False
         self.signals = self._starts = self._agent = 0
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._setting_up, self._end_guard = threading.Lock(), Guard("trackers")
@@ -180,6 +183,9 @@ class AgentClient:
             import_module(name)
 
     def _await_opening(self) -> None:
+        self._is_unawaited = _is_finding_module()
+        if self._is_unawaited:  # the agent's thread imports once this one lets it
+            return
         self._is_open.wait(OPEN_S)
         if self._refusal:
             raise ConfigError(self._refusal)
@@ -213,6 +219,7 @@ class AgentClient:
         return link
 
     def _agent_here(self) -> MessageChannel:
+        require_descriptors(above=False)
         self.here = AgentThread(self.recording.memory.map, self._config.exit_timeout_s)
         return self.here.link
 
@@ -461,7 +468,7 @@ class AgentClient:
 
     def _do_refused(self, why: str) -> None:
         """The agent rejects a setting that could not be checked here."""
-        if self.here is None:
+        if self.here is None or self._is_unawaited:
             _log.error("Nothing is exported: %s", why)
         self._refusal = why
         self._over = True
@@ -593,8 +600,8 @@ class AgentClient:
     def _await_agent(self, timeout_s: float) -> None:
         """Wait until the agent accepts messages, unless it is idle and outlives this process."""
         if self._agent_outlives_us:
-            self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s)
-            self._wait_while_working(self._is_open.wait, WRITING_S)
+            self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s, reading=True)
+            self._wait_while_working(self._is_open.wait, WRITING_S, reading=True)  # its packages
             if not self._wait_while_working(self._channel.takes, END_S / 2):
                 self._send_s = LEAST_WRITING_S / 2
                 self._channel.limit_sends(self._send_s)
@@ -671,9 +678,11 @@ class AgentClient:
         self.report(fresh=True)
         return self.ask(what, *args)
 
-    def _wait_while_working(self, wait: Callable[[float], object], timeout_s: float) -> bool:
+    def _wait_while_working(
+        self, wait: Callable[[float], object], timeout_s: float, *, reading: bool = False
+    ) -> bool:
         """Wait for the agent as long as it makes progress. Returns whether it finished."""
-        work, deadline_s = ProcessActivity(self._agent), time.monotonic() + BUSY_S
+        work, deadline_s = ProcessActivity(self._agent, reading=reading), time.monotonic() + BUSY_S
         while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
             pass
         return bool(done)
@@ -710,6 +719,16 @@ class AgentClient:
         """In a forked child: the connection is the parent's."""
         self._over = True
         self._channel.close_in_fork()
+
+
+def _is_finding_module() -> bool:
+    """Whether a finder of the import system has called this thread: no other thread can import meanwhile."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        if code.co_name == "_find_spec" and code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+    return False
 
 
 def _counts_flops(config: Config) -> bool:

@@ -52,7 +52,7 @@ class OomKills:
     """
 
     def __init__(self, pid: int, groups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._files = [path for path in _counters(pid, groups) if path.exists()]
+        self._files = [path for path in _counters(pid, groups) if os.access(path, os.R_OK)]
         self._before = self._count()
 
     @property

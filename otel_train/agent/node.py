@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.errors import ConfigError
+from otel_train.recording.descriptors import raise_soft_limit
 from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
-    import mmap
-
     from otel_train.agent.messages import Hello
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.exporters.manager import SharedExporters
@@ -53,6 +52,7 @@ def main(connection: int, listener: int) -> None:
         del number, frame
         agent.terminate()
 
+    raise_soft_limit()
     signal.signal(signal.SIGTERM, terminated)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program may block signals, and a child inherits that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -156,7 +156,7 @@ class NodeAgent:
 def opened(
     link: MessageChannel,
     hello: Hello,
-    memory: int | mmap.mmap,
+    memory: int | memoryview,
     process: int,
     *,
     deliver_s: float,

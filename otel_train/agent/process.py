@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.recording.descriptors import set_aside
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Mapping, Sequence
 
     from otel_train.agent.rank_connection import RankConnection
@@ -108,7 +108,7 @@ def _start_and_connect(address: bytes) -> AgentConnection | None:
         except BaseException:
             connection.close()
             raise
-    return AgentConnection(MessageChannel(connection), found=False, pid=pid)
+    return AgentConnection(_channel(connection), found=False, pid=pid)
 
 
 def _connect_to_running(address: bytes) -> AgentConnection:
@@ -124,7 +124,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
         connection.connect(address)
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
-            return AgentConnection(MessageChannel(connection), found=True, pid=0)
+            return AgentConnection(_channel(connection), found=True, pid=0)
     except ConnectionRefusedError:
         connection.close()
         raise
@@ -171,7 +171,11 @@ def _start_alone() -> AgentConnection:
         except BaseException:
             ours.close()
             raise
-    return AgentConnection(MessageChannel(ours), found=False, pid=pid)
+    return AgentConnection(_channel(ours), found=False, pid=pid)
+
+
+def _channel(connection: socket.socket) -> MessageChannel:
+    return MessageChannel(socket.socket(fileno=set_aside(connection.detach())))
 
 
 def _start(connection: int, listener: int) -> int:
@@ -220,10 +224,10 @@ class AgentThread(DaemonThread):
         problem: why it could not begin; "" where it could.
     """
 
-    def __init__(self, memory: mmap.mmap, deliver_s: float) -> None:
+    def __init__(self, memory: memoryview, deliver_s: float) -> None:
         super().__init__(name="otel-train-agent", daemon=True)
         ours, theirs = socket.socketpair()
-        self.link, self._theirs = MessageChannel(ours), MessageChannel(theirs)
+        self.link, self._theirs = _channel(ours), _channel(theirs)
         self.service: RankConnection | None = None
         self.problem = ""
         self._memory = memory
@@ -268,10 +272,14 @@ class ProcessActivity:
 
     Args:
         pid: of the process. The thread that asks is left out.
+        reading: a thread works as well that waits for a disk, and has run since the last call: the disk answers.
+        processes: where the system tells of its processes.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
+    def __init__(self, pid: int, *, reading: bool = False, processes: Path = Path("/proc")) -> None:
+        self._tasks = processes / str(pid) / "task"
+        self._reading = reading
+        self._ran_ns: dict[str, int] = {}
         self._before_ns = time.monotonic_ns(), self._cpu_time()[0]
 
     def is_working(self) -> bool:
@@ -292,7 +300,10 @@ class ProcessActivity:
                 if task.name != mine:
                     running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
                     spent_ns += int(running) + int(waiting)
-                    is_runnable |= (task / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
+                    state = (task / "stat").read_bytes().rpartition(b")")[2].split()[0]
+                    has_run = int(running) > self._ran_ns.get(task.name, int(running))
+                    self._ran_ns[task.name] = int(running)
+                    is_runnable |= state == b"R" or (self._reading and state == b"D" and has_run)
         except (OSError, ValueError, IndexError):  # the process, or one of its threads, is gone
             return spent_ns, is_runnable
         return spent_ns, is_runnable

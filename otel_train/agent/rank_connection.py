@@ -34,8 +34,6 @@ from otel_train.exporters.manager import ExportManager, SharedExporters
 from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
-    import mmap
-
     from otel_train.agent.messages import MessageChannel
 
 STALE_S = 3.0
@@ -67,7 +65,7 @@ class RankConnection:
         self,
         link: MessageChannel,
         hello: Hello,
-        memory: int | mmap.mmap,
+        memory: int | memoryview,
         process: int,
         *,
         deliver_s: float,
@@ -95,7 +93,7 @@ class RankConnection:
             self._set_up(memory)
             undo.pop_all()
 
-    def _set_up(self, memory: int | mmap.mmap) -> None:
+    def _set_up(self, memory: int | memoryview) -> None:
         hello = self._hello
         config, info = hello.config, hello.info
         self.info = self.exporters.info

@@ -96,7 +96,7 @@ class SharedRings:
     """
 
     def __init__(
-        self, memory: int | mmap.mmap, copy: Path | None = None, disk: DiskQueue | None = None
+        self, memory: int | memoryview, copy: Path | None = None, disk: DiskQueue | None = None
     ) -> None:
         self._memory = RankMemory(mmap.mmap(memory, 0) if isinstance(memory, int) else memory)
         self._threads: dict[int, SharedThread] = {}

@@ -8,13 +8,14 @@ One word holds both build time and sequence number of a batch, so a reader in an
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import weakref
 from _thread import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+
+from otel_train.recording.descriptors import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,11 +54,11 @@ class SharedRows:
         self._file = _memory_file(size_bytes) if file is None else file
         self.seal = weakref.finalize(self, os.close, self._file)
         self.seal.atexit = False
-        self.memory = mmap.mmap(self._file, size_bytes)
+        self.memory = mapped(self._file, size_bytes)
 
     def row(self, worker: int) -> memoryview:
         """Returns the words of one worker."""
-        return memoryview(self.memory).cast("q")[worker * ROW_WORDS : (worker + 1) * ROW_WORDS]
+        return self.memory.cast("q")[worker * ROW_WORDS : (worker + 1) * ROW_WORDS]
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd

@@ -26,6 +26,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.recording.descriptors import mapped, set_aside
 from otel_train.recording.events import EDGE_WORDS
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class RankMemory:
         end_of_rings: where the rings end, in bytes: what a flight file holds.
     """
 
-    def __init__(self, memory: mmap.mmap, header: Header | None = None) -> None:
+    def __init__(self, memory: mmap.mmap | memoryview, header: Header | None = None) -> None:
         header = header or Header(*HEADER.unpack_from(memory))
         self.view = memoryview(memory)
         self._rings = header.main_edges, header.side_edges, header.side_rings
@@ -193,7 +194,7 @@ class FlightMemory(RankMemory):
         self.shared = shared
         rings = main_edges, _SIDE_EDGES, SIDE_RINGS
         size = pending_place(2, end_of_rings(*rings))
-        self.map = self._share(size) if shared else make(size)
+        self.map = self._share(size) if shared else memoryview(make(size))
         self._header = Header(MAGIC, os.getpid(), *anchor, *rings, 0, 0, anchor.unix_ns)
         super().__init__(self.map, self._header)
         self._write_header()
@@ -235,23 +236,24 @@ class FlightMemory(RankMemory):
     def close(self) -> None:
         """Release the memory; what a thread still maps is freed with that thread."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            with contextlib.suppress(OSError):  # the program has closed it
+                os.close(self.descriptor)
             self.descriptor = -1
         self.view.release()
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
-            self.map.close()
+            self.map.release()
 
-    def _share(self, size: int) -> mmap.mmap:
+    def _share(self, size: int) -> memoryview:
         try:
-            self.descriptor = _anonymous()
+            self.descriptor = set_aside(_anonymous())
             os.ftruncate(self.descriptor, size)
-            return mmap.mmap(self.descriptor, size)
+            return mapped(self.descriptor, size)
         except OSError:
             # None is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process.
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
-            return mmap.mmap(-1, size)
+            return memoryview(mmap.mmap(-1, size))
 
     def _write_header(self) -> None:
         self.view[: HEADER.size] = HEADER.pack(*self._header)

@@ -431,6 +431,84 @@ def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path)
     assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
 
 
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_instrument_in_a_finder_of_the_import_system_waits_for_no_import(agent: str, tmp_path: Path) -> None:
+    """A hook may begin a session when it is asked for a module; until it answers, no other thread can import anything."""
+    done = run(
+        tmp_path,
+        """
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "that_is_nowhere":
+                    began = time.monotonic()
+                    self.session = start(model, {"train": data}, agent=sys.argv[2])
+                    print(time.monotonic() - began < 5)
+
+        finder = Finder()
+        sys.meta_path.insert(0, finder)
+        try:
+            import that_is_nowhere
+        except ImportError:
+            sys.meta_path.remove(finder)
+        train(data)
+        print(finder.session.summary()["steps"]["train"])
+        """,
+        agent,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "10"]), done.stderr
+
+
+@pytest.mark.parametrize("hard", [1024, 30])
+def test_a_loader_with_workers_has_all_descriptors_that_it_has_without_us(hard: int, tmp_path: Path) -> None:
+    """Torch waits for ever, or dies, where it lacks one; with 30 the bare program works."""
+    done = run(
+        tmp_path,
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (30, int(sys.argv[2])))
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, num_workers=2)
+        session = start(model, {"train": data}, agent="process")
+        train(data)
+        print("trained", session.summary().get("steps", {}).get("train"), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        """,
+        str(hard),
+    )
+
+    steps = "10" if hard > 30 else "None"
+    assert (done.returncode, done.stdout.split()) == (0, ["trained", steps, "30"]), done.stderr
+    assert ("ulimit -n" in done.stderr) == (hard == 30), done.stderr
+
+
+def test_what_a_program_opens_after_it_has_closed_all_descriptors_is_its_own(tmp_path: Path) -> None:
+    """A number that was ours may be its log's, or its connection's to another rank: nothing may be written there, or closed."""
+    done = run(
+        tmp_path,
+        """
+        import socket
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        session = start(model, {"train": data}, agent="process")
+        session.run_directory
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        pairs = [socket.socketpair() for _ in range(40)]
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        session.close()
+        for one, other in pairs:
+            other.settimeout(0.0)
+            try:
+                print("read", other.recv(100))
+            except BlockingIOError:
+                pass
+            one.send(b"x")
+        print("trained")
+        """,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["trained"]), done.stderr
+
+
 def test_a_program_that_closes_all_its_descriptors_ends_without_a_traceback(tmp_path: Path) -> None:
     """Daemons do: the connection to the agent and the memory that it shares are among them."""
     done = run(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from otel_train.agent.messages import OomKills
+from otel_train.agent.process import ProcessActivity
 from otel_train.agent.remote import RemoteRecording
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AHEAD_EDGES, LEAST_PAUSE_S, READ_EDGES, ExportLoop, PeriodicTask
@@ -389,3 +390,21 @@ def test_oom_kills_are_counted_in_both_versions_of_control_groups(tmp_path: Path
     files[0].write_text("not a number\n\xff", encoding="latin-1")
     assert kills.count <= 0
     assert OomKills(-1, tmp_path).count == 0
+    assert OomKills(os.getpid(), tmp_path / ("x" * 300)).count == 0  # a path that the system refuses
+
+
+def test_an_agent_that_waits_for_a_disk_works_while_the_disk_answers(tmp_path: Path) -> None:
+    """It imports its packages from a cold one; the disk that hangs is that of the run directory."""
+    task = tmp_path / "7" / "task" / "7"
+    task.mkdir(parents=True)
+    (task / "stat").write_text("7 (python) D 1", encoding="utf-8")
+
+    def is_working(ran_ns: int) -> bool:
+        (task / "schedstat").write_text(f"{ran_ns} 0 9", encoding="utf-8")
+        return work.is_working()
+
+    (task / "schedstat").write_text("1000 0 9", encoding="utf-8")
+    work = ProcessActivity(7, reading=True, processes=tmp_path)
+    assert [is_working(ran_ns) for ran_ns in (2000, 2000, 3000)] == [True, False, True]
+    work = ProcessActivity(7, processes=tmp_path)
+    assert not is_working(4000)
