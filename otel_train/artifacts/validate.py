@@ -21,6 +21,7 @@ from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.spool import parts_of
 from otel_train.files import (
+    MOST_LINE_BYTES,
     lines_of,
     open_binary,
     parse_json,
@@ -558,7 +559,7 @@ def _lines(path: Path, schema: str) -> Iterator[Fault]:
             with open_binary(part) as file:
                 for number, line in enumerate(lines_of(file), 1):
                     value = parse_line(line)
-                    broken += value is None and line.endswith(b"\n")
+                    broken += value is None and (line.endswith(b"\n") or len(line) == MOST_LINE_BYTES)
                     found = [] if value is None else wrong_values(value, schema)
                     wrong += bool(found)
                     if found and wrong <= _LINES_NAMED:

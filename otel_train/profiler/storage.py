@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import MOST_TOP
-from otel_train.files import make_gitignored_folder, replace_text
+from otel_train.errors import RunDirectoryError
+from otel_train.files import make_gitignored_folder, read_json, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 from otel_train.safety import DaemonThread, interpreter, signals_unblocked
 
@@ -50,10 +51,9 @@ def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Returns the metadata of a capture; empty if it is missing or unreadable."""
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except RunDirectoryError:
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def finding_summary(record: Mapping[str, Any]) -> str:

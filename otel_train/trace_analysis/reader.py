@@ -147,7 +147,7 @@ PIECE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_TOKENS = re.compile(rb'(?:\\.){1,256}|["{}\[\]]', re.DOTALL)
 _BETWEEN = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid)")')
 _CLOSES = b"}]"
 _TRIES = 4
@@ -243,8 +243,9 @@ class TraceFileReader:
     def _head(self) -> tuple[bytes, bool]:
         """The text after the opening bracket of the events, and whether the document is nothing but a list."""
         held, ended = self._filled(b"", 1)
-        while not (start := held.removeprefix(b"\xef\xbb\xbf").lstrip()) and not ended:
-            held, ended = self._filled(held, len(held) + 1)
+        held = held.removeprefix(b"\xef\xbb\xbf")
+        while not (start := held.lstrip()) and not ended:
+            held, ended = self._filled(b"", 1)
         if not start:
             raise TraceError(f"{self._path}: {self.broken or 'the file is empty'}")
         if start[:1] == b"[":
@@ -319,9 +320,12 @@ class TraceFileReader:
 def _scan(text: bytes) -> tuple[int, bool]:
     """Where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
     depth = end = 0
+    quoted = False  # one pattern for a whole string would hold, and try again, as much as a string without an end has
     for token in _TOKENS.finditer(text):
         first = token[0][:1]
         if first == b'"':
+            quoted = not quoted
+        if quoted or first in b'"\\':
             continue
         depth += -1 if first in _CLOSES else 1
         if depth < 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.cli.main import main
+from otel_train.profiler.storage import read_metadata
 from otel_train.rundata.schemas import REMEDY, wrong_values
 from tests.support.left_run import leave_run, say_summary
 from tests.unit.test_console import full
@@ -177,3 +180,23 @@ def test_a_file_of_wrong_values_alone_does_not_fill_the_terminal(run: Path) -> N
 
     assert len(found) == 201
     assert found[-1] == "and further wrong values, behind the first 200"
+
+
+def test_files_of_holes_are_neither_read_whole_nor_taken_for_torn_lines(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A crash tears a line, and no line has megabytes; a capture's metadata of 1 GB took 1.3 GB to analyze."""
+    (run / "captures").mkdir()
+    metadata = run / "captures" / "a-rank0.record.json"
+    for path, size_bytes in ((metadata, 1 << 30), (run / "rank0" / "events.jsonl", 16 << 20)):
+        path.touch()
+        os.truncate(path, size_bytes)
+
+    tracemalloc.start()
+    assert read_metadata(metadata) == {}
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most_bytes < 1 << 20
+    assert main(["validate", str(run)]) == 1
+    assert "rank0/events.jsonl: 1 lines are no JSON objects" in capsys.readouterr().out
