@@ -132,6 +132,17 @@ class Summary:
         parts = [self.start(name, field) for name in names for field in fields]
         return Bounds(sum(part.least for part in parts), sum(part.most for part in parts))
 
+    def ends(self, *names: str) -> Bounds:
+        """What requests without a batch at the ends of all passes of training over these loaders have cost, with workers."""
+        least = most = 0.0
+        for name in (name for name in names if self.loader(name).get("workers")):
+            made = self.start(name, "making_seconds")
+            for row in self.rows(TRAIN, stage="data", loader=name):
+                rest_s = row["inclusive_seconds"] - (row["avg"] or 0.0) * (row["count"] or 0)
+                least += max(0.0, rest_s - made.most)
+                most += max(0.0, rest_s - made.least)
+        return Bounds(least, most)
+
     @cached_property
     def exposed(self) -> dict[str, float]:
         """Seconds that the device waited for each loader; empty unless that is known for all of them."""
@@ -149,7 +160,12 @@ class Summary:
         if name in self.exposed:
             spent_s, start = self.exposed[name], self.start(name, "first_batch_seconds")
         else:
-            spent_s, start = self.self_s(TRAIN, stage="data", loader=name), self.starts(name)
+            spent_s, start, end = (
+                self.self_s(TRAIN, stage="data", loader=name),
+                self.starts(name),
+                self.ends(name),
+            )
+            start = Bounds(start.least + end.least, start.most + end.most)
         return Bounds(max(0.0, spent_s - start.most), max(0.0, spent_s - start.least))
 
     def batches(self, name: str) -> int:
@@ -174,11 +190,11 @@ def _waited_per_batch(summary: Summary, finding: Finding) -> Bounds:
     return Bounds(wait.least / (batches - passes.least), wait.most / max(1, batches - passes.most))
 
 
-def _repeated(summary: Summary, whole_s: float = 1.0) -> Bounds:
+def _repeated(summary: Summary, cost_of: Callable[..., Bounds], whole_s: float = 1.0) -> Bounds:
     names = {row["loader"] for row in summary.waits}
     again = [name for name in names if summary.start(name, "count").least > 1]
     perhaps = [name for name in names if summary.start(name, "count").most > 1]
-    return Bounds(summary.starts(*again).least / whole_s, summary.starts(*perhaps).most / whole_s)
+    return Bounds(cost_of(*again).least / whole_s, cost_of(*perhaps).most / whole_s)
 
 
 def _dispatch(summary: Summary) -> tuple[float, float]:
@@ -210,8 +226,10 @@ RULES: dict[str, Rule] = {
     "data_wait_ratio": lambda summary, _: sum(row["self_seconds"] for row in summary.waits) / summary.training_s,
     "data_without_loader_seconds": lambda summary, _: summary.self_s(TRAIN, stage="data", loader=""),
     "pass_start_seconds": lambda summary, _: summary.starts(*(row["loader"] for row in summary.waits)),
-    "repeated_start_seconds": lambda summary, _: _repeated(summary),
-    "repeated_start_ratio": lambda summary, _: _repeated(summary, summary.training_s),
+    "pass_end_seconds": lambda summary, _: summary.ends(*(row["loader"] for row in summary.waits)),
+    "repeated_start_seconds": lambda summary, _: _repeated(summary, summary.starts),
+    "repeated_start_ratio": lambda summary, _: _repeated(summary, summary.starts, summary.training_s),
+    "repeated_end_seconds": lambda summary, _: _repeated(summary, summary.ends),
     "making_seconds": lambda summary, finding: summary.start(finding["loader"], "making_seconds"),
     "first_batch_seconds": lambda summary, finding: summary.start(finding["loader"], "first_batch_seconds"),
     "passes": lambda summary, finding: summary.start(finding["loader"], "count"),

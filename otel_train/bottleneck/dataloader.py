@@ -60,6 +60,7 @@ class LoaderThroughput(NamedTuple):
     making_s: float = 0.0  # time to create their iterators
     first_s: float = 0.0  # wait for their first batches
     processors: int | None = None  # available to this process
+    ends_s: float = 0.0  # requests that found no batch, at the ends of passes: workers stop
     single: bool = False  # every training pass gives one batch, built by the training thread
 
     @property
@@ -67,19 +68,29 @@ class LoaderThroughput(NamedTuple):
         """Cost of starting all passes."""
         return self.making_s + self.first_s
 
+    @property
+    def around_s(self) -> float:
+        """Cost of starting and ending all passes."""
+        return self.start_s + self.ends_s
 
-def without_usual_starts(
+
+def with_costs_of_passes(
     loaders: Mapping[str, LoaderThroughput], training: Iterable[StageTotals]
 ) -> dict[str, LoaderThroughput]:
-    """``loaders`` without the first batches of passes that are like all others.
+    """``loaders`` with what the ends of passes cost where there are workers, which stop then.
 
-    The training thread builds them itself where there are no workers: they are waited for like any other batch, unless
-    they take longer.
+    Where there are none, the training thread builds the batches itself: the first of a pass are waited for like any
+    other, unless they take longer.
     """
     found = dict(loaders)
     for row in training:
         known = loaders.get(row.key.loader)
-        if row.key.stage == "data" and known is not None and known.workers == 0 and known.passes:
+        if row.key.stage != "data" or known is None:
+            continue
+        if known.workers:
+            ends_s = max(0.0, row.inclusive_s - row.called_s - known.making_s)
+            found[row.key.loader] = known._replace(ends_s=ends_s)
+        elif known.workers == 0 and known.passes:
             others, others_s = row.count - known.passes, row.called_s - known.first_s
             if others <= 0 or known.first_s * others <= USUAL * known.passes * others_s:
                 found[row.key.loader] = known._replace(passes=0, first_s=0.0, single=others <= 0)

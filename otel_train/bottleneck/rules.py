@@ -12,7 +12,7 @@ from otel_train.bottleneck.dataloader import (
     milliseconds,
     percent,
     start_advice,
-    without_usual_starts,
+    with_costs_of_passes,
 )
 from otel_train.bottleneck.device import (
     IN_STEP_SHARE,
@@ -113,7 +113,7 @@ class RuleInput(NamedTuple):
         found: dict[str, float] = {}
         for row in self.waits:
             known = self.loaders.get(row.key.loader, _UNKNOWN)
-            spent = exposed[row.key] - known.first_s if row.key in exposed else row.self_s - known.start_s
+            spent = exposed[row.key] - known.first_s if row.key in exposed else row.self_s - known.around_s
             found[row.key.loader] = found.get(row.key.loader, 0.0) + max(0.0, spent)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -127,10 +127,13 @@ class RuleInput(NamedTuple):
             "data_wait_ratio": host_s / self.total_s,
             "steady_wait_ratio": min(1.0, sum(self.steady_waits().values()) / self.total_s),
         }
-        starts_s = sum(self.loaders.get(row.key.loader, _UNKNOWN).start_s for row in self.waits)
+        read = [self.loaders.get(row.key.loader, _UNKNOWN) for row in self.waits]
+        starts_s, ends_s = sum(known.start_s for known in read), sum(known.ends_s for known in read)
         exposed = exposed_waits(self.training)
         if starts_s:
             found["pass_start_seconds"] = starts_s
+        if ends_s:
+            found["pass_end_seconds"] = ends_s
         if exposed:
             found["device_wait_seconds"] = sum(exposed.values())
         return found
@@ -185,7 +188,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     Arguments are as the fields of ``RuleInput``; ``stages`` is the stage table.
     """
     training = [row for row in stages if row.key.phase == "train"]
-    loaders = without_usual_starts(loaders, training)
+    loaders = with_costs_of_passes(loaders, training)
     run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
     early = _too_early(run)
     if early is not None:
@@ -252,7 +255,7 @@ def _incomplete(run: RuleInput, evidence: Mapping[str, float]) -> Finding:
 
 
 def _input_bound(run: RuleInput) -> Finding | None:
-    """Waits for loaders within passes; the start of passes is a finding of its own."""
+    """Waits for loaders within passes; their start and end are a finding of their own."""
     waits = run.steady_waits()
     wait_s, total_s = sum(waits.values()), run.total_s
     share = min(1.0, wait_s / total_s)
@@ -299,26 +302,26 @@ def _build_evidence(known: LoaderThroughput, ask_s: float) -> dict[str, float]:
 
 def _slow_start(run: RuleInput) -> Finding | None:
     read = {row.key.loader for row in run.waits}
-    again = {
-        name: known
-        for name, known in run.loaders.items()
-        if name in read and known.passes >= MIN_PASSES and known.start_s
-    }
+    known_by_name = run.loaders.items()
+    again = {name: known for name, known in known_by_name if name in read and known.passes >= MIN_PASSES}
     start_s = sum(known.start_s for known in again.values())
-    share = min(1.0, start_s / run.total_s)
+    around_s = sum(known.around_s for known in again.values())
+    share = min(1.0, around_s / run.total_s)
     if share < WARNING_SHARE:
         return None
-    name = max(again, key=lambda loader: again[loader].start_s)
+    name = max(again, key=lambda loader: again[loader].around_s)
     known = again[name]
-    rest = sorted((loader for loader in again if loader != name), key=lambda one: -again[one].start_s)
+    rest = sorted((loader for loader in again if loader != name), key=lambda one: -again[one].around_s)
     more = f" `{name}` costs most, then {', '.join(f'`{one}`' for one in rest[:MOST_NAMED])}." if rest else ""
+    ending = " and ending" if known.ends_s >= WARNING_SHARE * known.around_s else ""
     text = (
-        f"Beginning a pass over loader `{name}` takes {milliseconds(known.start_s / known.passes)}, {known.passes} "
+        f"Beginning{ending} a pass over loader `{name}` takes {milliseconds(known.around_s / known.passes)}, {known.passes} "
         f"times: {'with the other loaders ' if rest else ''}{share:.0%} of training time.{more}"
     )
     evidence = {
         "repeated_start_seconds": start_s,
-        "repeated_start_ratio": share,
+        "repeated_start_ratio": start_s / run.total_s,
+        **({"repeated_end_seconds": around_s - start_s} if around_s > start_s else {}),
         "training_seconds": run.total_s,
         "making_seconds": known.making_s,
         "first_batch_seconds": known.first_s,
@@ -330,7 +333,7 @@ def _slow_start(run: RuleInput) -> Finding | None:
         advice=start_advice(name, known),
         evidence=evidence,
         share=share,
-        seconds=start_s,
+        seconds=around_s,
         loader=name,
         severity="warning",
     )
@@ -356,6 +359,25 @@ def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE,
         )
 
     return find
+
+
+_EVAL = _heavy(
+    "eval", "evaluation", phase="eval",
+    advice="Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept.",
+)  # fmt: skip
+_ACTING = _heavy(
+    "eval", "forwards without gradients and without a loader, as of rollouts, generation or evaluation", phase="eval",
+    advice="Rollouts and generation: more environments or prompts in one forward, torch.compile, mixed precision, a cache of "
+    "keys and values. Evaluation: less often.",
+)  # fmt: skip
+
+
+def _eval_heavy(run: RuleInput) -> Finding | None:
+    """Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
+    own = [row for row in run.rows if row.key.phase not in ("train", "")]
+    alone_s = sum(row.self_s for row in own if not row.key.loader)
+    acts = bool(run.steps) and alone_s > sum(row.self_s for row in own) / 2
+    return (_ACTING if acts else _EVAL)(run)
 
 
 def _host_bound(run: RuleInput, name: str) -> Finding | None:
@@ -461,7 +483,8 @@ def _remedies(run: RuleInput, stage: str = "other") -> list[str]:
 
 
 _WAIT_EVIDENCE = (
-    "data_wait_seconds", "data_wait_ratio", "steady_wait_ratio", "pass_start_seconds", "device_wait_seconds",
+    "data_wait_seconds", "data_wait_ratio", "steady_wait_ratio", "pass_start_seconds", "pass_end_seconds",
+    "device_wait_seconds",
 )  # fmt: skip
 _MODEL_EVIDENCE = ("training_seconds", "model_seconds", "model_ratio")
 
@@ -469,7 +492,7 @@ LEADING_RULES = (
     Rule(
         "input_bound",
         f"training waits for its loaders, together, for {WARNING_SHARE:.0%} of training time or more (critical from "
-        f"{CRITICAL_SHARE:.0%}); the beginning of passes is not counted",
+        f"{CRITICAL_SHARE:.0%}); the beginning and the end of passes are not counted",
         (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "wait_per_batch_seconds",
          "build_p50_seconds", "build_p99_seconds", "ask_interval_seconds"),
         "more workers, as many as the advice says; a cheaper batch. [The loader's page](dataloader-bottleneck.md)",
@@ -546,9 +569,8 @@ RUN_RULES = (
         "eval_heavy",
         f"`eval` is {LARGE_SHARE:.0%} of the run or more",
         ("eval_seconds", "eval_ratio", "wall_seconds"),
-        "less often; larger batches without gradients",
-        _heavy("eval", "evaluation", phase="eval", advice="Evaluate less often, on fewer batches, or with a larger batch "
-               "size: no gradients are kept."),
+        "less often; larger batches without gradients; of rollouts and generation (no loader): more in one forward",
+        _eval_heavy,
     ),
     Rule(
         "checkpoint_heavy",
@@ -564,9 +586,10 @@ RUN_RULES = (
 SIDE_RULES = (
     Rule(
         "slow_start",
-        f"the beginning of passes takes {WARNING_SHARE:.0%} of training time or more, over {MIN_PASSES} passes or more",
-        ("repeated_start_seconds", "repeated_start_ratio", "training_seconds", "making_seconds", "first_batch_seconds",
-         "passes"),
+        f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
+        f"{MIN_PASSES} passes or more",
+        ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
+         "first_batch_seconds", "passes"),
         "`DataLoader(persistent_workers=True)`",
         _slow_start,
     ),

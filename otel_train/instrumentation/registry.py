@@ -102,8 +102,7 @@ class ProbeRegistry:
             known = self._add_probe(entry)
         if self.patch is None or not _is_data_loader(entry.loader):
             return InstrumentedIterable(entry.loader, known)
-        running = getattr(entry.loader, "_iterator", None)
-        if running is not None:
+        for running in _iterators_of(entry.loader):
             self.patch.adopt(running, entry.loader)
         return entry.loader
 
@@ -300,6 +299,13 @@ def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
     from torch.utils.data import DataLoader  # only asked when torch is there
 
     return isinstance(loader, DataLoader)
+
+
+def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
+    """Iterators that a loader holds: with persistent workers, or one that it has made when it was made, and never ends."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    return [held for held in vars(loader).values() if isinstance(held, _BaseDataLoaderIter)]
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own

@@ -105,11 +105,12 @@ def judged(
     throughput: LoaderThroughput,
     *,
     wait_s: float = 0.5,
-    called_s: float = 0.0,
+    called_s: float | None = None,
     ask_s: float = 0.008,
     steps: int = BATCHES,
 ) -> list[Finding]:
     """A training in which the loop would ask every ``ask_s`` and waits ``wait_s`` in all."""
+    called_s = wait_s - throughput.making_s if called_s is None else called_s
     rows = [
         StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None, None, called_s),
         StageTotals(Key("forward", "code", "train", "m"), BATCHES, 0, ask_s * BATCHES, ask_s * BATCHES, None),

@@ -27,7 +27,7 @@ COMPUTE = ("forward", "backward", "optimizer")
 def stage(
     name: str, self_s: float, loader: str = "code", phase: str = "train", *, count: int = 10
 ) -> StageTotals:
-    return StageTotals(Key(name, loader, phase, ""), count, 0, self_s, self_s, None)
+    return StageTotals(Key(name, loader, phase, ""), count, 0, self_s, self_s, None, called_s=self_s)
 
 
 def findings_of(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None) -> list[Finding]:
@@ -166,6 +166,23 @@ def test_passes_that_begin_slowly_explain_a_run_that_the_model_does_not() -> Non
     assert [finding.name for finding in found] == ["slow_start"]
 
 
+def test_workers_that_stop_at_the_end_of_passes_are_no_wait_for_batches() -> None:
+    """Faster batches, or more workers, would not end a pass any sooner: workers that live on would."""
+    waits = stage("data", 60.0)._replace(called_s=5.0)
+
+    found = findings(
+        [waits, stage("forward", 30.0), stage("other", 10.0)],
+        steps=100, activities={"productive": 100.0},
+        loaders={"code": LoaderThroughput(4, persistent=False, passes=5, making_s=20.0, first_s=2.0)},
+    )  # fmt: skip
+
+    assert [finding.name for finding in found] == ["slow_start"]
+    assert found[0].seconds == pytest.approx(57.0)
+    assert "Beginning and ending a pass over loader `code` takes 11.4 s, 5 times: 57%" in found[0].summary
+    assert found[0].evidence["repeated_end_seconds"] == pytest.approx(35.0)
+    assert "persistent_workers=True" in found[0].advice
+
+
 @pytest.mark.parametrize(
     ("workers", "advice"),
     [({"code": 0}, "num_workers=2"), ({"code": 3}, "has 3 workers"), ({}, "ahead of need")],
@@ -284,6 +301,18 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
     assert "40% of the run (40.0 s of 100 s)" in much[1].summary
     assert much[1].evidence[f"{activity}_seconds"] == 40.0
     assert [finding.name for finding in little] == ["compute_bound"]
+
+
+@pytest.mark.parametrize(("loader", "said"), [("", "rollouts"), ("val", "is evaluation.")])
+def test_forwards_without_gradients_and_without_a_loader_may_be_rollouts(loader: str, said: str) -> None:
+    """Reinforcement learning cannot act less often: the advice for an evaluation would be wrong."""
+    rows = [stage("forward", 60.0, loader, "eval"), stage("forward", 30.0, ""), stage("backward", 10.0, "")]
+
+    found = findings(rows, steps=100, activities={"productive": 40.0, "eval": 60.0}, loaders={})
+
+    [eval_heavy] = [finding for finding in found if finding.name == "eval_heavy"]
+    assert said in eval_heavy.summary
+    assert ("in one forward" in eval_heavy.advice) is (not loader)
 
 
 def test_much_time_in_no_stage_is_said() -> None:

@@ -205,3 +205,40 @@ class Prepared:
 def a_loader_that_passes_for_another(watch: Watch) -> Truth:
     """What it holds is iterated in its place: under the name that was given."""
     return train_by(watch, Prepared(loader(5)), epochs=2)
+
+
+class Endless(DataLoader[Any]):
+    """Makes its only iterator when it is made, over a sampler that begins anew, as Ultralytics and timm do."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(dataset(batches), batch_size=4)
+        object.__setattr__(self, "batch_sampler", Again(self.batch_sampler))
+        self.iterator = super().__iter__()
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:  # a generator, as theirs is
+        for _ in range(self.batches):
+            yield next(self.iterator)
+
+
+class Again:
+    """A sampler that begins anew at its end."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.sampler
+
+
+@loop
+def a_loader_that_makes_its_iterator_when_it_is_made(watch: Watch) -> Truth:
+    """One iterator for all passes, older than the session: what the loader holds is timed."""
+    model, train, val, truth = Net(), Endless(5), Endless(2), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(3):
+        truth.train_on(model, optimizer, train)
+        truth.evaluate_on(model, val)
+    return truth
