@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.accounting.account import MOST_PASSES, ThreadAccount
-from otel_train.accounting.nesting import DEEPEST
+from otel_train.accounting.nesting import DEEPEST, MAY_SPREAD
 from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
@@ -137,7 +137,7 @@ def assert_everything_is_accounted_for(book: Book, tape: Tape, ended_ns: int) ->
 
 
 def assert_open_time_is_with_its_calls(book: Book) -> None:
-    """A call of a user stage and all time in which it was open are in one row; of the others, own time is where it was."""
+    """All time in which a call was open that may lie in several batches is in one row; of the others, own time is where it was."""
     selves, open_ns, called_ns = Counter[object](), Counter[object](), Counter[object]()
     stages = set()
     for row in book.times():
@@ -146,7 +146,8 @@ def assert_open_time_is_with_its_calls(book: Book) -> None:
             name = book.name(row.source)
             key: object = name, phase_name(row.phase), book.name(row.loader)
             open_ns[key] += row.inclusive_ns
-            if book.kind(row.source) is SourceKind.STAGE:
+            kind = book.kind(row.source)
+            if kind is not None and MAY_SPREAD >> kind & 1:
                 stages.add(name)
                 key = name
                 open_ns[name] += row.inclusive_ns
