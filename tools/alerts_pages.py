@@ -39,8 +39,8 @@ it was last true.
 
 A rule reads of every rank only what every rank sends in each [export profile](export-profiles.md), and the rest of rank 0.
 
-The files have each condition on a run twice: multiplied by `run:train_info:last1h`, which adds the labels of
-`train.run.info` (name, team, owner, job, cluster, namespace), and as it is for a run that has published none.
+The files multiply each condition on a run by `run:train_info:last1h`, which adds the labels of `train.run.info` (name, team,
+owner, job, cluster, namespace).
 
 ## Alerts
 """

@@ -17,6 +17,18 @@ def heartbeat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") 
     return f'{HEARTBEAT}{{train_run_id="{run}",train_rank="{rank}",host_name="{host}"{more}}}'
 
 
+def late(run: str, age_s: str) -> dict[str, str]:
+    """A run that trains, whose newest samples are so old."""
+    always = (
+        f'run:train_active:bool{{train_run_id="{run}"}}',
+        f'run:train_collector:last1h{{train_run_id="{run}"}}',
+    )
+    return {
+        f'run:train_telemetry_age_seconds:min{{train_run_id="{run}"}}': age_s,
+        **dict.fromkeys(always, "1x80" if run == "skewed" else "1x53"),
+    }
+
+
 def by_collector(run: str, *collectors: str, lasts: int, first: int = 0) -> dict[str, str]:
     """Ranks of a run from the first on, one by each Collector, heard of for as many samples."""
     series = {}
@@ -137,6 +149,19 @@ CASES = (
             'up{job="train",instance="e"}': "1x10 stale _x50",
         },
         (quiet("TrainRunVanished", 5), fires("TrainRunVanished", 8, train_run_id="dead")),
+    ),
+    Case(
+        # What a host pushes has the time of its own clock.
+        "the clock of the only host is 150 s behind; another run on such a host is killed",
+        15,
+        {
+            **late("skewed", "150x80"),
+            **late("killed", "150x40 165+15x12"),
+        },
+        (
+            quiet("TrainRunVanished", 10),
+            every("TrainRunVanished", 14, {"train_run_id": "killed"}),
+        ),
     ),
     Case(
         "a run reports its failure",

@@ -151,6 +151,31 @@ CASES = (
         ),
     ),
     Case(
+        "a slow rank is not among the first in every third window; another is in every third",
+        60,
+        {
+            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': " ".join(
+                ["0.5 0.5 0"] * 20
+            ),
+            f'train_straggler_excess_ratio{{{R},train_peer_rank="7",train_peer_host="c",train_stage="data"}}': " ".join(
+                ["0 0 0.9"] * 20
+            ),
+            f'train_run_status{{{R},train_run_state="training"}}': "1x60",
+        },
+        (
+            quiet("TrainStraggler", 10),
+            fires(
+                "TrainStraggler",
+                40,
+                "50%",
+                train_run_id="r",
+                train_peer_rank="2",
+                train_peer_host="b",
+                train_stage="data",
+            ),
+        ),
+    ),
+    Case(
         "a wait for data that comes and goes is one alert",
         30,
         {},

@@ -129,17 +129,19 @@ class Case(NamedTuple):
     expected: Sequence[Expectation]
     durations: Sequence[Durations] = ()
 
-    def end_min(self) -> float:
-        """When the last series ends."""
+    def intervals(self) -> int:
+        """How many the longest series lasts."""
         lengths = [sum(_length(word) for word in text.split()) - 1 for text in self.series.values()]
-        lengths += [histogram.intervals for histogram in self.durations]
-        return max(lengths) * self.interval_s / 60
+        return max(lengths + [histogram.intervals for histogram in self.durations])
 
     def document(self, variant: str) -> dict[str, Any]:
         """The test for promtool."""
         series = dict(self.series)
         for histogram in self.durations:
             series.update(histogram.series(variant))
+        # Every run publishes this, without labels where it knows none.
+        for run in sorted(set(re.findall(r'train_run_id="([^"]+)"', " ".join(series)))):
+            series[f'train_run_info{{train_run_id="{run}"}}'] = f"1x{self.intervals()}"
         return {
             "name": self.name,
             "interval": f"{self.interval_s}s",
@@ -150,7 +152,7 @@ class Case(NamedTuple):
     def _gone(self) -> list[Expectation]:
         """What fired keeps quiet once its series are gone."""
         fired = {expectation.alert for expectation in self.expected if expectation.instances}
-        later_min = self.end_min() + OVERDUE_MIN
+        later_min = self.intervals() * self.interval_s / 60 + OVERDUE_MIN
         return [quiet(alert, later_min) for alert in sorted(fired - OUTLIVES_ITS_SERIES)]
 
 

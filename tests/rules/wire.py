@@ -152,13 +152,28 @@ class Run:
         profile: what is exported.
         loops: one per rank.
         more: metrics to record beside those that rules read.
+        begin_min: when it begins.
+        after: the attempt before it, whose series it goes on with.
+        hosts: how the names of its hosts begin.
 
     Attributes:
         logged: called for every rank every five seconds, as if its program had called something.
     """
 
-    def __init__(self, profile: str, loops: Sequence[Loop], *, more: Iterable[str] = ()) -> None:
-        self.now_s = 0
+    def __init__(
+        self,
+        profile: str,
+        loops: Sequence[Loop],
+        *,
+        more: Iterable[str] = (),
+        begin_min: int = 0,
+        after: Run | None = None,
+        hosts: str = "node",
+    ) -> None:
+        self.now_s = 0  # since it began
+        self._begin_s = begin_min * 60
+        self._attempt = after._attempt + 1 if after else 0
+        self._hosts = hosts
         self.logged: Callable[[SimulatedRank], object] = id
         self.loops = loops
         self._config = Config(
@@ -167,7 +182,9 @@ class Run:
         self._records: dict[int, str] = {}
         self._members = [self._member(rank, loop) for rank, loop in enumerate(loops)]
         self._kept = read_by_rules() | set(more)
-        self._series: dict[str, dict[str, dict[int, str]]] = {"native": {}, "classic": {}}
+        self._series: dict[str, dict[str, dict[int, str]]] = (
+            after._series if after else {"native": {}, "classic": {}}
+        )
 
     def account(self, rank: int) -> SimulatedRank:
         """What plays a rank."""
@@ -180,7 +197,7 @@ class Run:
 
     def until(self, minute: float, *, end: bool = False) -> Run:
         """Go on up to that minute; ``end``: finish then."""
-        while self.now_s < minute * 60:
+        while self._begin_s + self.now_s < minute * 60:
             self.now_s += EXCHANGE_S
             now_ns = self.now_s * NS_PER_S
             for member in self._members:
@@ -191,11 +208,16 @@ class Run:
                 every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.account.profile.reduced else 1)
                 if self.now_s % every == 0 and member.account.profile.metrics:
                     self._record(member, member.account.read(now_ns).snapshot)
-        if end:
-            for member in self._members:
-                snapshot = member.account.end(self.now_s * NS_PER_S).snapshot
-                if member.account.profile.metrics:
-                    self._record(member, snapshot)
+        return self.end("finished", len(self._members)) if end else self
+
+    def end(self, state: str, ranks: int) -> Run:
+        """The first so many ranks say that they have ended so; nothing is heard of the others."""
+        now_ns = self.now_s * NS_PER_S
+        for member in self._members[:ranks]:
+            member.account.end(now_ns)
+            member.account.reporter.state = state
+            if member.account.profile.metrics:
+                self._record(member, member.account.reporter.snapshot(now_ns))
         return self
 
     def series(self, variant: str) -> dict[str, str]:
@@ -209,10 +231,10 @@ class Run:
     # -- inside ------------------------------------------------------------------------------------
 
     def _member(self, rank: int, loop: Loop) -> Member:
-        size, anchor = len(self.loops), Anchor(0, 0)
+        size, anchor = len(self.loops), Anchor(self._begin_s * NS_PER_S, 0)
         info = RunInfo(
-            run_id="r", run_name="r", attempt=0, rank=rank, local_rank=rank % 4, node_rank=rank // 4,
-            world_size=size, local_world_size=4, host=f"node{rank // 4}", pid=1, started_unix_ns=0,
+            run_id="r", run_name="r", attempt=self._attempt, rank=rank, local_rank=rank % 4, node_rank=rank // 4,
+            world_size=size, local_world_size=4, host=f"{self._hosts}{rank // 4}", pid=1, started_unix_ns=anchor.unix_ns,
             instance_id=instance_id("r", rank),
         )  # fmt: skip
         account = SimulatedRank(info, self._config, anchor=anchor, workload=loop)
@@ -230,7 +252,7 @@ class Run:
         return Member(account, ranks, labels)
 
     def _record(self, member: Member, snapshot: Snapshot) -> None:
-        tick = self.now_s // EXPORT_S
+        tick = (self._begin_s + self.now_s) // EXPORT_S
         for family in PageCollector([RankPage(member.labels, {}, snapshot)]).collect():
             for sample in family.samples:
                 if sample.name in self._kept:
