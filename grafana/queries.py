@@ -27,6 +27,11 @@ def run(metric: str, *matchers: str) -> str:
     return f"{metric}{{{inside}}}"
 
 
+def reporting() -> str:
+    """Ranks that report: none, and not the last number, while the run is silent and still known."""
+    return f"{run('run:train_ranks_reporting:count')} or 0 * {run('run:train_heartbeat_age_seconds:min')}"
+
+
 def grown(metric: str, *matchers: str) -> str:
     """By how much a counter grew within one point of the graph."""
     return f"increase({run(metric, *matchers)}{RATE})"
@@ -35,6 +40,32 @@ def grown(metric: str, *matchers: str) -> str:
 def rate(metric: str, *matchers: str) -> str:
     """How fast a counter grows, per second."""
     return f"rate({run(metric, *matchers)}{RATE})"
+
+
+LINES: Final = 20
+"""Lines of a graph by rank: more cannot be read, and a run may have thousands of ranks."""
+
+
+def highest(metric: str, *matchers: str) -> str:
+    """The ranks to draw: with the highest mean over the time that is shown, so the same at every point of the graph."""
+    return f"topk({LINES}, max by (train_rank) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
+
+
+def lowest(metric: str, *matchers: str) -> str:
+    """The ranks with the lowest mean."""
+    return (
+        f"bottomk({LINES}, min by (train_rank) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
+    )
+
+
+def most_grown(metric: str, *matchers: str) -> str:
+    """The ranks whose counter grew most over the time that is shown."""
+    return f"topk({LINES}, sum by (train_rank) (increase({run(metric, *matchers)}[$__range] @ end())))"
+
+
+def of(expr: str, ranks: str) -> str:
+    """Of these ranks alone."""
+    return f"{expr} and on (train_rank) {ranks}"
 
 
 def either(metric: str, function: str, *matchers: str) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, ORANGE, RED, Panel, Row
-from grafana.queries import Query, on_hosts_of_the_run, run
+from grafana.queries import LINES, Query, highest, lowest, of, on_hosts_of_the_run, reporting, run
 
 _RANK: Final = 'train_rank=~"$rank"'
 _HEARTBEAT: Final = "train_heartbeat_time_seconds"
@@ -24,7 +24,7 @@ NOW: Final = Row(
             "Ranks that report, that should, that the run has, and that wrote a report to rank 0.",
             "fewer report than are expected",
             [
-                Query(run("run:train_ranks_reporting:count"), "reporting"),
+                Query(reporting(), "reporting"),
                 Query(f"max({run('train_ranks_expected')})", "expected"),
                 Query(f"max({run('train_world_size')})", "world"),
                 Query(f"max({run('train_ranks_reporting')})", "with a report"),
@@ -74,16 +74,19 @@ STRAGGLERS: Final = Row(
         ),
         Panel(
             "Own work per step and rank", "lines", "s",
-            "Data, transfer and forward: what no other rank can prolong.",
+            f"Data, transfer and forward, which no other rank can prolong: the {LINES} ranks with the most.",
             "one line lies above the others",
-            [Query(run(_WORK, _RANK), "rank {{train_rank}}")],
+            [
+                Query(of(run(_WORK, _RANK), highest(_WORK, _RANK)), "rank {{train_rank}}"),
+                Query(run("run:train_local_work_seconds:median5m"), "median of all", dashed=True),
+            ],
             runbook="TrainStraggler",
         ),
         Panel(
             "Backward per step and rank", "lines", "s",
-            "Backward waits for gradients of the others.",
+            f"Backward waits for gradients of the others: the {LINES} ranks with the least.",
             "one line lies below the others: that rank waits least, the others wait for it",
-            [Query(run(_BACK, _RANK), "rank {{train_rank}}")],
+            [Query(of(run(_BACK, _RANK), lowest(_BACK, _RANK)), "rank {{train_rank}}")],
             runbook="TrainStraggler",
         ),
         Panel(
@@ -108,17 +111,17 @@ HANGS: Final = Row(
         ),
         Panel(
             "Age of the heartbeat per rank", "bargauge", "s",
-            "Time since each rank made progress of any kind, and the longest of all ranks, also of those that were not picked.",
+            f"Time since a rank made progress of any kind: the {LINES} ranks with the longest, and the longest of all, also of those that were not picked.",
             "one is far longer than the others",
             [Query(run("run:train_heartbeat_age_seconds:max"), "longest"),
-             Query(f"max by (train_rank, host_name) (time() - {run(_HEARTBEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
+             Query(f"topk({LINES}, max by (train_rank, host_name) (time() - {run(_HEARTBEAT, _RANK)}))", "rank {{train_rank}} {{host_name}}", instant=True)],
             8, 7, ((60, ORANGE), (300, RED)), runbook="TrainRankStalled",
         ),
         Panel(
             "Steps behind the first rank", "bargauge", "short",
-            "How many steps each rank is behind.",
+            f"How many steps a rank is behind: the {LINES} ranks that are furthest.",
             "it grows",
-            [Query(f"scalar(max({_STEPS})) - {_STEPS_SHOWN}", "rank {{train_rank}}")],
+            [Query(f"topk({LINES}, scalar(max({_STEPS})) - {_STEPS_SHOWN})", "rank {{train_rank}}", instant=True)],
             8, 7, ((2, ORANGE), (10, RED)), runbook="TrainRankStalled",
         ),
         Panel(

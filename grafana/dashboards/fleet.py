@@ -17,12 +17,22 @@ _INFO: Final = 'run:train_info:last1h{train_team=~"$team"}'
 _TRAIN: Final = '{train_phase="train"}'
 _FIRING: Final = 'ALERTS{alertstate="firing",train_run_id!=""}'
 
-# The state that most ranks are in. A run that owes progress and is not heard of is silent.
+_ENDED: Final = "last_over_time(run:train_active:bool[1h]) == 0"
+
+
+def _most(status: str) -> str:
+    """The state that most ranks are in."""
+    return f"topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) ({status} == 1))"
+
+
+_LIVE: Final = _most('train_run_status{train_run_state!~"finished|failed"}')
+_LEFT: Final = _most(f'last_over_time(train_run_status{{train_run_state!~"{ACTIVE_STATES}"}}[1h])')
+# A run that owes progress and is not heard of is silent, unless what was heard of last had ended. Of ranks that are gone, killed
+# or on another host by now, only the end counts.
 _STATE: Final = (
     f'(label_replace(group by ({_RUN}) (last_over_time(train_run_status{{train_run_state=~"{ACTIVE_STATES}"}}[1h]) == 1)'
-    f' unless on ({_RUN}) train_heartbeat_time_seconds, "train_run_state", "silent", "", "")'
-    f" or on ({_RUN}) group by ({_RUN}, train_run_state)"
-    f" (topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) (last_over_time(train_run_status[1h]) == 1))))"
+    f' unless on ({_RUN}) train_heartbeat_time_seconds unless on ({_RUN}) {_ENDED}, "train_run_state", "silent", "", "")'
+    f" or on ({_RUN}) group by ({_RUN}, train_run_state) ({_LIVE} or on ({_RUN}) {_LEFT}))"
 )
 
 

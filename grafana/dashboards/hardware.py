@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import ORANGE, RED, Panel, Row
-from grafana.queries import Query, grown, on_hosts_of_the_run, rate, run
+from grafana.queries import (
+    LINES,
+    Query,
+    grown,
+    highest,
+    lowest,
+    most_grown,
+    of,
+    on_hosts_of_the_run,
+    rate,
+    run,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _RANK: Final = 'train_rank=~"$rank"'
 _MEMORY: Final = "train_accelerator_memory"
 _DEVICE: Final = "rank {{train_rank}} {{hw_name}}"
+_RATIO: Final = "run_rank:train_accelerator_memory_reserved:ratio"
+_RESERVED: Final = highest(f"{_MEMORY}_reserved_bytes", _RANK)
+_PEAKS: Final = highest(f"{_MEMORY}_reserved_peak_bytes", _RANK)
+_CPU: Final = "process_cpu_time_seconds_total"
+_RETRIES, _OOMS = f"{_MEMORY}_alloc_retries_total", f"{_MEMORY}_ooms_total"
 
 DEVICE: Final = Row(
     "Device memory",
@@ -20,9 +39,9 @@ DEVICE: Final = Row(
             "Bytes in tensors, bytes taken from the driver, and how many there are.",
             "reserved reaches the limit and allocations are retried",
             [
-                Query(run(f"{_MEMORY}_allocated_bytes", _RANK), f"{_DEVICE} allocated"),
-                Query(run(f"{_MEMORY}_reserved_bytes", _RANK), f"{_DEVICE} reserved"),
-                Query(run(f"{_MEMORY}_limit_bytes", _RANK), f"{_DEVICE} limit", dashed=True),
+                Query(of(run(f"{_MEMORY}_allocated_bytes", _RANK), _RESERVED), f"{_DEVICE} allocated"),
+                Query(of(run(f"{_MEMORY}_reserved_bytes", _RANK), _RESERVED), f"{_DEVICE} reserved"),
+                Query(of(run(f"{_MEMORY}_limit_bytes", _RANK), _RESERVED), f"{_DEVICE} limit", dashed=True),
             ],
             needs="device", runbook="TrainAcceleratorMemoryHigh",
         ),
@@ -30,14 +49,14 @@ DEVICE: Final = Row(
             "Reserved over limit", "lines", "percentunit",
             "Bytes reserved from the driver, over the limit.",
             "it is over 95 % and allocations are retried",
-            [Query(run("run_rank:train_accelerator_memory_reserved:ratio", _RANK), _DEVICE)],
+            [Query(of(run(_RATIO, _RANK), highest(_RATIO, _RANK)), _DEVICE)],
             limits=((0.95, RED),), needs="device", runbook="TrainAcceleratorMemoryHigh", top=1,
         ),
         Panel(
             "Fragmentation", "lines", "percentunit",
             "Part of the reserved bytes that is not in use.",
             "it is high and the device runs out of memory nevertheless",
-            [Query(f"1 - {run(f'{_MEMORY}_allocated_bytes', _RANK)} / ({run(f'{_MEMORY}_reserved_bytes', _RANK)} > 0)", _DEVICE)],
+            [Query(of(f"(1 - {run(f'{_MEMORY}_allocated_bytes', _RANK)} / ({run(f'{_MEMORY}_reserved_bytes', _RANK)} > 0))", lowest(f"{_MEMORY}_allocated_bytes", _RANK)), _DEVICE)],
             needs="device", runbook="TrainAcceleratorOOM", top=1,
         ),
         Panel(
@@ -45,8 +64,8 @@ DEVICE: Final = Row(
             "Allocations that had to empty the cache first, and those that failed.",
             "there is any",
             [
-                Query(f"sum by (train_rank) ({grown(f'{_MEMORY}_alloc_retries_total', _RANK)})", "rank {{train_rank}} retries"),
-                Query(f"sum by (train_rank) ({grown(f'{_MEMORY}_ooms_total', _RANK)})", "rank {{train_rank}} out of memory"),
+                Query(of(f"sum by (train_rank) ({grown(_RETRIES, _RANK)})", most_grown(_RETRIES, _RANK)), "rank {{train_rank}} retries"),
+                Query(of(f"sum by (train_rank) ({grown(_OOMS, _RANK)})", most_grown(_OOMS, _RANK)), "rank {{train_rank}} out of memory"),
             ],
             needs="device", runbook="TrainAcceleratorOOM",
         ),
@@ -55,8 +74,8 @@ DEVICE: Final = Row(
             "Most bytes in tensors and most bytes taken from the driver at once, since the program last reset its peaks.",
             "they grow from epoch to epoch: something is kept",
             [
-                Query(run(f"{_MEMORY}_allocated_peak_bytes", _RANK), f"{_DEVICE} allocated"),
-                Query(run(f"{_MEMORY}_reserved_peak_bytes", _RANK), f"{_DEVICE} reserved"),
+                Query(of(run(f"{_MEMORY}_allocated_peak_bytes", _RANK), _PEAKS), f"{_DEVICE} allocated"),
+                Query(of(run(f"{_MEMORY}_reserved_peak_bytes", _RANK), _PEAKS), f"{_DEVICE} reserved"),
             ],
             needs="device", runbook="TrainAcceleratorOOM",
         ),
@@ -104,42 +123,48 @@ HOST: Final = Row(
             "Training process", "lines", "bytes",
             "Resident memory of each rank.",
             "it grows all the time",
-            [Query(run("process_memory_usage_bytes", _RANK), "rank {{train_rank}}")],
+            [Query(of(run("process_memory_usage_bytes", _RANK), highest("process_memory_usage_bytes", _RANK)), "rank {{train_rank}}")],
             runbook="TrainHostMemoryLeak",
         ),
         Panel(
             "Processors", "area", "short",
             "Processor seconds per second of the training process. Workers are processes of their own.",
             "system time is a large part, or the sum is as large as the number of cores",
-            [Query(f"sum by (train_rank, cpu_mode) ({rate('process_cpu_time_seconds_total', _RANK)})", "rank {{train_rank}} {{cpu_mode}}")],
+            [Query(of(f"sum by (train_rank, cpu_mode) ({rate(_CPU, _RANK)})", most_grown(_CPU, _RANK)), "rank {{train_rank}} {{cpu_mode}}")],
         ),
         Panel(
             "Threads, file descriptors", "lines", "short",
             "Of the training process.",
             "they grow all the time: a leak, often in a loader",
             [
-                Query(run("process_thread_count", _RANK), "rank {{train_rank}} threads"),
-                Query(run("process_unix_file_descriptor_count", _RANK), "rank {{train_rank}} descriptors"),
+                Query(of(run("process_thread_count", _RANK), highest("process_thread_count", _RANK)), "rank {{train_rank}} threads"),
+                Query(of(run("process_unix_file_descriptor_count", _RANK), highest("process_unix_file_descriptor_count", _RANK)), "rank {{train_rank}} descriptors"),
             ],
         ),
     ),
 )  # fmt: skip
 
 
-def _nvml(title: str, unit: str, *queries: tuple[str, str], says: str, bad: str) -> Panel:
-    asked = [Query(run(name, _RANK), f"{_DEVICE}{of}", dashed=of == " limit") for name, of in queries]
+def _nvml(
+    title: str, unit: str, *queries: tuple[str, str], says: str, bad: str, drawn: Callable[..., str] = highest
+) -> Panel:
+    ranks = drawn(queries[0][0], _RANK)
+    asked = [
+        Query(of(run(name, _RANK), ranks), f"{_DEVICE}{part}", dashed=part == " limit")
+        for name, part in queries
+    ]
     return Panel(title, "lines", unit, says, bad, asked, 6, needs="device")
 
 
 NVML: Final = Row(
     "Devices, by NVML, where no DCGM exporter answers",
     (
-        _nvml("Kernels run", "percentunit", ("hw_gpu_utilization_ratio", ""), says="Time in which any kernel ran.", bad="it is low while steps are long"),
+        _nvml("Kernels run", "percentunit", ("hw_gpu_utilization_ratio", ""), drawn=lowest, says="Time in which any kernel ran.", bad="it is low while steps are long"),
         _nvml(
             "Memory of the device", "bytes", ("hw_gpu_memory_usage_bytes", ""), ("hw_gpu_memory_limit_bytes", " limit"),
             says="In use by all processes on the device.", bad="it is far over what this run reserved: another process is on the device",
         ),
-        _nvml("Power of the device", "watt", ("hw_power_watts", ""), says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
+        _nvml("Power of the device", "watt", ("hw_power_watts", ""), drawn=lowest, says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
         _nvml("Temperature of the device", "celsius", ("hw_temperature_celsius", ""), says="Of the device.", bad="it is near the limit where the clock is lowered"),
     ),
 )  # fmt: skip
@@ -177,6 +202,6 @@ OTHERS: Final = Row(
 HARDWARE: Final = Board(
     "otel-train-hardware",
     "Training: hardware and memory",
-    "What is full, and what will be.",
+    f"What is full, and what will be. A graph by rank has the {LINES} ranks that stand out most; pick ranks to see others.",
     (DEVICE, HOST, NVML, OTHERS),
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, GREEN, NOWHERE, ORANGE, RED, Panel, Row
-from grafana.queries import Query, grown, quantile, rate, run
+from grafana.queries import Query, grown, quantile, rate, reporting, run
 
 _TRAIN: Final = 'train_phase="train"'
 _PHASE: Final = 'train_phase="$phase"'
@@ -40,7 +40,7 @@ ALIVE: Final = Row(
             "Ranks that sent telemetry within two minutes, and those that should.",
             "fewer report than are expected",
             [
-                Query(run("run:train_ranks_reporting:count"), "reporting"),
+                Query(reporting(), "reporting"),
                 Query(f"max({run('train_ranks_expected')})", "expected"),
             ],
             3, 4, first=BLUE, runbook="TrainRanksMissing", leads="distributed",

@@ -6,9 +6,10 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, ORANGE, RED, Panel, Row
-from grafana.queries import RATE, Query, grown, rate, run
+from grafana.queries import LINES, RATE, Query, grown, most_grown, of, rate, run
 
 _COLLECTOR: Final = "Collector"
+_OVERHEAD: Final = "train_telemetry_overhead_time_seconds_total"
 _SERIES: Final = '{__name__=~"train_.+",train_run_id="$run"}'
 
 
@@ -35,9 +36,9 @@ SDK: Final = Row(
         ),
         Panel(
             "Cost of watching", "lines", "percentunit",
-            "Part of the training thread's time that goes into watching it, on each rank.",
+            f"Part of the training thread's time that goes into watching it: the {LINES} ranks with the most.",
             "it is over 1 %",
-            [Query(f"sum by (train_rank) ({rate('train_telemetry_overhead_time_seconds_total')})", "rank {{train_rank}}")],
+            [Query(of(f"sum by (train_rank) ({rate(_OVERHEAD)})", most_grown(_OVERHEAD)), "rank {{train_rank}}")],
             limits=((0.01, RED),), runbook="TrainTelemetryOverheadHigh",
         ),
         Panel(

@@ -192,7 +192,7 @@ OF_THE_SENDERS = {
 }
 """How many ranks send, and should."""
 
-OF_THIS_MACHINE = re.compile(r"process_|host_memory|train_memory_usage|__name__|timestamp|topk")
+OF_THIS_MACHINE = re.compile(r"process_|host_memory|train_memory_usage|__name__|timestamp|topk( by|\(1,)")
 """Memory and processors of the process that plays the ranks, the number of series, and the first of equals."""
 
 

@@ -1,0 +1,97 @@
+"""Runs whose attempts differ in ranks and hosts, and programs that only evaluate: what pages, and what the dashboards show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grafana.build import BOARDS
+from otel_train.datamodel import NS_PER_S
+from otel_train.recording.events import Ending, Flag, Op
+from tests.rules.promtool import check
+from tests.rules.wire import FORWARD, VAL, Loop, Run, scenario
+from tests.support.dashboard_queries import filled_in
+
+pytestmark = pytest.mark.stack
+
+QUERIES = {
+    (board.file, panel.title): filled_in(panel.queries[0].expr, "r")
+    for board in BOARDS
+    for row in board.rows
+    for panel in row.panels
+    if panel.queries
+}
+STATE = f"group by (train_run_state) ({QUERIES['fleet', 'Runs']})"
+REPORTING = f"max({QUERIES['distributed', 'Ranks']})"
+
+
+def fired(at_min: int, within_min: int) -> str:
+    """What fired in the minutes before."""
+    series = f'ALERTS{{alertstate="firing",alertname!="Watchdog"}}[{within_min}m]'
+    return f"{at_min} count by (alertname) (count_over_time({series}))"
+
+
+def loops(number: int) -> list[Loop]:
+    return [Loop(rank) for rank in range(number)]
+
+
+def test_a_run_that_lost_a_node_and_finished_with_the_others_is_not_gone(tmp_path: Path) -> None:
+    """Ranks of the lost node never said how they ended; the run did."""
+    first = Run("full", loops(8)).until(10).end("failed", 4)
+    second = Run("full", loops(4), begin_min=12, after=first).until(16, end=True)
+    asks = {
+        fired(12, 12): {'{alertname="TrainRunFailed"}': 1.0},
+        fired(45, 32): {},
+        f"14 {REPORTING}": {"{}": 4.0},
+        f"20 {REPORTING}": {"{}": 0.0},
+        f"15 {STATE}": {'{train_run_state="training"}': 1.0},
+        f"20 {STATE}": {'{train_run_state="finished"}': 1.0},
+        f"40 {STATE}": {'{train_run_state="finished"}': 1.0},
+    }
+
+    check(tmp_path, "native", [scenario(second, "native", asks)])
+
+
+def test_a_run_that_moved_to_other_hosts_with_fewer_ranks_is_whole(tmp_path: Path) -> None:
+    """What its former hosts sent last stays in sight for minutes; killed there as well, it is gone."""
+    first = Run("full", loops(8)).until(10)
+    second = Run("full", loops(4), begin_min=11, after=first, hosts="other").until(24)
+    asks = {
+        fired(24, 24): {},
+        fired(28, 4): {'{alertname="TrainRunVanished"}': 1.0},
+        f"22 {STATE}": {'{train_run_state="training"}': 1.0},
+        f"31 {STATE}": {'{train_run_state="silent"}': 1.0},
+    }
+
+    check(tmp_path, "native", [scenario(second, "native", asks)])
+
+
+def test_a_run_that_grows_pages_nobody(tmp_path: Path) -> None:
+    """Elastic training starts again with more ranks."""
+    first = Run("full", loops(4)).until(10)
+    second = Run("full", loops(8), begin_min=11, after=first).until(20, end=True)
+
+    check(tmp_path, "native", [scenario(second, "native", {fired(40, 40): {}})])
+
+
+class OnlyEvaluates(Loop):
+    """Passes over the validation loader, and no others."""
+
+    def _all_steps(self) -> Iterator[None]:
+        while True:
+            self._call(VAL, 0.01 * NS_PER_S, flags=Flag.START)
+            for _ in range(100):
+                self._call(VAL, 0.01 * NS_PER_S, payload=9)
+                self._call(FORWARD, 0.3 * NS_PER_S)
+                yield
+            self._edge(Op.BEGIN, VAL)
+            self._edge(Op.STOP, VAL, payload=Ending.EPOCH_END)
+
+
+def test_a_program_that_only_evaluates_loses_no_time(tmp_path: Path) -> None:
+    """Nothing of it is productive, and nothing else was wanted."""
+    run = Run("full", [OnlyEvaluates(0), OnlyEvaluates(1)]).until(60, end=True)
+
+    check(tmp_path, "native", [scenario(run, "native", {fired(75, 75): {}})])
