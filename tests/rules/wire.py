@@ -172,7 +172,7 @@ class Run:
     ) -> None:
         self.now_s = 0  # since it began
         self._begin_s = begin_min * 60
-        self._attempt = after._attempt + 1 if after else 0
+        self._attempt: int = after._attempt + 1 if after else 0
         self._hosts = hosts
         self.logged: Callable[[SimulatedRank], object] = id
         self.loops = loops
