@@ -14,7 +14,13 @@ from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.hang import HangSuspect, suspects
 from otel_train.distributed.rank_report import NAMED, decode, encode, rank_report
 from otel_train.distributed.store import ExchangeRequest
-from otel_train.distributed.straggler import MOST_SHOWN, Straggler, Stragglers, finding
+from otel_train.distributed.straggler import (
+    LONG_WINDOW_STEPS,
+    MOST_SHOWN,
+    Straggler,
+    Stragglers,
+    finding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -223,6 +229,7 @@ class RankMonitor:
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
         self._stragglers = Stragglers()
+        self._over_long = Stragglers(LONG_WINDOW_STEPS)
         self._now_s = 0.0
         self._standing_still = False
 
@@ -238,6 +245,7 @@ class RankMonitor:
         for rank, text in records.items():
             self._hear(rank, text)
         self._stragglers.take(self._known)
+        self._over_long.take(self._known)
         self._excess = self._excess_ratios()
         self.suspects = self._suspects()
         self._stuck = {
@@ -260,7 +268,7 @@ class RankMonitor:
     @property
     def slow(self) -> Straggler | None:
         """The current straggler, if there is one."""
-        return self._stragglers.slow
+        return self._stragglers.slow or self._over_long.slow
 
     def of(self, rank: int) -> RankReport | None:
         """Returns the last report of a rank."""
@@ -268,7 +276,7 @@ class RankMonitor:
 
     def finding(self, train_s: float) -> Finding | None:
         """Returns the finding about a slow rank, if there is one; ``train_s`` is the training time it refers to."""
-        slow = self._stragglers.slow
+        slow = self.slow
         return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
 
     def write(self, builder: MetricBuilder) -> None:
@@ -294,7 +302,7 @@ class RankMonitor:
         """Returns the ``ranks`` part of ``summary.json``; None before the first report."""
         if not self._heard_s:
             return None
-        slow = self._stragglers.slow
+        slow = self.slow
         return {
             "world_size": self._world_size,
             "reporting": self.reporting,

@@ -24,6 +24,9 @@ WARM_UP_STEPS: Final = 5
 WINDOW_STEPS: Final = 8
 """Steps that every rank must make before a window closes. A mean over fewer is noise."""
 
+LONG_WINDOW_STEPS: Final = 10 * WINDOW_STEPS
+"""The same for jobs whose steps vary so much that short windows pick another rank each time, or find steps unequal."""
+
 WORTH_RATIO: Final = 0.05
 """Share of the step that a rank must cost the others to be a candidate."""
 
@@ -135,13 +138,14 @@ def windows_needed(ranks: float) -> int:
 class Stragglers:
     """Compares ranks window by window and names one that is slow repeatedly.
 
-    ``slow`` is that rank; ``spread`` and ``top`` are of the last window.
+    ``slow`` is that rank; ``spread`` and ``top`` are of the last window. ``window_steps``: least length of a window.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window_steps: int = WINDOW_STEPS) -> None:
         self.slow: Straggler | None = None
         self.spread: dict[str, Spread] = {}
         self.top: tuple[Excess, ...] = ()
+        self._window_steps = window_steps
         self._begun: dict[int, RankReport] = {}
         self._streak: list[Straggler] = []
         self._unequal = 0  # windows in a row with unequal steps
@@ -155,7 +159,7 @@ class Stragglers:
             self._begun = dict(warm)  # a rank joined or left: there is nothing to compare with
             return
         steps = [warm[rank].steps - begun.steps for rank, begun in self._begun.items()]
-        if len(warm) <= 1 or len(warm) < len(reports) or min(steps) < WINDOW_STEPS:
+        if len(warm) <= 1 or len(warm) < len(reports) or min(steps) < self._window_steps:
             return
         self._judge(self._begun, warm)
         self._begun = dict(warm)

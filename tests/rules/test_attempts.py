@@ -68,7 +68,7 @@ def test_a_run_that_moved_to_other_hosts_with_fewer_ranks_is_whole(tmp_path: Pat
     check(tmp_path, "native", [scenario(second, "native", asks)])
 
 
-def test_a_run_that_grows_pages_nobody(tmp_path: Path) -> None:
+def test_a_run_that_grows_does_not_page(tmp_path: Path) -> None:
     """Elastic training starts again with more ranks."""
     first = Run("full", loops(4)).until(10)
     second = Run("full", loops(8), begin_min=11, after=first).until(20, end=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
@@ -12,7 +13,8 @@ from otel_train.datamodel import Point
 from otel_train.distributed.coordinator import RankMonitor
 from otel_train.distributed.hang import HangSuspect
 from otel_train.distributed.rank_report import RankReport, encode
-from tests.support.rank_reports import later, report
+from otel_train.distributed.straggler import Stragglers
+from tests.support.rank_reports import later, report, world
 
 
 class Seen:
@@ -226,3 +228,26 @@ def test_rank_0_counts_samples_for_all_ranks_where_it_alone_exports() -> None:
     assert seen.metrics()["train.samples"] == {("main", "train"): 160}
     assert seen.metrics()["train.tokens"] == {("train",): 10}
     assert "train.samples" not in Seen().metrics()
+
+
+def test_a_slow_rank_is_named_where_single_steps_vary_more_than_it_is_slower() -> None:
+    """In every short window the slowest is another rank, whose steps took long by chance; in long ones it is this rank."""
+    numbers, size, named = np.random.default_rng(3), 64, []
+    for extra_s in (0.0, 0.05):
+        monitor = RankMonitor(size, every_s=5.0, stall_after_s=300.0)
+        short, now = Stragglers(), world(size)
+        for turn in range(60):
+            own_s = 0.05 + (0.05 * numbers.pareto(2.5, (10, size)))
+            own_s[:, 5] += extra_s
+            rest_s = 0.1 + own_s.max(axis=1, keepdims=True) - own_s
+            spent = zip(own_s.mean(axis=0).tolist(), rest_s.mean(axis=0).tolist(), strict=True)
+            now = {
+                rank: later(now[rank], 10, {"forward": forward, "backward": backward})
+                for rank, (forward, backward) in enumerate(spent)
+            }
+            monitor.take({rank: encode(each) for rank, each in now.items()}, 5.0 * turn)
+            short.take(now)
+            assert short.slow is None
+        named.append(monitor.slow.rank if monitor.slow else None)
+
+    assert named == [None, 5]
