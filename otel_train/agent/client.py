@@ -313,6 +313,8 @@ class AgentClient:
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
+        with guard:
+            self.recording.memory.ended_word[0] = ended_ns
         parts: tuple[Callable[[], object], ...] = (
             self._stop_captures,
             self._remove_sigusr2,

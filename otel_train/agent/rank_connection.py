@@ -251,7 +251,7 @@ class RankConnection:
         self.loop.stop(self._hello.config.exit_timeout_s)
         with self.loop.lock:
             self.loop.read_rings()
-            self.service.run.close(system_clock())
+            self.service.run.close(self.rings.ended_ns or system_clock())
 
     def _do_end(self, state: str, *_: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run has ended: return summary and instrumentation gaps. Does not wait for the disk."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_train.datamodel import system_clock
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
@@ -148,6 +149,16 @@ class SharedRings:
                 self._sources += [Instrumented(SourceKind(kind), *rest) for kind, *rest in new]
                 self._names = text
                 return
+
+    @property
+    def ended_ns(self) -> int:
+        """When the rank ended its run; 0 before."""
+        return int(self._memory.ended_word[0])
+
+    def run_clock(self) -> int:
+        """Now, on the monotonic clock; once the rank has ended its run and waits for the agent, when it did."""
+        now_ns = system_clock()
+        return self.ended_ns or now_ns
 
     def limit(self, positions: Iterable[tuple[int, int]] | None, changes: int = 0) -> None:
         """Let the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there.

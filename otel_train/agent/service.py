@@ -385,7 +385,7 @@ class AgentService:
         run, recording, tuned = self.run, self._recording, self._config.tuned()
         values_guard = Guard(LOGGED_VALUES)
         loop = ExportLoop(
-            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=recording.recorder.run_clock,
             every_s=tuned.poll_interval_s
         )  # fmt: skip
         loop.advance = recording.advance

@@ -5,7 +5,7 @@ The same bytes are the file ``flight.bin``, which ``flight_recorder`` reads.
 Layout (little-endian, offsets in bytes):
 
     0        header     magic, then int64 fields (``Header``), then the signal that came to end the process, then a number
-                        that changes when there is something to report
+                        that changes when there is something to report, then when the rank ended its run
     4096     directory  one 128-byte entry per ring (``ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -42,6 +42,7 @@ SIDE_RINGS = 15
 HEADER = struct.Struct("<8s9q")
 POLLED_OFFSET = HEADER.size - 8
 CHANGES_OFFSET = HEADER.size + 8
+ENDED_OFFSET = CHANGES_OFFSET + 8
 ENTRY = struct.Struct("<5q80sq")
 ENTRY_BYTES = 128
 PROGRESS_OFFSET = 24
@@ -126,6 +127,11 @@ class RankMemory:
     def changes_word(self) -> memoryview:
         """Count of changes for which the agent has to request a report; see ``Recorder.changed``."""
         return self._words(CHANGES_OFFSET, 1)
+
+    @property
+    def ended_word(self) -> memoryview:
+        """When the rank ended its run, on the monotonic clock; 0 before. It may wait for the agent then, which is no time of the run."""
+        return self._words(ENDED_OFFSET, 1)
 
     @property
     def device_ring(self) -> memoryview:

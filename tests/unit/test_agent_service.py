@@ -95,6 +95,17 @@ def test_to_touch_the_memory_of_a_rank_changes_nothing_that_was_written() -> Non
     assert rig.recorder.main.ring.read(10).codes.tolist() == [word]
 
 
+def test_the_time_of_a_run_ends_when_its_rank_says_so() -> None:
+    """A rank whose run was short waits for its agent to begin: that is no time of the run."""
+    rig = Rig(shared=True)
+    assert rig.rings is not None
+    assert rig.rings.run_clock() > rig.clock()
+
+    rig.memory.ended_word[0] = rig.clock()
+
+    assert rig.rings.run_clock() == rig.rings.ended_ns == rig.clock()
+
+
 def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
     """From ring to metrics; the last step is open until the next ask."""
     kept = rig.route()
