@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -92,8 +95,19 @@ class HttpResult(NamedTuple):
         """Returns the body as JSON; None if it is none."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+
+
+def _body(response: Any) -> bytes:  # Any: an error is a response, too
+    """The beginning of a body, as far as it comes in time: a byte now and then keeps any pause short."""
+    until_s, parts, left = time.monotonic() + WITHIN_S, [], MOST_BYTES
+    while left and (part := response.read1(left)):
+        parts.append(part)
+        left -= len(part)
+        if time.monotonic() > until_s:
+            raise TimeoutError("timed out")
+    return b"".join(parts)
 
 
 def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
@@ -103,9 +117,12 @@ def get(url: str, headers: Mapping[str, str] | None = None) -> HttpResult:
     request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
         with urllib.request.urlopen(request, timeout=WITHIN_S) as response:
-            return HttpResult(response.status, response.read(MOST_BYTES))
+            return HttpResult(response.status, _body(response))
     except urllib.error.HTTPError as error:
-        with error:
-            return HttpResult(error.status or 0, error.read(MOST_BYTES))
+        with error, suppress(OSError, http.client.HTTPException):  # the status is said without the body
+            return HttpResult(error.status or 0, _body(error))
+        return HttpResult(error.status or 0)
+    except http.client.HTTPException as error:
+        return HttpResult(reason=printable(f"no HTTP: {type(error).__name__}: {str(error)[:200]}"))
     except (OSError, ValueError) as error:
         return HttpResult(reason=printable(getattr(error, "reason", error)))

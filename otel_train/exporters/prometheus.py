@@ -71,6 +71,8 @@ _NEXT_PORTS = 64
 _MAX_CONNECTIONS = 16
 """Clients served at once. Prometheus needs one, a person with a browser a few; one more drops the oldest."""
 
+_NO_DESCRIPTOR_S = 0.2
+
 _ANSWER_S = 5.0
 """How long a client may take to read its answer."""
 
@@ -224,6 +226,15 @@ class _Server(socketserver.ThreadingTCPServer):
     def _accept(self) -> None:
         while not self._stopped:
             self.handle_request()
+
+    def get_request(self) -> Any:  # Any: as the base class has it
+        """Accept a connection; without a descriptor for one, after a pause, as it stays there and would be tried at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            if not self._stopped:
+                time.sleep(_NO_DESCRIPTOR_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
         """Answer a request on a thread. Beyond the limit the oldest unfinished connection is closed."""
@@ -382,7 +393,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self) -> None:
         from prometheus_client.exposition import choose_encoder
 
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         body = encode(self.server.registry)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if _takes_gzip(self.headers.get("Accept-Encoding", "")):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import http.client
 import math
 import os
 import signal
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -184,6 +186,34 @@ def test_an_address_that_is_not_ours_is_refused() -> None:
     """A wrong setting is found at start."""
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         PrometheusExporter("192.0.2.1", 9464, LABELS, RESOURCE)
+
+
+@pytest.mark.parametrize("version", ["x.y.z", "1..0", "9" * 5000])
+def test_a_format_of_a_version_that_is_none_is_answered_with_plain_text(
+    exporter: PrometheusExporter, version: str
+) -> None:
+    """The connection was closed without an answer."""
+    status, headers, _ = get(exporter.port, {"Accept": f"application/openmetrics-text; version={version}"})
+
+    assert (status, headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
+
+
+def test_without_a_descriptor_for_a_client_nothing_spins(
+    exporter: PrometheusExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waits to be accepted, so it was tried again at once: a whole core, in a process that has run out of files."""
+    tried = []
+
+    def full(_: object) -> None:
+        tried.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", full)
+        with socket.create_connection(("127.0.0.1", exporter.port)):
+            time.sleep(0.7)
+    assert 1 <= len(tried) <= 5
+    assert get(exporter.port)[0] == 200
 
 
 def test_clients_that_say_nothing_do_not_block_others(exporter: PrometheusExporter) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -320,6 +322,36 @@ def test_a_store_that_is_none_is_said_and_exit_code_two(
             assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", there) == 2
     else:
         assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", address) == 2
+    assert "does not answer as Prometheus does" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+        b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+    ],
+    ids=["no HTTP", "deep", "torn", "torn error"],
+)
+def test_an_answer_that_is_none_is_said_and_exit_code_two(
+    run_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another port of a machine answers, too: with BadStatusLine, "this command did not expect that"."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        code = cli(str(run_path), "--verify", "--wait", "0", "--prometheus", url)
+        server.shutdown()
+
+    assert code == 2
     assert "does not answer as Prometheus does" in capsys.readouterr().err
 
 
