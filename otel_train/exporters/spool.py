@@ -59,6 +59,7 @@ _SEGMENTS: Final = 8
 _REJECTED_BYTES: Final = 16 << 20
 _SUFFIX: Final = ".otlp.jsonl"
 _STATE_BYTES: Final = 24
+_STATE: Final = re.compile(rb"([0-9]{10}) ([0-9]{12})\n")
 
 _held: set[int] = set()
 """Descriptors with a lock. A forked child lets go of its copies, else they would keep the lock of a dead parent."""
@@ -351,11 +352,8 @@ class SpoolQueue:
         return fd
 
     def _sent_until(self, fd: int) -> tuple[int, int]:  # number of a segment, and up to where it is done
-        try:
-            number, offset = (int(each) for each in os.pread(fd, _STATE_BYTES, 0).split())
-        except ValueError:
-            number = offset = 0
-        return max((number, offset), self._done)
+        found = _STATE.fullmatch(os.pread(fd, _STATE_BYTES, 0))  # what is damaged says nothing
+        return max((int(found[1]), int(found[2])) if found else (0, 0), self._done)
 
     def _offset(self, number: int, fd: int) -> int:
         segment, offset = self._sent_until(fd)
@@ -406,13 +404,15 @@ class SpoolQueue:
                 os.close(fd)
         with open_binary(self._segment(number)) as file:
             file.seek(offset)
-            yield from (line[:-1] for line in file if line.endswith(b"\n"))
+            yield from (line[:-1] for line in lines_of(file, MOST_LINE_BYTES) if line.endswith(b"\n"))
 
     def _numbers(self) -> list[int]:
         if self.folder is None:
             return []
         try:
-            names = os.listdir(self.folder)  # noqa: PTH208 - names are enough, and this is asked for often
+            with os.scandir(self.folder) as entries:
+                # A folder, a pipe or a link in place of a segment must not hold up those behind it.
+                names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         except OSError:
             return []
         return sorted(int(match[1]) for match in map(self._pattern.fullmatch, names) if match)

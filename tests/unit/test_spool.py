@@ -411,6 +411,49 @@ def test_what_does_not_fit_among_the_rejected_is_counted(
     assert sum(records for records, _ in lost) >= 9 - kept
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"0000000001 -00000000100\n",
+        b"99999999999999999999999\n",
+        b"99999999999 00000000005\n",
+        b"0000000001\n",
+        b"\xff" * 24,
+        b"\0" * 24,
+    ],
+)
+def test_a_damaged_offset_stops_nothing_and_loses_nothing(tmp_path: Path, state: bytes) -> None:
+    """A negative one made every read fail for good; a number of eleven digits named segments that were never looked for."""
+    before = queue(tmp_path)
+    before.append(request(1))
+    before.close()
+    (tmp_path / "spool" / "metrics.offset").write_bytes(state)
+    after = queue(tmp_path)
+    after.append(request(2))
+
+    assert drained(after) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_is_no_segment_does_not_hold_up_the_others(tmp_path: Path, kind: str) -> None:
+    """Nothing on disk was sent any more, until the spool was full."""
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    first = folder / "metrics-0000000001.otlp.jsonl"
+    if kind == "folder":
+        first.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(first)
+    else:
+        first.symlink_to(tmp_path)
+    waiting = queue(tmp_path)
+    for number in range(3):
+        waiting.append(request(number))
+
+    assert drained(waiting) == [0, 1, 2]
+    waiting.close()
+
+
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may write into the folder must not be able to end the process."""
     monkeypatch.setattr("otel_train.exporters.spool.MOST_LINE_BYTES", 4096)
