@@ -5,8 +5,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,18 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
     # Sessions of the tests' own process: a thread starts faster. Programs that tests start have the default.
     monkeypatch.setenv("OTEL_TRAIN_AGENT", os.environ.get("TEST_AGENT", "thread"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB, where we may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
 
 
 @pytest.fixture(params=[False, True], ids=["python", "c"])

@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 LEAST_S = 1e-6
 """Below this a difference of sums is rounding."""
 
-SOURCE_NAMES = {
-    StepSource.UNDECIDED: "none",
-    StepSource.UPDATE: "update",
-    StepSource.BACKWARD: "backward",
-    StepSource.BATCH: "batch",
-    StepSource.MANUAL: "manual",
-}
-
 
 def summary_values(
     totals: Totals,
@@ -59,7 +51,7 @@ def summary_values(
     )  # fmt: skip
     return {
         "wall_seconds": wall_s,
-        "step_source": SOURCE_NAMES[source],
+        "step_source": "none" if source is StepSource.UNDECIDED else source.name.lower(),
         "steps": steps,
         "partial_steps": {
             phase: int(count) for phase, count in zip(PHASES, totals.partial_steps, strict=False) if count

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
-from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
+from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
 from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of, whole
 from otel_train.rundata.flight import Timeline, timeline_of
 from otel_train.rundata.schemas import check, checked
@@ -124,14 +124,6 @@ def read_metrics(path: Path) -> dict[str, Any]:
     line = last_metrics(path)
     check(line, "files/metrics", path)
     return line
-
-
-def record_beside(capture: Path) -> dict[str, Any]:
-    """The record of a capture; empty where there is none that can be read."""
-    try:
-        return _record(metadata_path(capture))
-    except RunDirectoryError:
-        return {}
 
 
 def records_below(run: Path) -> list[dict[str, Any]]:

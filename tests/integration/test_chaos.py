@@ -278,20 +278,6 @@ def trains_on(
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MB, where we may mount one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("needs to mount a tmpfs")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=False)
-
-
 @pytest.mark.parametrize("limit", [1000, 1 << 20])
 def test_files_that_cannot_grow_stop_no_training(limit: int, tmp_path: Path) -> None:
     """A quota is met in the middle of a write."""

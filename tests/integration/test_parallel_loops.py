@@ -13,7 +13,7 @@ import pytest
 
 from otel_train.artifacts.validate import laws_of
 from tests.support.loop_table import check_row, counted, rows
-from tests.support.ranks import free_port
+from tests.support.ranks import free_port, two_ranks
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -49,27 +49,7 @@ WAYS = {
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks counted and found, by program."""
     folder = tmp_path_factory.mktemp("parallel")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    environ |= {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(LOOPS / "parallel.py"), str(folder)],
-            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=350) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], ends
+    two_ranks(str(LOOPS / "parallel.py"), str(folder), timeout_s=350)
     return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 

@@ -6,17 +6,14 @@ import json
 import signal
 import socket
 import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.programs import command_of, environ
+from tests.support.programs import command_of, ended_summary, environ
 from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
 PRELUDE = """
     import os, sys, threading, time
     import torch, otel_train
@@ -25,22 +22,25 @@ PRELUDE = """
     RUNS = sys.argv[1]
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
 
     def start(model=None, loaders=None, **settings):
         return otel_train.instrument(
             model, loaders, run_dir=RUNS, prometheus=False, console=False, tuning={"poll_interval_s": 0.02}, **settings
         )
 
-    def train(data):
+    def train(data=data):
         for (batch,) in data:
             model(batch).sum().backward()
             optimizer.step()
 """
 
 
-def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, text: str, *arguments: str, prelude: str = PRELUDE
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
-    command = [*command_of(tmp_path, PRELUDE, text), *arguments]
+    command = [*command_of(tmp_path, prelude, text), *arguments]
     return subprocess.run(
         command, env=environ(), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
     )
@@ -65,7 +65,7 @@ def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> No
         threads = [threading.Thread(target=go) for _ in range(8)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         sessions[0].close()
         print(len(set(map(id, sessions))), sessions[0].summary()["steps"]["train"])
         """,
@@ -104,7 +104,7 @@ def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
         """
         def work(number):
             session = start(model)
-            train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+            train()
             session.close()
 
         if __name__ == "__main__":
@@ -124,9 +124,9 @@ def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call
     module: str, agent: str, tmp_path: Path
 ) -> None:
     """Something that torch imports may call it: torch is in ``sys.modules`` then, and lacks most of its names."""
-    path = tmp_path / "program.py"
-    path.write_text(
-        textwrap.dedent("""
+    done = run(
+        tmp_path,
+        """
         import importlib.util, sys
         import otel_train
 
@@ -164,10 +164,11 @@ def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call
         train()
         sessions[0].close()
         print(sessions[0] is sessions[1], sessions[0].summary()["steps"]["train"])
-    """)
+        """,
+        module,
+        agent,
+        prelude="",
     )
-    command = [sys.executable, str(path), str(tmp_path / "runs"), module, agent]
-    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=100, check=False)
 
     assert (done.returncode, done.stdout) == (0, "True 10\n"), done.stderr
     assert "could not start" not in done.stderr
@@ -195,9 +196,7 @@ def test_a_program_that_has_no_sys_exit_closes_its_session(when: str, tmp_path: 
 
 def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None:
     """Else a run without a single step ends without a word."""
-    path = tmp_path / "program.py"
-    path.write_text(
-        textwrap.dedent("""
+    text = """
         import sys
         import otel_train
         session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False)
@@ -207,13 +206,9 @@ def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None
         if len(sys.argv) > 2:
             otel_train.instrument()
             torch.ones(1, requires_grad=True).sum().backward()
-    """)
-    )
+    """
     for more, times in ([], 1), (["again"], 0):
-        command = [sys.executable, str(path), str(tmp_path / "runs"), *more]
-        done = subprocess.run(
-            command, env=environ(), capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run(tmp_path, text, *more, prelude="")
 
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("torch was imported after the call of instrument()") == times, done.stderr
@@ -221,9 +216,7 @@ def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None
 
 def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Path) -> None:
     """A stub of tests or of a documentation build: what fails is said, and everything is as without the call."""
-    path = tmp_path / "program.py"
-    path.write_text(
-        textwrap.dedent("""
+    text = """
         import signal, sys, threading, types
         import otel_train
         sys.modules["torch"] = types.ModuleType("torch")
@@ -232,13 +225,9 @@ def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Pat
         after = sys.exit, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR2)
         print(session.info, before == after, threading.active_count())
         session.close()
-    """)
-    )
+    """
     for agent in ("process", "thread"):
-        command = [sys.executable, str(path), str(tmp_path / "runs"), agent]
-        done = subprocess.run(
-            command, env=environ(), capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run(tmp_path, text, agent, prelude="")
 
         assert (done.returncode, done.stdout) == (0, "None True 1\n"), done.stderr
         assert "could not start: " in done.stderr
@@ -251,7 +240,7 @@ def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(tmp_path: Path) ->
         """
         sys.modules["otel_train.exporters.manager"] = None
         session = start(model, agent="thread")
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         session.close()
         print(threading.active_count())
         """,
@@ -267,7 +256,6 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
     done = run(
         tmp_path,
         """
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
 
         def go():
             session = start(model, {"train": data})
@@ -302,7 +290,7 @@ def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
         """
         def work(end):
             start(model, agent="thread")
-            train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+            train()
             if end == "raises":
                 raise ValueError(end)
             sys.exit(int(end))
@@ -340,7 +328,7 @@ def test_a_standard_error_that_is_no_stream_stops_nothing(stream: str, agent: st
             sys.stderr = Tee() if sys.argv[2] == "that_only_writes" else None
         os.environ["OTEL_TRAIN_NO_SUCH"] = "1"  # is warned of
         session = start(model, agent=sys.argv[3])
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         otel_train.begin("load"); otel_train.end(otel_train.begin("load")); otel_train.log(loss=object())
         session.close()
         print(session.summary()["steps"]["train"])
@@ -364,7 +352,7 @@ def test_a_working_directory_that_is_gone_is_replaced_by_no_other(agent: str, tm
         os.rmdir(folder)
         RUNS = "runs"
         session = start(model, agent=sys.argv[2])
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         session.close()
         print(session.run_directory, session.summary()["steps"]["train"])
         """,
@@ -390,7 +378,6 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
                 raise RuntimeError("can't start new thread")
             return begin(*args, **kwargs)
 
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         threading._start_new_thread = refuse
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
         session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
@@ -414,7 +401,6 @@ def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path)
         tmp_path,
         """
         import resource
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         train(data)
         otel_train.instrument  # is there; what it needs is not loaded
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
@@ -517,7 +503,7 @@ def test_a_program_that_closes_all_its_descriptors_ends_without_a_traceback(tmp_
         session = start(model, agent="process")
         session.run_directory
         os.closerange(3, 200)
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         time.sleep(0.5)
         session.close()
         print("trained")
@@ -572,7 +558,6 @@ def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path
         import signal
         from otel_train.instrumentation import registry
         from otel_train.instrumentation import dataloader
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         patch, replace = registry.DataLoaderPatch, dataloader.replace
 
         def dies(*_):
@@ -650,7 +635,6 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
             PRELUDE,
             """
             session = start(model)
-            data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
             train(data)
             print("trained", flush=True)
             while True:
@@ -668,10 +652,8 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
         process.wait(timeout=60)
         process.stdout.close()
 
-    (folder,) = runs(tmp_path)
-    summary = json.loads((folder / "rank0/summary.json").read_text())
     assert process.returncode == -signal.SIGTERM
-    assert summary["state"] == "terminated"
+    ended_summary(tmp_path, "terminated")
 
 
 @pytest.mark.parametrize("agent", ["process", "thread"])
@@ -683,7 +665,6 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
         import signal
         session = start(model, agent=sys.argv[2])
         session.run_directory
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         numbers = {signal.SIGTERM, signal.SIGUSR1}
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         for number in numbers:
@@ -696,8 +677,7 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
     )
 
     assert (done.returncode, done.stdout.strip()) == (0, "['SIGUSR1', 'SIGTERM']"), done.stderr
-    (folder,) = runs(tmp_path)
-    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == "finished"
+    ended_summary(tmp_path, "finished")
 
 
 @pytest.mark.parametrize(
@@ -722,15 +702,13 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
                 train(data)
 
         session = start(model, disabled=len(sys.argv) > 2)
-        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         train(data)
         {ending}
         """
     instrumented, bare = run(tmp_path, text), run(tmp_path, text, "bare")
-    (folder,) = runs(tmp_path)
 
     assert instrumented.returncode == bare.returncode, instrumented.stderr
-    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == state
+    ended_summary(tmp_path, state)
 
 
 @pytest.mark.parametrize(
@@ -748,11 +726,11 @@ def test_an_exit_code_that_no_one_has_said_is_the_kernels(ending: str, state: st
         tmp_path,
         f"""
         session = start(model, agent="process")
-        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        train()
         {ending}
         """,
     )
     (folder,) = runs(tmp_path)
 
     until(lambda: (folder / "rank0.lock").read_text().strip().endswith("closed"))
-    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == state
+    ended_summary(tmp_path, state)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -13,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import free_port
+from tests.support.ranks import two_ranks
 from tests.support.receiver import Received, http_receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-ROOT = Path(__file__).parents[2]
 STEPS = 8
 
 SCRIPT = """
@@ -61,24 +57,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Received, Path, lis
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     with http_receiver() as received:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-        environ |= {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT),
-            "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(script), str(folder / "runs")],
-                env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        ends = [process.communicate(timeout=100) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ends
-    return received, folder / "runs", [output for output, _ in ends]
+        printed = two_ranks(
+            str(script),
+            str(folder / "runs"),
+            timeout_s=100,
+            OTEL_EXPORTER_OTLP_ENDPOINT=received.endpoint,
+        )
+    return received, folder / "runs", printed
 
 
 def spans_of(received: Received) -> list[tuple[int, Any]]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from otel_train.artifacts.validate import laws_of
 from tests.integration.loops.truth import LOOPS, TIMED, TRAIN, Slow, Truth, Watch, sgd, slow_loader
-from tests.integration.test_loops import expected, found, row
+from tests.integration.test_loops import expected, found, row, run
 from tests.support.loop_table import check_row
 from tests.support.times_of_loops import times_of
 
@@ -19,24 +18,13 @@ from tests.support.times_of_loops import times_of
 @pytest.fixture(scope="module", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The first session of a process imports what the others find."""
-    run("plain", tmp_path_factory.mktemp("warm"))
-
-
-def run(name: str, folder: Path) -> tuple[Truth, Watch]:
-    """Run a program with its sleeps; what it measured, and its ``Watch``."""
-    watch = Watch(folder, sleeps=True)
-    torch.manual_seed(0)
-    try:
-        truth = LOOPS[name](watch)
-    finally:
-        watch.close()
-    return truth, watch
+    run("plain", tmp_path_factory.mktemp("warm"), sleeps=True)
 
 
 @pytest.mark.parametrize("name", TIMED)
 def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Path) -> None:
     """Counts can be right and times wrong: rates, findings and advice all come from times."""
-    truth, watch = run(name, tmp_path)
+    truth, watch = run(name, tmp_path, sleeps=True)
     summary = watch.sessions[-1].summary()
 
     wrong = [] if (seen := found(summary, truth)) == (said := expected(truth)) else [f"{seen} is not {said}"]

@@ -50,17 +50,47 @@ def arguments(runs: Path, options: dict[str, Any]) -> list[str]:
     return [str(SCRIPT), str(runs), json.dumps(options | {"settings": settings})]
 
 
+def of_job(world_size: int) -> dict[str, str]:
+    """What tells a rank where its job meets."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world_size),
+    }
+
+
+def two_ranks(*command: str, timeout_s: float, **more: str) -> list[str]:
+    """Run a script as the two ranks of a job to its end; what each printed."""
+    environ = environment() | of_job(2) | more
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=timeout_s) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], ends
+    return [output for output, _ in ends]
+
+
 class Job:
     """Ranks that run; what they print and how they end is read from files."""
 
     def __init__(self, runs: Path, world_size: int, options: dict[str, Any]) -> None:
         self.runs, self.world_size = runs, world_size
         runs.mkdir(exist_ok=True)
-        environ = {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size),
-        }  # fmt: skip
         self.launcher = subprocess.Popen(
-            [sys.executable, *arguments(runs, options)], env=environment() | environ, start_new_session=True
+            [sys.executable, *arguments(runs, options)],
+            env=environment() | of_job(world_size),
+            start_new_session=True,
         )
 
     def out(self, rank: int) -> str:

@@ -314,14 +314,6 @@ def test_a_name_that_cannot_be_resolved_and_a_protocol_that_is_none_are_problems
     assert "http/protobuf" in only(grpcs, PROBLEM).what
 
 
-def test_tls_to_a_plain_port_says_so() -> None:
-    """One letter too many."""
-    with http_receiver() as receiver:
-        finding = only(looked_at(receiver.endpoint.replace("http", "https")), PROBLEM)
-
-    assert "does not speak TLS" in finding.what
-
-
 def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> None:
     """Whoever reads the network reads the token. Loopback is not on the network."""
     with http_receiver() as receiver:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +19,6 @@ from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 
 ANCHOR = Anchor(5_000, 100)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
-    ) if sys.platform == "linux" else None  # fmt: skip
-    if mounted is None or mounted.returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=False)
 
 
 def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:

@@ -172,20 +172,10 @@ def two_threads_train_two_models(watch: Watch) -> Truth:
     loaders = {"left": loader(12), "right": loader(8)}
     watch(models, loaders)
 
-    def train(name: str) -> None:
-        model, optimizer = models[name], sgd(models[name])
-        for batch in loaders[name]:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
-            with lock:
-                truth.batch(name)
-                truth.forward(model=name)
-                truth.backward()
-                truth.update()
-                truth.step()
-
-    threads = [threading.Thread(target=train, args=(name,)) for name in models]
+    threads = [
+        threading.Thread(target=truth.train_in_a_thread, args=(lock, name, models[name], loaders[name]))
+        for name in models
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

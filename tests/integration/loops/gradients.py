@@ -87,12 +87,11 @@ def functional_gradients(watch: Watch) -> Truth:
     return truth
 
 
-@loop
-def manual_updates(watch: Watch) -> Truth:
-    """No optimizer: the loop updates the parameters itself, and backwards are the steps."""
-    model, train, truth = Net(), loader(6), Truth(source="backward", partial=None)
+def updated_manually(watch: Watch, batches: int, passes: int) -> Truth:
+    """Passes without an optimizer."""
+    model, train, truth = Net(), loader(batches), Truth(source="backward", partial=None)
     watch(model, {"train": train})
-    for _ in range(3):
+    for _ in range(passes):
         for batch in train:
             truth.batch("train")
             truth.backward(truth.loss(model, batch))
@@ -105,19 +104,15 @@ def manual_updates(watch: Watch) -> Truth:
 
 
 @loop
+def manual_updates(watch: Watch) -> Truth:
+    """No optimizer: the loop updates the parameters itself, and backwards are the steps."""
+    return updated_manually(watch, 6, 3)
+
+
+@loop
 def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
     """After 64 backwards the steps are decided without waiting for the end of the first pass."""
-    model, train, truth = Net(), loader(75), Truth(source="backward", partial=None)
-    watch(model, {"train": train})
-    for batch in train:
-        truth.batch("train")
-        truth.backward(truth.loss(model, batch))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(0.01 * p.grad)
-                p.grad = None
-        truth.step()
-    return truth
+    return updated_manually(watch, 75, 1)
 
 
 @loop

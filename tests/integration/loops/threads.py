@@ -69,21 +69,10 @@ def the_main_thread_evaluates_while_threads_train(watch: Watch) -> Truth:
     watch(models, {**loaders, "val": val})
     lock = threading.Lock()
 
-    def train(name: str) -> None:
-        model = models[name]
-        optimizer = sgd(model)
-        for batch in loaders[name]:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
-            with lock:
-                truth.batch(name)
-                truth.forward(model=name)
-                truth.backward()
-                truth.update()
-                truth.step()
-
-    threads = [threading.Thread(target=train, args=(name,)) for name in models]
+    threads = [
+        threading.Thread(target=truth.train_in_a_thread, args=(lock, name, models[name], loaders[name]))
+        for name in models
+    ]
     for thread in threads:
         thread.start()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -205,6 +206,20 @@ class Truth:
         for batch in batches:
             self.batch(name, len(batch[0]))
             self.one_step(model, optimizer, batch)
+
+    def train_in_a_thread(self, lock: Lock, name: str, model: nn.Module, batches: Iterable[Any]) -> None:
+        """A pass of ordinary steps in one of several threads; model and loader have the same name."""
+        optimizer = sgd(model)
+        for batch in batches:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            with lock:
+                self.batch(name)
+                self.forward(model=name)
+                self.backward()
+                self.update()
+                self.step()
 
     def evaluate_on(
         self, model: nn.Module, batches: Iterable[Any], name: str = "val", *, phase: str = EVAL

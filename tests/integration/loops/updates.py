@@ -334,11 +334,9 @@ def learning_rate_scheduler(watch: Watch) -> None:
         truth.step()
 
 
-@loop
-def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
-    """A skipped update is no update, so its batch belongs to the next step; it is an optimizer occurrence."""
-    model, train, truth = Net(), loader(8), Truth()
-    optimizer = sgd(model)
+def scaled(watch: Watch, model: Net, optimizer: torch.optim.Optimizer, *, skip_closes: bool) -> Truth:
+    """Eight updates by a scaler, which skips three of them."""
+    train, truth = loader(8), Truth()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     watch(model, {"train": train})
     for i, batch in enumerate(train):
@@ -352,40 +350,28 @@ def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
         scaler.step(optimizer)
         truth.optimizer += 1
         scaler.update()
-        if torch.equal(before, model.last.bias):
-            truth.skipped += 1
-        else:
-            truth.updates += 1
+        skipped = torch.equal(before, model.last.bias)
+        truth.skipped += skipped
+        truth.updates += not skipped
+        if skip_closes or not skipped:
             truth.step()
     assert truth.skipped == 3
     return truth
 
 
 @loop
+def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
+    """A skipped update is no update, so its batch belongs to the next step; it is an optimizer occurrence."""
+    model = Net()
+    return scaled(watch, model, sgd(model), skip_closes=False)
+
+
+@loop
 def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
     """The kernel skips, and the host learns of it later: the step has closed by then, the update does not count."""
-    model, train, truth = Net(), loader(8), Truth()
+    model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    watch(model, {"train": train})
-    for i, batch in enumerate(train):
-        truth.batch("train")
-        optimizer.zero_grad()
-        truth.forward()
-        truth.backward(scaler.scale(loss_of(model, batch)))
-        if i in {2, 3, 5}:
-            model.first.weight.grad[0, 0] = float("inf")
-        before = model.last.bias.detach().clone()
-        scaler.step(optimizer)
-        truth.optimizer += 1
-        scaler.update()
-        if torch.equal(before, model.last.bias):
-            truth.skipped += 1
-        else:
-            truth.updates += 1
-        truth.step()
-    assert truth.skipped == 3
-    return truth
+    return scaled(watch, model, optimizer, skip_closes=True)
 
 
 @loop
