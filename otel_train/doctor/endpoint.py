@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
+from urllib.request import getproxies_environment
 
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import ConfigError
@@ -32,6 +32,7 @@ from otel_train.exporters.otlp_transport import (
     LimitedConnection,
     LimitedTlsConnection,
     login_of,
+    needs_no_proxy,
     trusting,
 )
 from otel_train.safety import printable
@@ -320,7 +321,7 @@ def _proxy_of(target: Target) -> _Proxy | None:
     """Returns the proxy that the standard variables name for an address, as exporters use it."""
     host, port = _place_of(target)
     named = getproxies_environment()
-    if not host or proxy_bypass(f"{host}:{port}"):
+    if not host or needs_no_proxy(host, port):
         return None
     schemes = ("grpc", "https", "http") if target.protocol == GRPC else ("https" if target.tls else "http",)
     scheme = next((each for each in schemes if named.get(each)), "")

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
-_CLOSED: Final = ("socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe")
+_CLOSED: Final = (
+    "socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe", "eof occurred"
+)  # fmt: skip
+_CLOSED_TLS: Final = (
+    "closes connections: it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
+)
 _NO_NAME: Final = ("resolve", "resolution", "name or service not known", "gaierror")
 _ENDPOINT: Final = "in OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -32,6 +37,7 @@ _REASONS: Final = {
     "mismatch": f"has a certificate for another name: use a host name that the certificate has {_ENDPOINT}",
     "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
     "security handshaker": "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
+    "certificate required": "wants a certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to the PEM file",
     "wrong_version_number": f"does not speak TLS: write http:// in place of https:// {_ENDPOINT}",
     "incompleteread": "gives half an answer and closes the connection",
     **dict.fromkeys(
@@ -52,9 +58,11 @@ def first_line(text: str) -> str:
     return printable(first, most=SHOWN_CHARACTERS)
 
 
-def why(said: str) -> str:
+def why(said: str, *, tls: bool = False) -> str:
     """What the message of a failed request means: the rest of a sentence that begins with the collector's address."""
     text = said.lower()
+    if tls and any(word in text for word in _CLOSED):
+        return _CLOSED_TLS
     unknown = f"does not accept requests ({first_line(said) or 'no reason given'})"
     return next((reason for word, reason in _REASONS.items() if word in text), unknown)
 

@@ -18,6 +18,7 @@ import zlib
 from base64 import b64encode
 from contextlib import suppress
 from importlib import import_module
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -237,6 +238,19 @@ class Connections:
             connection.close()
 
 
+def needs_no_proxy(host: str, port: int) -> bool:
+    """Whether ``NO_PROXY`` names a host: by its name, its domain or its address, or by the network that the address is in."""
+    if proxy_bypass(f"{host}:{port}"):
+        return True
+    with suppress(ValueError):  # a name is in no network
+        address = ip_address(host)
+        for named in getproxies().get("no", "").split(","):
+            with suppress(ValueError):
+                if address in ip_network(named.strip().strip("[]"), strict=False):
+                    return True
+    return False
+
+
 class HttpClient:
     """Sends requests to one URL.
 
@@ -281,7 +295,7 @@ class HttpClient:
             return read_http(answer, self._signal, tls=self._target.tls)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            return retry(why(f"{type(error).__name__}: {error}"))
+            return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
         """Get the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
@@ -335,15 +349,19 @@ class HttpClient:
     def _find_route(self) -> _Route:
         target, scheme = self._target, self._url.scheme
         host = self._url.hostname or "", self._url.port or _PORTS[scheme]
-        proxy = "" if proxy_bypass(f"{host[0]}:{host[1]}") else getproxies().get(scheme, "")
+        proxy = "" if needs_no_proxy(*host) else getproxies().get(scheme, "")
         key = scheme, host, proxy, target.certificate, target.client_certificate, target.client_key
         if not proxy:
             return _Route(key, host)
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        try:
+            proxy_port = via.port or _PORTS["http"]
+        except ValueError:  # it repeats what may be a password
+            raise ValueError(f"proxy: correct {scheme.upper()}_PROXY, whose port is no number") from None
         if via.scheme != "http" or not via.hostname:
             raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
         login = login_of(via, "proxy-authorization")
-        end = via.hostname, via.port or _PORTS["http"]
+        end = via.hostname, proxy_port
         if not target.tls:
             return _Route(key, end, headers=login, forwarded=True)
         return _Route(key, end, tunnel=(*host, login))

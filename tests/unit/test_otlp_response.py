@@ -17,9 +17,10 @@ from otel_train.exporters.otlp_response import (
     HttpResponse,
     read_grpc,
     read_http,
+    why,
 )
 from otel_train.exporters.otlp_settings import OtlpSettings
-from otel_train.exporters.otlp_transport import Connections, OtlpTransport
+from otel_train.exporters.otlp_transport import Connections, OtlpTransport, needs_no_proxy
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
 
@@ -406,6 +407,63 @@ def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pyt
     assert answer.accepted
     assert receiver.headers["Host"] == "collector.example:4318"
     assert receiver.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
+
+
+@pytest.mark.parametrize(
+    ("named", "around"),
+    [
+        ("127.0.0.0/8", True),
+        ("10.0.0.0/8, 127.0.0.0/16", True),
+        ("localhost,127.0.0.1", True),
+        ("10.0.0.0/8", False),
+        ("127.0.0.0/99", False),
+        ("", False),
+    ],
+)
+def test_no_proxy_may_name_a_network(
+    receiver: Received, monkeypatch: pytest.MonkeyPatch, named: str, around: bool
+) -> None:
+    """As in pods of clusters, and as requests and curl understand it: the proxy was asked for an address it cannot reach."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", named)
+
+    assert asked(receiver.endpoint).accepted == around
+    assert needs_no_proxy("::1", 4318) is False
+
+
+def test_what_is_wrong_with_a_proxy_is_said_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the host behind it, the password is where the port would be."""
+    monkeypatch.setenv("http_proxy", "http://me:hunter2")
+    monkeypatch.setenv("no_proxy", "")
+
+    answer = asked("http://collector.example:4318")
+
+    assert answer.result is RETRY
+    assert "HTTP_PROXY, whose port is no number" in answer.reason
+    assert "hunter2" not in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        (
+            "RemoteDisconnected: Remote end closed connection without response",
+            "it may want a certificate of its client",
+        ),
+        (
+            "SSLEOFError: EOF occurred in violation of protocol (_ssl.c:2427)",
+            "it may want a certificate of its client",
+        ),
+        (
+            "SSLError: tlsv13 alert certificate required (_ssl.c:2580)",
+            "wants a certificate of its client: set OTEL_",
+        ),
+    ],
+)
+def test_a_connection_that_is_encrypted_is_not_said_to_want_encryption(said: str, means: str) -> None:
+    """A collector that closes after the handshake misses a certificate, not TLS."""
+    assert means in why(said, tls=True)
 
 
 @pytest.mark.parametrize(
