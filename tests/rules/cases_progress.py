@@ -148,7 +148,17 @@ CASES = (
             heartbeat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
             'up{job="train",instance="e"}': "1x10 stale _x50",
         },
-        (quiet("TrainRunVanished", 5), fires("TrainRunVanished", 8, train_run_id="dead")),
+        (quiet("TrainRunVanished", 6), fires("TrainRunVanished", 9, train_run_id="dead")),
+    ),
+    Case(
+        "scrapes of a run fail for a minute and three quarters",
+        15,
+        {
+            status("training", more=',job="train",instance="d"'): "1x40 stale _x6 1x40",
+            heartbeat(more=',job="train",instance="d"'): "0+15x40 stale _x6 720+15x40",
+            'up{job="train",instance="d"}': "1x40 0x6 1x40",
+        },
+        tuple(quiet("TrainRunVanished", minute) for minute in (11, 11.5, 12, 12.5, 13, 14)),
     ),
     Case(
         # What a host pushes has the time of its own clock.

@@ -335,6 +335,25 @@ CASES = (
         ),
     ),
     Case(
+        "a run that saves every ten minutes evaluates for forty; in another one saving ends",
+        60,
+        {
+            f"train_checkpoint_last_success_time_seconds{{{R}}}": "600x50 3600x49",
+            f"train_checkpoint_interval_seconds{{{R}}}": "600x100",
+            f'train_run_status{{{R},train_run_state="evaluating"}}': "1x100",
+            f'train_run_time_seconds_total{{{R},train_run_activity="eval"}}': "0x10 0+60x40 2400x49",
+            'train_checkpoint_last_success_time_seconds{train_run_id="bad"}': "600x100",
+            'train_checkpoint_interval_seconds{train_run_id="bad"}': "600x100",
+            'train_run_status{train_run_id="bad",train_run_state="training"}': "1x100",
+            'train_run_time_seconds_total{train_run_id="bad",train_run_activity="eval"}': "0+6x100",
+        },
+        (
+            quiet("TrainCheckpointStale", 30),
+            fires("TrainCheckpointStale", 45, "30m 30s", train_run_id="bad"),
+            fires("TrainCheckpointStale", 60, "44m 0s", train_run_id="bad"),
+        ),
+    ),
+    Case(
         "a checkpoint fails",
         60,
         {
