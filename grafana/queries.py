@@ -46,9 +46,9 @@ LINES: Final = 20
 """Lines of a graph by rank: more cannot be read, and a run may have thousands of ranks."""
 
 
-def highest(metric: str, *matchers: str) -> str:
+def highest(metric: str, *matchers: str, by: str = "train_rank") -> str:
     """The ranks to draw: with the highest mean over the time that is shown, so the same at every point of the graph."""
-    return f"topk({LINES}, max by (train_rank) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
+    return f"topk({LINES}, max by ({by}) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
 
 
 def lowest(metric: str, *matchers: str) -> str:
@@ -63,9 +63,14 @@ def most_grown(metric: str, *matchers: str) -> str:
     return f"topk({LINES}, sum by (train_rank) (increase({run(metric, *matchers)}[$__range] @ end())))"
 
 
-def of(expr: str, ranks: str) -> str:
+def of(expr: str, ranks: str, by: str = "train_rank") -> str:
     """Of these ranks alone."""
-    return f"{expr} and on (train_rank) {ranks}"
+    return f"{expr} and on ({by}) {ranks}"
+
+
+def of_full_hosts(expr: str) -> str:
+    """Of the hosts whose memory is fullest."""
+    return of(expr, highest("host:train_host_memory:ratio", by="host_name"), "host_name")
 
 
 def either(metric: str, function: str, *matchers: str) -> str:

@@ -14,6 +14,7 @@ from grafana.queries import (
     lowest,
     most_grown,
     of,
+    of_full_hosts,
     on_hosts_of_the_run,
     rate,
     run,
@@ -97,8 +98,8 @@ HOST: Final = Row(
             "In use, and allowed, on the host or in its container.",
             "use comes near the limit: there the kernel kills",
             [
-                Query(f"max by (host_name) ({run('train_host_memory_usage_bytes')})", "{{host_name}} in use"),
-                Query(f"max by (host_name) ({run('train_host_memory_limit_bytes')})", "{{host_name}} limit", dashed=True),
+                Query(of_full_hosts(f"max by (host_name) ({run('train_host_memory_usage_bytes')})"), "{{host_name}} in use"),
+                Query(of_full_hosts(f"max by (host_name) ({run('train_host_memory_limit_bytes')})"), "{{host_name}} limit", dashed=True),
             ],
             runbook="TrainHostMemoryLeak",
         ),
@@ -107,8 +108,8 @@ HOST: Final = Row(
             "Host memory now, and where the line of the last hour leads in four hours.",
             "the line leads over 100 %",
             [
-                Query(run("host:train_host_memory:ratio"), "{{host_name}} now"),
-                Query(f"predict_linear({run('host:train_host_memory:ratio')}[1h], 4 * 3600)", "{{host_name}} in 4 h"),
+                Query(of_full_hosts(run("host:train_host_memory:ratio")), "{{host_name}} now"),
+                Query(of_full_hosts(f"predict_linear({run('host:train_host_memory:ratio')}[1h], 4 * 3600)"), "{{host_name}} in 4 h"),
             ],
             limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak", top=1.5,
         ),
@@ -202,6 +203,6 @@ OTHERS: Final = Row(
 HARDWARE: Final = Board(
     "otel-train-hardware",
     "Training: hardware and memory",
-    f"What is full, and what will be. A graph by rank has the {LINES} ranks that stand out most; pick ranks to see others.",
+    f"What is full, and what will be. A graph by rank or host has the {LINES} that stand out most; pick ranks to see others.",
     (DEVICE, HOST, NVML, OTHERS),
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, GREEN, NOWHERE, ORANGE, RED, Panel, Row
-from grafana.queries import Query, grown, quantile, rate, reporting, run
+from grafana.queries import Query, grown, of_full_hosts, quantile, rate, reporting, run
 
 _TRAIN: Final = 'train_phase="train"'
 _PHASE: Final = 'train_phase="$phase"'
@@ -225,7 +225,7 @@ NEXT: Final = Row(
             "Host memory", "lines", "percentunit",
             "Memory in use on each host, or in its container.",
             "it climbs towards 100 %",
-            [Query(f"max by (host_name) ({run('host:train_host_memory:ratio')})", "{{host_name}}")],
+            [Query(of_full_hosts(f"max by (host_name) ({run('host:train_host_memory:ratio')})"), "{{host_name}}")],
             6, limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak", top=1, leads="hardware",
         ),
         Panel(

@@ -73,7 +73,7 @@ SDK: Final = Row(
             "Series of this run", "stat", "short",
             "How many series the run has in Prometheus.",
             "it grows without end: some label is not bounded",
-            [Query(f"count({_SERIES})")],
+            [Query(f"count({_SERIES})", instant=True)],
             4, 8, first=BLUE, runbook="TrainCardinalityOverflow",
         ),
     ),
