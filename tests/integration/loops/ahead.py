@@ -152,3 +152,29 @@ def an_evaluation_that_fetches_ahead_manually(watch: Watch) -> None:
                 truth.forward(EVAL)
                 loss_of(model, batch)
                 truth.step(EVAL)
+
+
+@timed
+def the_next_batch_is_fetched_in_every_micro_step(watch: Watch) -> None:
+    """Accumulation over three batches, each fetched between forward and backward of the one before; evaluated every third step."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": (24, 0.005), "val": (3, 0.005)}, takes_s=0.005
+    )
+    truth.partial = None  # what is fetched last is not used
+    batches = iter(train)
+
+    def fetched() -> Any:
+        truth.at(TRAIN, "train")
+        truth.batch("train")
+        return next(batches)
+
+    batch = fetched()
+    for number in range(7):
+        if number % 3 == 0:
+            truth.evaluate_on(model, val)
+        truth.at(TRAIN, "train")
+        for _ in range(3):
+            loss = truth.loss(model, batch)
+            batch = fetched()
+            truth.backward(loss / 3)
+        truth.update_that_ends_a_step(optimizer)

@@ -194,3 +194,50 @@ def sampling_after_the_last_update(watch: Watch) -> None:
             truth.forward("eval")
             truth.step("eval")
             model(torch.randn(1, 4))
+
+
+@loop
+def adversarial_examples_in_training_and_evaluation(watch: Watch) -> None:
+    """Examples by `autograd.grad` in the input, before every step, and with gradients in every batch of the evaluation."""
+    truth, (model, optimizer, train, val) = watch.training({"train": 6, "val": 2})
+
+    def attacked(x: torch.Tensor, y: torch.Tensor, phase: str) -> torch.Tensor:
+        for _ in range(2):
+            x = x.detach().requires_grad_()
+            truth.forward(phase)
+            x = x + 0.1 * torch.autograd.grad(loss_of(model, (x, y)), x)[0].sign()
+        return x.detach()
+
+    for _ in range(2):
+        model.train()
+        for x, y in train:
+            truth.batch("train")
+            truth.one_step(model, optimizer, (attacked(x, y, "train"), y))
+        model.eval()
+        for x, y in val:
+            truth.batch("val")
+            harder = attacked(x, y, "eval")
+            with torch.no_grad():
+                truth.forward("eval")
+                model(harder)
+            truth.step("eval")
+
+
+@loop
+def gradients_cached_at_the_output(watch: Watch) -> None:
+    """Outputs in parts without gradients, a backward to them, then every part again with them: all of it is the step."""
+    truth, (model, optimizer, train) = watch.training({"train": 5})
+    for x, y in train:
+        truth.batch("train")
+        with torch.no_grad():
+            parts = []
+            for part in x.split(2):
+                truth.forward()
+                parts.append(model(part))
+        outputs = torch.cat(parts).requires_grad_()
+        truth.backward(F.cross_entropy(outputs, y))
+        assert outputs.grad is not None
+        for part, gradient in zip(x.split(2), outputs.grad.split(2), strict=True):
+            truth.forward()
+            truth.backward((model(part) * gradient).sum())
+        truth.update_that_ends_a_step(optimizer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 import otel_train
 from tests.integration.loops.truth import EVAL, Net, Truth, Watch, loader, loop, loss_of, sgd
@@ -135,3 +137,50 @@ def look_ahead_in_an_evaluation(watch: Watch) -> None:
                 truth.forward(EVAL)
                 loss_of(model, batch)
                 truth.step(EVAL)
+
+
+@loop
+def hard_examples_mined_in_every_batch(watch: Watch) -> None:
+    """A forward without gradients chooses the rows that the step trains on: it is the step's, although it looks like evaluation."""
+    truth, (model, optimizer, train, val) = watch.training({"train": 6, "val": 2})
+    for _ in range(2):
+        for x, y in train:
+            truth.batch("train")
+            truth.forward()
+            with torch.no_grad():
+                hardest = torch.nn.functional.cross_entropy(model(x), y, reduction="none").topk(2).indices
+            truth.one_step(model, optimizer, (x[hardest], y[hardest]))
+        truth.evaluate_on(model, val)
+
+
+@loop
+def rollouts_over_a_loader_of_prompts(watch: Watch) -> Truth:
+    """Generation without gradients over one loader, then two passes over what was stored, in a loader that is made for it."""
+    truth, actor, critic, prompts = Truth(samples=None), Net(), Net(), loader(4)
+    optimizers = sgd(actor), sgd(critic)
+    watch({"actor": actor, "critic": critic}, {"prompts": prompts})
+    stored: list[Any] = []
+    for batch in prompts:
+        truth.batch("prompts")
+        with torch.no_grad():
+            for _ in range(3):
+                truth.forward(EVAL, "actor")
+                loss_of(actor, batch)
+            truth.forward(EVAL, "critic")
+            loss_of(critic, batch)
+        truth.step(EVAL)
+        stored += zip(*batch, strict=True)
+        if len(stored) < 8:
+            continue
+        for _ in range(2):
+            for rows in DataLoader(stored, batch_size=4):
+                truth.batch("?")
+                for name, model, optimizer in zip(
+                    ("actor", "critic"), (actor, critic), optimizers, strict=True
+                ):
+                    truth.forward(model=name)
+                    truth.backward(loss_of(model, rows))
+                    truth.update(optimizer)
+                truth.step()
+        stored.clear()
+    return truth

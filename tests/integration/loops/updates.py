@@ -426,3 +426,20 @@ def two_optimizers_of_a_scaler_one_of_which_skips(watch: Watch) -> Truth:
         truth.step()
     assert truth.skipped == 2
     return truth
+
+
+@timed
+def a_hook_of_an_optimizer_that_waits_for_a_loader(watch: Watch) -> None:
+    """The hook after every update draws from a slow loader: the wait is that loader's, and no time of the optimizer."""
+    truth, (model, optimizer, train, extra) = watch.slow_training({"train": (6, 0.001), "extra": (6, 0.01)})
+    batches = iter(extra)
+
+    def hook(*_: Any) -> None:
+        truth.batch("extra")
+        next(batches)
+
+    optimizer.register_step_post_hook(hook)
+    truth.at(TRAIN)
+    for batch in train:
+        truth.batch("train")
+        truth.one_step(model, optimizer, batch)
