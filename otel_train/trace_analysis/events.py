@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter
@@ -233,6 +234,10 @@ _KINDS = {
 """By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
 
 
+_FORMER_OPERATOR = re.compile(r"ProfilerStep#|Optimizer\.\w+#|enumerate\(DataLoader\)#|otel_train:")
+"""Ranges that had the category ``Operator`` before 1.11; as operators they would take the time of those inside them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The complete events of one process as columns, and the metadata of the file."""
@@ -276,8 +281,7 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     faults["untimed"] = columns.untimed
     if not spans.name.size and (faults["broken"] or faults["skipped"]):
         raise TraceError(f"{path}: {faults['broken'] or 'nothing in it is an event'}; no event could be read")
-    kinds = [_KINDS.get(str(name).lower(), EventKind.ELSE) for name in columns.categories] or [EventKind.ELSE]
-    kind = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
+    kind = _kinds(columns, spans)
     rank, world_size = _place(about)
     return Trace(
         path=path,
@@ -291,6 +295,17 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         lanes=list(columns.lanes),
         missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
     )
+
+
+def _kinds(columns: EventColumns, spans: Spans) -> NDArray[np.int8]:
+    """The kind of each span."""
+    categories = [str(name).lower() for name in columns.categories]
+    kinds = [_KINDS.get(name, EventKind.ELSE) for name in categories] or [EventKind.ELSE]
+    kind: NDArray[np.int8] = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
+    if "operator" in categories:
+        ranges = np.array([_FORMER_OPERATOR.match(name) is not None for name in columns.names], np.bool_)
+        kind[(kind == EventKind.OP) & ranges[spans.name]] = EventKind.ANNOTATION
+    return kind
 
 
 def _collected(

@@ -16,6 +16,7 @@ from otel_train import TraceError
 from otel_train.trace_analysis import events, reader
 from otel_train.trace_analysis.events import EventKind, read
 from otel_train.trace_analysis.reader import PIECE_BYTES
+from otel_train.trace_analysis.summary import summarize
 from tests.support.made_trace import MadeTrace, training, write_long
 
 EVENT: dict[str, Any] = {
@@ -310,3 +311,28 @@ def test_space_before_a_trace_is_not_kept(tmp_path: Path) -> None:
         tracemalloc.stop()
 
     assert most_bytes < 8 << 20
+
+
+def test_ranges_of_early_versions_are_no_operators(tmp_path: Path) -> None:
+    """They had the category of operators: no step was found, and each took the time of the operators in it."""
+
+    def event(name: str, start: float, lasted: float) -> dict[str, Any]:
+        return {**EVENT, "cat": "Operator", "name": name, "ts": start, "dur": lasted}
+
+    events = [
+        each
+        for step in range(3)
+        for each in (
+            event(f"ProfilerStep#{step}", step * 100.0, 100.0),
+            event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", step * 100.0, 20.0),
+            event("aten::mm", step * 100.0 + 30, 40.0),
+            event("Optimizer.step#SGD.step", step * 100.0 + 80, 10.0),
+        )
+    ]
+    analysis = summarize(read(write(tmp_path / "trace.json", {"traceEvents": events})))
+
+    assert analysis["breakdown"]["steps"] == 3
+    assert [row["name"] for row in analysis["top_cpu_ops"]] == ["aten::mm"]
+    assert {row["stage"]: row["share"] for row in analysis["breakdown"]["stages"]} == pytest.approx(
+        {"data": 0.2, "optimizer": 0.1, "other": 0.7}
+    )
