@@ -179,7 +179,7 @@ def _is_pod_of_many(environ: Mapping[str, str]) -> bool:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
     # Slurm writes "4(x2)" for four tasks on each of two hosts.
-    found = re.match(r"\s*(\d+)(?:\(x\d+\).*|,.*)?\s*$", text) if text else None
+    found = re.match(r"\s*(\d{1,18})(?:\(x\d+\).*|,.*)?\s*$", text) if text else None
     return int(found[1]) if found else None
 
 
@@ -390,10 +390,10 @@ def detect(
         or environ.get("WANDB_RUN_ID")
         or _job_id(environ, resource, place, process=process, scope=scope)
     )
-    run_id = given or _made_run_id(environ, place, process, scope)
+    run_id = _encodable(given or _made_run_id(environ, place, process, scope))
     return RunInfo(
         run_id=run_id,
-        run_name=config.run_name or run_id,
+        run_name=_encodable(config.run_name) or run_id,
         attempt=config.attempt if config.attempt >= 0 else restarts(environ),
         rank=place.rank,
         local_rank=place.local_rank,
@@ -401,12 +401,17 @@ def detect(
         world_size=place.world_size,
         local_world_size=place.local_world_size,
         # In a container the host's own name comes from the environment.
-        host=resource.get("host.name", process.host),
+        host=_encodable(resource.get("host.name", process.host)),
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
         started_unix_ns=process.now_unix_ns,
         dp_leader=_leads(config, place, process),
     )
+
+
+def _encodable(text: str) -> str:
+    """A text of the environment may have bytes that are no UTF-8, which no exporter can send."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _leads(config: Config, place: RankPlace, process: Process) -> bool:

@@ -40,7 +40,7 @@ from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import Process, detect, find_job, torch_versions
-from otel_train.safety import DaemonThread, ExitHook, Guard, free_in_forks
+from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -314,6 +314,8 @@ class AgentClient:
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
         with guard:
+            words = self.recording.memory.end_state_words
+            words[0], words[1] = ENDS.index(state), assumed
             self.recording.memory.ended_word[0] = ended_ns
         parts: tuple[Callable[[], object], ...] = (
             self._stop_captures,
@@ -391,6 +393,12 @@ class AgentClient:
 
     def _start_again(self) -> None:
         """The agent has died: connect to a new one with the same memory, in a thread of this process if none can be started."""
+        if self._channel.is_closed_elsewhere():
+            self._over = True
+            _log.warning(
+                "The program has closed the connection to its agent: logged values and the run summary are not exported"
+            )
+            return
         self._starts += 1
         self._channel.close()
         if self._starts > MOST_STARTS:

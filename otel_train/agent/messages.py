@@ -284,6 +284,14 @@ class MessageChannel:
         """Of the socket; -1 once it is closed."""
         return self._socket.fileno()
 
+    def is_closed_elsewhere(self) -> bool:
+        """Whether the program has closed the socket, with all descriptors that it does not know."""
+        try:
+            os.fstat(self.fileno())
+        except OSError:
+            return self.fileno() >= 0
+        return False
+
     def limit_sends(self, seconds: float) -> None:
         """From now on the other end may take nothing for so long before ``send`` gives up."""
         self._patience_s = seconds
@@ -398,7 +406,8 @@ class MessageChannel:
         """End the connection: the other end reads EOF, whatever processes have inherited this one."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        with suppress(OSError):  # the program has closed it
+            self._socket.close()
 
     def close_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""

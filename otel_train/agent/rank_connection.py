@@ -22,7 +22,7 @@ from otel_train.agent.messages import (
     Request,
     Response,
 )
-from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended
+from otel_train.agent.rank_end import EXITING_S, LauncherFolder, RankEnd, how_it_ended, maps_file
 from otel_train.agent.remote import ANSWER_S, RemoteCaptures, RemoteProviders, RemoteRecording, loop_of
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
@@ -95,6 +95,7 @@ class RankConnection:
 
     def _set_up(self, memory: int | memoryview) -> None:
         hello = self._hello
+        self._inode = os.fstat(memory).st_ino if isinstance(memory, int) else 0
         config, info = hello.config, hello.info
         self.info = self.exporters.info
         self._oom_kills = hello.oom_kills or OomKills(self.info.pid)
@@ -124,8 +125,11 @@ class RankConnection:
                 try:
                     self._take(self._channel.receive())
                 except EOFError:
-                    break
-            elif self._process in ready:
+                    if not self._is_cut_off():
+                        break
+                    self._channel.close()
+                    self.rings.limit(None)
+            elif self._process in ready or (self._channel.fileno() < 0 and not self._is_cut_off()):
                 break
             if self._hangs():
                 self.rings.limit(None)
@@ -137,6 +141,11 @@ class RankConnection:
         if self._assumed:
             self._correct()
         self._deliver()
+
+    def _is_cut_off(self) -> bool:
+        """Whether the rank records without a connection: its program has closed all descriptors that it does not know."""
+        ended = self._reported_state or self.rings.ended_ns
+        return self._process >= 0 and not ended and maps_file(self.info.pid, self._inode)
 
     def _open(self) -> None:
         """Start all components and send the rank their addresses."""
@@ -301,6 +310,11 @@ class RankConnection:
         """Finish for a rank that has died or lost its connection."""
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
+            return
+        if self._channel.fileno() < 0 and self.rings.ended_ns:  # it could not say so
+            self._ended_ns = self.rings.ended_ns
+            state, self._assumed = self.rings.end_state
+            self._finish(state)
             return
         state, cause = how_it_ended(self.info.pid, self._process)
         if state == "killed" and not cause and self.rings.ended_by:

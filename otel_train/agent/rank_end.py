@@ -53,6 +53,15 @@ def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tup
     return "failed", "exec"
 
 
+def maps_file(pid: int, inode: int) -> bool:
+    """Whether a process has a file in its memory: it has not become another program since it mapped that."""
+    try:
+        rows = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except OSError:
+        return False
+    return any(row.split(None, 5)[4:5] == [b"%d" % inode] for row in rows)
+
+
 def _is_over(process: int) -> bool:
     return bool(select.select([process], [], [], 0)[0])
 

@@ -32,7 +32,7 @@ from otel_train.recording.shared_memory import (
     DeviceRingReader,
     RankMemory,
 )
-from otel_train.safety import Guard
+from otel_train.safety import ENDS, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,6 +137,12 @@ class SharedRings:
         """All sources of edges written so far, by number. The same list every time."""
         self._learn()
         return self._sources
+
+    @property
+    def end_state(self) -> tuple[str, bool]:
+        """How the rank ended its run, and whether that is assumed; once ``ended_ns`` is known."""
+        state, assumed = self._memory.end_state_words
+        return ENDS[state], bool(assumed)
 
     def _learn(self) -> None:
         for _ in range(_TRIES):  # the rank may be writing them

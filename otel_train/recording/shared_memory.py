@@ -5,7 +5,8 @@ The same bytes are the file ``flight.bin``, which ``flight_recorder`` reads.
 Layout (little-endian, offsets in bytes):
 
     0        header     magic, then int64 fields (``Header``), then the signal that came to end the process, then a number
-                        that changes when there is something to report, then when the rank ended its run
+                        that changes when there is something to report, then when the rank ended its run,
+                        and how
     4096     directory  one 128-byte entry per ring (``ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -132,6 +133,11 @@ class RankMemory:
     def ended_word(self) -> memoryview:
         """When the rank ended its run, on the monotonic clock; 0 before. It may wait for the agent then, which is no time of the run."""
         return self._words(ENDED_OFFSET, 1)
+
+    @property
+    def end_state_words(self) -> memoryview:
+        """How it ended, an index of ``safety.ENDS``, and whether that is assumed; written before ``ended_word``."""
+        return self._words(ENDED_OFFSET + WORD, 2)
 
     @property
     def device_ring(self) -> memoryview:

@@ -129,6 +129,37 @@ def test_sigkill_loses_no_step(begin: Begin, tmp_path: Path) -> None:
     assert [row["name"] for row in events].count("train.run.killed") == 1
 
 
+def test_the_wait_for_an_agent_that_starts_is_no_time_of_the_run(begin: Begin, tmp_path: Path) -> None:
+    """A short program waits at its end until the agent has counted it; nothing of it ran meanwhile."""
+    process = begin("began = time.monotonic(); session = start(); train(); say(time.monotonic() - began)")
+    took_s = float(line(process))
+
+    assert process.wait(60) == 0
+    assert summary(tmp_path, "finished")["wall_seconds"] < took_s + 0.2
+
+
+@pytest.mark.parametrize("end", ["session.close(); time.sleep(2)", "sys.exit(5)"])
+def test_a_program_that_closes_all_its_descriptors_is_counted_to_its_end(
+    begin: Begin, tmp_path: Path, end: str
+) -> None:
+    """The connection is among them, and the program goes on."""
+    process = begin(f"""
+        session = start()
+        train()
+        session.run_directory
+        os.closerange(3, os.sysconf("SC_OPEN_MAX") + 100)
+        train(0.03)
+        {end}
+        """)
+    _, said = process.communicate(timeout=60)
+
+    found = summary(tmp_path, "failed" if "exit" in end else "finished")
+    assert found["steps"] == {"train": 200}
+    assert process.returncode == (5 if "exit" in end else 0)
+    assert "Traceback" not in said, said
+    assert said.count("closed the connection") <= 1, said
+
+
 def test_sigkill_loses_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> None:
     """The last loss before an end is what explains it; it is reported twice a second, and written at once."""
     process = begin(

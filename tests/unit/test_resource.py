@@ -48,6 +48,21 @@ def found(environ: Mapping[str, str], *, config: Config | None = None, process: 
     return detect(config or Config(), environ, process=process)
 
 
+def test_variables_that_are_no_numbers_and_no_text_stop_nothing() -> None:
+    """Python reads no number of more than 4,300 digits; bytes that are no UTF-8 cannot be sent."""
+    info = found(
+        {
+            "RANK": "9" * 5000,
+            "WORLD_SIZE": "2",
+            "WANDB_RUN_ID": "\udcff",
+            "OTEL_RESOURCE_ATTRIBUTES": "host.name=\udcfe",
+        }
+    )
+
+    assert info.rank == 0
+    assert f"{info.run_id}{info.run_name}{info.host}".encode()
+
+
 def test_a_process_alone_is_rank_0_of_1_and_gets_a_readable_id() -> None:
     """The name of the folder is recognised a week later."""
     info = found({})
