@@ -232,6 +232,7 @@ RULES: dict[str, Rule] = {
     "repeated_end_seconds": lambda summary, _: _repeated(summary, summary.ends),
     "making_seconds": lambda summary, finding: summary.start(finding["loader"], "making_seconds"),
     "first_batch_seconds": lambda summary, finding: summary.start(finding["loader"], "first_batch_seconds"),
+    "ending_seconds": lambda summary, finding: summary.ends(finding["loader"]),
     "passes": lambda summary, finding: summary.start(finding["loader"], "count"),
     "device_wait_seconds": lambda summary, _: sum(summary.exposed.values()),
     "steady_wait_ratio": _steady_ratio,

@@ -318,10 +318,11 @@ def _slow_start(run: RuleInput) -> Finding | None:
         f"Beginning{ending} a pass over loader `{name}` takes {milliseconds(known.around_s / known.passes)}, {known.passes} "
         f"times: {'with the other loaders ' if rest else ''}{share:.0%} of training time.{more}"
     )
+    ends = {"repeated_end_seconds": around_s - start_s, "ending_seconds": known.ends_s}
     evidence = {
         "repeated_start_seconds": start_s,
         "repeated_start_ratio": start_s / run.total_s,
-        **({"repeated_end_seconds": around_s - start_s} if around_s > start_s else {}),
+        **(ends if around_s > start_s else {}),
         "training_seconds": run.total_s,
         "making_seconds": known.making_s,
         "first_batch_seconds": known.first_s,
@@ -589,7 +590,7 @@ SIDE_RULES = (
         f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
         f"{MIN_PASSES} passes or more",
         ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
-         "first_batch_seconds", "passes"),
+         "first_batch_seconds", "ending_seconds", "passes"),
         "`DataLoader(persistent_workers=True)`",
         _slow_start,
     ),

@@ -223,9 +223,8 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     evidence, share, seconds = finding["evidence"], finding["share"], finding["seconds"]
     training_s = evidence.get("training_seconds", 1.0)
     each_s = evidence.get("wait_per_batch_seconds")
-    begin_s = (evidence.get("making_seconds", 0.0) + evidence.get("first_batch_seconds", 0.0)) / (
-        evidence.get("passes") or 1
-    )
+    parts = ("making_seconds", "first_batch_seconds", "ending_seconds")
+    begin_s = sum(evidence.get(part, 0.0) for part in parts) / (evidence.get("passes") or 1)
     return [
         line(r"# training steps in #", lambda _: (evidence["steps"], training_s)),
         line(r"a finding needs #, or # in # of training", lambda _: (MIN_STEPS, MIN_LONG_STEPS, LONG_S)),
