@@ -132,7 +132,11 @@ def _key(place: _Place) -> str:
         if isinstance(step, int):
             text = f"[{step}]{text}"
         else:
-            text = f".{step}{text}" if re.fullmatch(r"[A-Za-z_]\w*", step) else f"[{shown(step)}]{text}"
+            text = (
+                f".{step}{text}"
+                if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", step)
+                else f"[{shown(step)}]{text}"
+            )
     return text.removeprefix(".") or "the document"
 
 

@@ -174,6 +174,13 @@ def test_validate_names_every_wrong_value_of_every_file(
     }
 
 
+def test_a_key_of_any_length_is_cut() -> None:
+    """A file may have a key of megabytes."""
+    [said] = wrong_values({"steps": {"a" * 100_000: -1}}, "summary")
+
+    assert len(said) < 200
+
+
 def test_a_file_of_wrong_values_alone_does_not_fill_the_terminal(run: Path) -> None:
     """A list may have a million elements, and none of them is a row."""
     found = wrong_values({"stages": [1] * 1_000_000}, "summary")
