@@ -40,7 +40,7 @@ LEAST_MS, LEAST_SCRAPE_MS = 100, 2000
 """A scrape may take as long as the interval, and a busy machine is slow to answer."""
 
 AGE = re.compile(
-    r"(?P<before>_age_seconds:min > |timestamp\(train_heartbeat_time_seconds\)\) < )(?P<number>\d+)\b"
+    r"(?P<before>_age_seconds:min\[\w+\]\) > |timestamp\(train_heartbeat_time_seconds\)\) < )(?P<number>\d+)\b"
 )
 """A number of seconds that a rule compares an age with."""
 
