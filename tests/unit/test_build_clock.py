@@ -132,5 +132,8 @@ def test_a_worker_imports_no_heavy_module() -> None:
 
     assert done.stdout.splitlines() == [
         "[]",
-        "['otel_train', 'otel_train.instrumentation', 'otel_train.instrumentation.worker_timer']",
+        (
+            "['otel_train', 'otel_train.instrumentation', 'otel_train.instrumentation.worker_timer',"
+            " 'otel_train.recording', 'otel_train.recording.descriptors']"
+        ),
     ]
