@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMAS = Path(__file__).parents[2] / "otel_train/rundata"
-SCHEMA = json.loads((SCHEMAS / "summary.schema.json").read_text(encoding="utf-8"))
+TEXT = (SCHEMAS / "summary.schema.json").read_text(encoding="utf-8")
+SCHEMA = json.loads(TEXT.replace('"additionalProperties": false', '"additionalProperties": true'))
+"""Unknown keys are no fault for a reader."""
+
 WRONG: tuple[Any, ...] = (5, -5, 1.5, "x", True, None, [], {}, [[1]], {"a": {"b": 1}})
 
 
@@ -176,7 +179,7 @@ def test_validate_names_every_wrong_value_of_every_file(
 
 def test_a_key_of_any_length_is_cut() -> None:
     """A file may have a key of megabytes."""
-    [said] = wrong_values({"steps": {"a" * 100_000: -1}}, "summary")
+    [said] = wrong_values({"steps": {"a" * 100_000: -1}}, "summary", complete=False)
 
     assert len(said) < 200
 
