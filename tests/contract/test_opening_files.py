@@ -35,7 +35,7 @@ ELSEWHERE = {
     "cli/doctor.py": "a token file that an option names",
     "cli/main.py": "the null device",
     "cli/stack.py": "logs of the stack",
-    "demo/": "texts that come with Python",
+    "demo.py": "texts that come with Python",
     "doctor/checks.py": "answers over http",
     "exporters/otlp_response.py": "answers over http",
     "exporters/otlp_json.py": "a line of the spool that has been read",
