@@ -339,6 +339,9 @@ class AgentClient:
         guard = Guard("agent")
         while not guard.closed:
             with guard:
+                if self.here is None:
+                    self.recording.memory.set_descriptor_aside()
+                    self._channel.set_aside()
                 self._serve_one()
             self._channel.fail_questions()
             if self._over or self._ending or (self.here is not None and self.opened is None):

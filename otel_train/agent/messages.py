@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_train.fast_classes import FastNamedTuple, fast_dataclass
+from otel_train.recording.descriptors import set_aside
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -283,6 +284,16 @@ class MessageChannel:
     def fileno(self) -> int:
         """Of the socket; -1 once it is closed."""
         return self._socket.fileno()
+
+    def set_aside(self) -> None:
+        """Move the socket to a number that the program does not reach; nothing may be receiving."""
+        with self._alone():
+            copy = set_aside(self.fileno())
+            if copy >= 0:  # before the other is closed: what closes the connection meanwhile ends both
+                before, after = self._socket, socket.socket(fileno=copy)
+                after.settimeout(before.gettimeout())
+                self._socket = after
+                before.close()
 
     def is_closed_elsewhere(self) -> bool:
         """Whether the program has closed the socket, with all descriptors that it does not know."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.recording.descriptors import set_aside
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _start_and_connect(address: bytes) -> AgentConnection | None:
         except BaseException:
             connection.close()
             raise
-    return AgentConnection(_channel(connection), found=False, pid=pid)
+    return AgentConnection(MessageChannel(connection), found=False, pid=pid)
 
 
 def _connect_to_running(address: bytes) -> AgentConnection:
@@ -124,7 +123,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
         connection.connect(address)
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
-            return AgentConnection(_channel(connection), found=True, pid=0)
+            return AgentConnection(MessageChannel(connection), found=True, pid=0)
     except ConnectionRefusedError:
         connection.close()
         raise
@@ -171,11 +170,7 @@ def _start_alone() -> AgentConnection:
         except BaseException:
             ours.close()
             raise
-    return AgentConnection(_channel(ours), found=False, pid=pid)
-
-
-def _channel(connection: socket.socket) -> MessageChannel:
-    return MessageChannel(socket.socket(fileno=set_aside(connection.detach())))
+    return AgentConnection(MessageChannel(ours), found=False, pid=pid)
 
 
 def _start(connection: int, listener: int) -> int:
@@ -227,7 +222,9 @@ class AgentThread(DaemonThread):
     def __init__(self, memory: memoryview, deliver_s: float) -> None:
         super().__init__(name="otel-train-agent", daemon=True)
         ours, theirs = socket.socketpair()
-        self.link, self._theirs = _channel(ours), _channel(theirs)
+        self.link, self._theirs = MessageChannel(ours), MessageChannel(theirs)
+        self.link.set_aside()
+        self._theirs.set_aside()
         self.service: RankConnection | None = None
         self.problem = ""
         self._memory = memory

@@ -24,22 +24,24 @@ _limit = allocate_lock()
 
 
 def set_aside(descriptor: int) -> int:
-    """Moves a descriptor to a number that the program does not reach; returns that number.
+    """A copy of a descriptor under a number that the program does not reach; -1 where there can be none.
 
     Above the soft limit, where the hard one allows it, it takes none of the program's. A program that closes descriptors it does
     not know of meets it less often, and what it opens then does not get the number.
+
+    Where the process has threads, the kernel takes some 20 ms to enlarge its table to so high a number: not for the training thread.
     """
     if not _limit.acquire(timeout=1.0):  # it was held while this process was forked
-        return descriptor
+        return -1
     try:
-        return _moved(descriptor)
+        return _copied(descriptor)
     except (ImportError, OSError, ValueError):  # no such limits here, or too few are left
-        return descriptor
+        return -1
     finally:
         _limit.release()
 
 
-def _moved(descriptor: int) -> int:
+def _copied(descriptor: int) -> int:
     import fcntl
     import resource
 
@@ -50,12 +52,10 @@ def _moved(descriptor: int) -> int:
     try:
         if is_above:
             resource.setrlimit(kind, (soft + _SPARE, hard))
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
     finally:
         if is_above:
             resource.setrlimit(kind, (soft, hard))
-    os.close(descriptor)
-    return moved
 
 
 def require_descriptors(*, above: bool) -> None:

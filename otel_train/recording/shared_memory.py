@@ -24,11 +24,13 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.descriptors import mapped, set_aside
 from otel_train.recording.events import EDGE_WORDS
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,6 +205,7 @@ class FlightMemory(RankMemory):
         make: Callable[[int], mmap.mmap] = lambda size: mmap.mmap(-1, size),
     ) -> None:
         self.descriptor = -1
+        self._moving = free_in_forks(threading.Lock())
         self.shared = shared
         rings = main_edges, _SIDE_EDGES, SIDE_RINGS
         size = pending_place(2, end_of_rings(*rings))
@@ -245,19 +248,28 @@ class FlightMemory(RankMemory):
         self._header = self._header._replace(polled_unix_ns=unix_ns)
         self._write_header()
 
+    def set_descriptor_aside(self) -> None:
+        """Move the descriptor to a number that the program does not reach. Not for the training thread: see ``set_aside``."""
+        with self._moving:
+            copy = set_aside(self.descriptor) if self.descriptor >= 0 else -1
+            if copy >= 0:
+                os.close(self.descriptor)
+                self.descriptor = copy
+
     def close(self) -> None:
         """Release the memory; what a thread still maps is freed with that thread."""
-        if self.descriptor >= 0:
-            with contextlib.suppress(OSError):  # the program has closed it
-                os.close(self.descriptor)
-            self.descriptor = -1
+        with self._moving:
+            if self.descriptor >= 0:
+                with contextlib.suppress(OSError):  # the program has closed it
+                    os.close(self.descriptor)
+                self.descriptor = -1
         self.view.release()
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
             self.map.release()
 
     def _share(self, size: int) -> memoryview:
         try:
-            self.descriptor = set_aside(_anonymous())
+            self.descriptor = _anonymous()
             os.ftruncate(self.descriptor, size)
             return mapped(self.descriptor, size)
         except OSError:
