@@ -260,7 +260,7 @@ class ThreadAccount(Nesting):
             item.homes = self._homes = (*self._homes, stage.home)
 
     def _spend_inside(self, ns: int, begins: int = -1) -> None:
-        """The same of time at whose end the open stages go on, and put it where it belongs."""
+        """Account the time since the edge before, at whose end the open stages go on."""
         item = self._spend(ns, begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self._goes_on(self.stages[-1], item)
