@@ -184,6 +184,8 @@ def _no_http(target: Target, proxy: _Proxy | None, error: Exception, *, began: b
     kind = "" if target.tls or proxy is not None else _speaks(host, port)
     if kind not in (GRPC, TLS) and began:
         kind = "foreign" if isinstance(error, http.client.BadStatusLine) else "unfinished"
+    if not kind and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
+        kind = "closed"
     return _ConnectionProblem(*_NO_HTTP[kind])
 
 
@@ -192,6 +194,7 @@ _SILENT = (
     f"takes connections and does not answer within {WITHIN_S:g} s",
     "look whether what listens there is overloaded or stopped, and whether it is a collector",
 )
+_CLOSED = ("takes connections and closes them without an answer", _LOG)
 _WANTS_TLS = ("speaks TLS, and is asked without it", _TLS_REMEDY)
 _NO_HTTP = {
     GRPC: (
@@ -204,6 +207,7 @@ _NO_HTTP = {
         f"begins an answer and does not end it within {WITHIN_S:g} s",
         "look whether what listens there, or a proxy before it, is overloaded",
     ),
+    "closed": _CLOSED,
     "foreign": ("answers with something that is no HTTP", "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"),
     "": _SILENT,
 }
@@ -232,7 +236,7 @@ def _ask_grpc(signal: str, target: Target, connection: LimitedConnection, proxy:
     """Opens HTTP/2, then sends an empty request; returns "", since gRPC has no Date."""
     said = _greet_grpc(connection.sock)
     if not _is_settings(said):
-        raise _no_grpc(target, proxy, said)
+        raise _no_grpc(target, proxy, said, closed=_is_closed(connection.sock))
     client = GrpcClient(target, signal)
     try:
         answer = client.post(b"", PROTOBUF, WITHIN_S)
@@ -243,7 +247,7 @@ def _ask_grpc(signal: str, target: Target, connection: LimitedConnection, proxy:
     return ""
 
 
-def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes) -> _ConnectionProblem:
+def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes, *, closed: bool) -> _ConnectionProblem:
     if target.tls and (alert := _alert(target, proxy)) is not None:
         return alert
     known = said.startswith((_ALERT, b"HTTP/")) or target.tls or proxy is not None
@@ -253,7 +257,7 @@ def _no_grpc(target: Target, proxy: _Proxy | None, said: bytes) -> _ConnectionPr
     if said or kind == HTTP1:
         remedy = "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json"
         return _ConnectionProblem("speaks HTTP/1, and is asked over gRPC", remedy)
-    return _ConnectionProblem(*_SILENT)
+    return _ConnectionProblem(*(_CLOSED if closed else _SILENT))
 
 
 def _certificate(target: Target, certificate: Mapping[str, Any], now_s: float) -> CheckResult:
@@ -452,6 +456,17 @@ def _greet_grpc(sock: socket.socket) -> bytes:
         while len(said) < _FRAME_BYTES and (piece := sock.recv(1 << 10)):
             said += piece
     return said
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the server has closed the connection."""
+    sock.settimeout(0)
+    try:
+        return not sock.recv(1)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        return True
 
 
 def _is_settings(raw: bytes) -> bool:

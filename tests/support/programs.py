@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def written(path: Path, *parts: str) -> Path:
-    """A script of these parts, each with its indentation removed."""
-    path.write_text("\n".join(textwrap.dedent(part) for part in parts), encoding="utf-8")
-    return path
+    """A script of these parts, each with its indentation removed. One that has just been started still reads the former."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text("\n".join(textwrap.dedent(part) for part in parts), encoding="utf-8")
+    return new.replace(path)
 
 
 def command_of(folder: Path, *parts: str) -> list[str]:

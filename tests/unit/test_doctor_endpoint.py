@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import ssl
@@ -80,11 +81,18 @@ def server(
 
 
 def answering(status: str, *headers: str, body: str = "") -> Callable[[socket.socket], None]:
-    """Read a request and answer so."""
+    """Read a request and answer so; what is left unread would reset the connection, and the answer with it."""
     text = "\r\n".join([f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", body])
 
     def answer(sock: socket.socket) -> None:
-        sock.recv(1 << 16)
+        request = b""
+        while b"\r\n\r\n" not in request and (piece := sock.recv(1 << 16)):
+            request += piece
+        head, _, body_read = request.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+        left = int(length[1]) - len(body_read) if length else 0
+        while left > 0 and (piece := sock.recv(left)):
+            left -= len(piece)
         sock.sendall(text.encode())
 
     return answer
@@ -237,6 +245,17 @@ def test_silence_is_named(environ: dict[str, str]) -> None:
         assert "takes connections and does not answer" in problem(address, **environ).what
 
 
+@pytest.mark.parametrize("environ", [{}, GRPC])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_connection_that_is_closed_at_once_is_not_called_silent(
+    pems: Path, scheme: str, environ: dict[str, str]
+) -> None:
+    """A proxy without a collector behind it: it read as one that is overloaded."""
+    with secure(pems, reading=False) if scheme == "https" else server(lambda _: None) as there:
+        finding = problem(f"{scheme}://{there}", **environ, **(trusted(pems) if scheme == "https" else {}))
+    assert finding.what == f"{scheme}://{there} takes connections and closes them without an answer"
+
+
 def test_what_speaks_neither_is_named() -> None:
     """A mail server greets first."""
     with server(lambda sock: sock.sendall(b"220 mail.example ESMTP\r\n")) as there:
@@ -265,7 +284,12 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def secure(
-    pems: Path, certificate: str = tls.CERTIFICATE, *, client: bool = False, host: str = "127.0.0.1"
+    pems: Path,
+    certificate: str = tls.CERTIFICATE,
+    *,
+    client: bool = False,
+    host: str = "127.0.0.1",
+    reading: bool = True,
 ) -> Iterator[str]:
     """A collector behind TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -274,7 +298,8 @@ def secure(
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(pems / tls.AUTHORITY)
     kind = "Content-Type: application/json"
-    with server(answering("200 OK", kind, body="{}"), context, host) as there:
+    answer = answering("200 OK", kind, body="{}") if reading else lambda _: None
+    with server(answer, context, host) as there:
         yield there
 
 
