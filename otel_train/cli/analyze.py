@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.cli.arguments import add_run_dir, chosen, positive_int, read_all
+from otel_train.cli.arguments import add_run_dir, chosen, read_all, whole
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
 from otel_train.files import dump_json, problem_of
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: the newest run)")
     top = "operators and kernels listed (default: 10)"
-    add("--top", type=positive_int, default=10, metavar="N", help=top)
+    add("--top", type=whole(1), default=10, metavar="N", help=top)
     shapes = "also list the input shapes of this operator, such as aten::addmm"
     add("--shapes", metavar="OP", help=shapes)
     add("--json", action="store_true", help="print JSON: one object per trace and line")

@@ -6,13 +6,14 @@ import argparse
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from otel_train.cli import complain
 from otel_train.config.sources import resolve
-from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.exporters.run_directory import earlier_trainings, find_run
 from otel_train.files import mark_of, rank_folders
 from otel_train.profiler.storage import OF_A_RANK, captures_of, together
@@ -66,13 +67,13 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not large or not stream.isatty():
         return None
-    begun, shown = time.monotonic(), [0.0]
+    begun, last = time.monotonic(), [0.0]
 
     def show(done: int, size: int) -> None:
         now = time.monotonic()
-        if done < size and now - shown[0] < _EVERY_S:
+        if done < size and now - last[0] < _EVERY_S:
             return
-        shown[0] = now
+        last[0] = now
         rate = done / 1e6 / max(now - begun, 1e-9)
         text = f"reading {printable(path.name)}  {done / size:4.0%}  {rate:,.0f} MB/s"
         print(f"\r\x1b[K{text}" if done < size else "\r\x1b[K", end="", file=stream, flush=True)
@@ -93,7 +94,7 @@ def add_arguments(
     """The arguments of every command that reads a run, with the help of two of them."""
     which = "a run directory, one of its rank folders, or a run id (default: newest)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
-    parser.add_argument("--rank", type=int, metavar="N", help=rank)
+    parser.add_argument("--rank", type=whole(0), metavar="N", help=rank)
     parser.add_argument("--json", action="store_true", help=documents)
     add_run_dir(parser)
 
@@ -104,11 +105,33 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
 
 
-def positive_int(text: str) -> int:
-    """The value of an option that is a whole number above 0."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
-    return int(text)
+MOST_INT: Final = 2**63 - 1
+
+
+def whole(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str], int]:
+    """Parser of an option that is a whole number in these bounds; ``zero``: what 0 means, for the message."""
+    rule = f"from {least} to {most}" if most < MOST_INT else f"from {least} on"
+
+    def parse(given: str) -> int:
+        if re.fullmatch(r"[+-]?[0-9]{1,19}", given) and least <= int(given) <= most:
+            return int(given)
+        raise argparse.ArgumentTypeError(f"{shown(given)}: expected a whole number {rule}{zero}")
+
+    return parse
+
+
+def amount(unit: str, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """Parser of an option that is a number of ``unit`` from 0 to ``most``; ``above``: 0 itself is none."""
+
+    def parse(given: str) -> float:
+        with suppress(ValueError):
+            value = float(given)
+            if 0 <= value <= most and not (above and value == 0):
+                return value
+        least = "above 0, up to" if above else "from 0 to"
+        raise argparse.ArgumentTypeError(f"{shown(given)}: expected {unit} {least} {most:g}")
+
+    return parse
 
 
 class FormerOption(argparse.Action):

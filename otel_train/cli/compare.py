@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, print_earlier_trainings, read_all
+from otel_train.cli.arguments import add_run_dir, print_earlier_trainings, read_all, whole
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("after", metavar="B", help="the same kind as A")
     limit = "exit code 1 if steps are longer by more than P, such as 5%% or 0.05, with 95 %% confidence"
     add("--fail-if-slower", type=_share, metavar="P", help=limit)
-    add("--rank", type=int, metavar="N", help="with two runs: the rank to compare (default: the first)")
+    add("--rank", type=whole(0), metavar="N", help="with two runs: the rank to compare (default: the first)")
     add("--json", action="store_true", help="print one JSON object")
     add_run_dir(parser)
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.cli.arguments import positive_int
+from otel_train.cli.arguments import amount, whole
 from otel_train.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ ENDPOINTS = [f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT" for signal in ("", "METRICS_
 PASSED_ON = ("minutes", "steps", "epochs", "steps_per_epoch", "seed", "device", "workers")
 """Options that are the script's own."""
 
+MOST_MINUTES, MOST_WORKERS = 60 * 24, 256
+
 USUAL_WORKERS = 4
 """Named at least; they wait for the disk, so that they need no processor each."""
 
@@ -55,17 +57,18 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     add = parser.add_argument
-    add("--minutes", type=_minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
-    add("--steps", type=int, default=0, metavar="N", help="stop after N updates, if that is sooner")
-    add("--epochs", type=positive_int, default=0, metavar="N", help="train N epochs, without a time limit")
+    minutes = amount("minutes", MOST_MINUTES, above=True)
+    add("--minutes", type=minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
+    add("--steps", type=whole(0), default=0, metavar="N", help="stop after N updates, if that is sooner")
+    add("--epochs", type=whole(1), default=0, metavar="N", help="train N epochs, without a time limit")
     per_epoch = "updates per epoch (default: 100)"
-    add("--steps-per-epoch", type=positive_int, default=100, metavar="N", help=per_epoch)
+    add("--steps-per-epoch", type=whole(1), default=100, metavar="N", help=per_epoch)
     profiler = "on: capture some steps and write artifacts; off: no instrumentation"
     add("--profiler", choices=["on", "off"], help=profiler)
-    add("--seed", type=int, default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
+    add("--seed", type=whole(0), default=0, metavar="S", help="seed of weights and shuffling (default: 0)")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="device to train on (default: cpu)")
     workers = "worker processes of the loader 'code' (default: 0)"
-    add("--workers", type=int, default=0, metavar="W", help=workers)
+    add("--workers", type=whole(0, MOST_WORKERS), default=0, metavar="W", help=workers)
     add("--run-dir", metavar="D", help="folder in which the run directory is created (default: runs)")
 
 
@@ -138,10 +141,3 @@ def _close() -> Mapping[str, Any]:
     summary: Mapping[str, Any] = session.summary()
     session.close()
     return summary
-
-
-def _minutes(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value

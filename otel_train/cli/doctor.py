@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_train.cli.arguments import amount
 from otel_train.config.sources import resolve
 from otel_train.console.text import TextLayout
 from otel_train.doctor import checks, end_to_end, endpoint, environment
@@ -19,6 +19,7 @@ from otel_train.errors import ConfigError
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Mapping
 
 SCHEMA = "otel_train.doctor/1"
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     account = "file with the token of a Grafana service account"
     add("--grafana-token-file", type=Path, metavar="FILE", help=account)
     wait = "seconds to wait for arrival (default: 30); 0: send nothing"
-    add("--wait", type=_seconds, default=30.0, metavar="S", help=wait)
+    add("--wait", type=amount("seconds", LONGEST_WAIT_S), default=30.0, metavar="S", help=wait)
     document = "print one JSON object: schema, exit_code and findings (area, state, what, remedy)"
     add("--json", action="store_true", help=document)
     state = configuration.state_folder()
@@ -147,13 +148,3 @@ def _targets(args: argparse.Namespace) -> end_to_end.ProbeTargets:
         raise ConfigError(f"--grafana-token-file {path}: {error}. {remedy}") from None
     urls = {**end_to_end.usual_places(args.state, os.environ), **named}
     return end_to_end.ProbeTargets(urls=urls, named=frozenset(named), grafana_token=token)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= LONGEST_WAIT_S:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds from 0 to {LONGEST_WAIT_S:g}")
-    return value

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.writer import OPS, write
 from otel_train.autoinstrument.runner import how_it_ended
 from otel_train.cli import arguments, complain
+from otel_train.cli.arguments import amount, whole
 from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
-from otel_train.files import read_json
-from otel_train.profiler.requests import activities, leave_request
+from otel_train.files import JsonFileCache, read_json
+from otel_train.profiler.requests import MOST_STEPS, activities, leave_request
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import FLIGHT, current_document
+from otel_train.rundata.files import ABOUT, FLIGHT, current_document, summary_of
+from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ written to --output-dir. With --output-dir, but without program and RUN, the dem
 Exit codes for a live run: 0 captured, 1 partly captured, 2 not captured. With a program: its own; 1 if it ended
 well but nothing was captured.
 """
+LONGEST_TIMEOUT_S = 86_400.0
+
 FINDING_S = 30.0
 """Longest wait for what is found in a trace, once it is there."""
 
@@ -62,8 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     ranks = "ranks to capture, such as 0,3, or 'all' (default: the lowest)"
     add("--ranks", default="", metavar="RANKS", help=ranks)
-    add("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
-    add("--warmup", type=int, default=1, metavar="N", help="profiler warm-up steps before them (default: 1)")
+    steps, warmup = whole(1, MOST_STEPS), whole(0, MOST_STEPS)
+    add("--steps", type=steps, default=5, metavar="N", help="steps to record (default: 5)")
+    add(
+        "--warmup",
+        type=warmup,
+        default=1,
+        metavar="N",
+        help="profiler warm-up steps before them (default: 1)",
+    )
     kinds = "activities to record, of cpu, cuda, xpu, mtia (default: %(default)s)"
     add("--activities", default="cpu,cuda", metavar="A,A", help=kinds)
     add("--shapes", action="store_true", help="record shapes of inputs")
@@ -75,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reason", default="otel-train profile", metavar="TEXT", help=reason)
     add("--output-dir", metavar="DIR", help="also write the artifacts of the run to this folder")
     timeout = "seconds to wait for the capture (default: 300)"
-    add("--timeout", type=float, default=300.0, metavar="S", help=timeout)
+    seconds = amount("seconds", LONGEST_TIMEOUT_S, above=True)
+    add("--timeout", type=seconds, default=300.0, metavar="S", help=timeout)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         return run_program(args)
     folders = _chosen(args)
     first = next(iter(folders.values()))
+    _refuse_ended(folders)
     request = {
         "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
         **_options(args), "pinned": args.pin, "reason": args.reason,
@@ -128,6 +141,16 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
         if rank not in live:
             raise RunDirectoryError(f"no rank {rank}. Ranks: {', '.join(map(str, live))}")
     return {rank: live[rank] for rank in wanted}
+
+
+def _refuse_ended(folders: Mapping[int, Path]) -> None:
+    documents = JsonFileCache()
+    for rank, folder in folders.items():
+        about = documents.get_or_empty(folder.parent / ABOUT, [])
+        state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
+        if not state.live:
+            ended = "is gone, without an end" if state.word == "gone" else f"has ended ({state.word})"
+            raise RunDirectoryError(f"{folder.parent}: rank {rank} {ended}. Give a run that is training")
 
 
 def _records(captures: Path, rank: int) -> set[Path]:
@@ -178,8 +201,6 @@ DEMO_STEPS_BESIDE = 60
 
 def run_program(args: argparse.Namespace) -> int:
     """Run the program, or the demo where none is given; how it ended, or 1 if nothing was captured."""
-    if args.steps < 1:
-        raise ConfigError(f"--steps {args.steps}: expected 1 or more")
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
     settings = _settings(args)

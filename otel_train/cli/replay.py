@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from otel_train import catalog as c
 from otel_train.cli import complain
-from otel_train.cli.arguments import FormerOption, add_run_dir
+from otel_train.cli.arguments import FormerOption, add_run_dir, amount
 from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
 from otel_train.errors import ConfigError, RunDirectoryError, StackError
@@ -204,6 +204,8 @@ _BUSY_TRIES = 75
 WINDOW_S = 24 * 3600.0
 """``out_of_order_time_window`` of the shipped Prometheus."""
 
+MOST_HOURS: Final = 24.0 * 36_600
+
 _BUSY = "is asked by another process, which holds the lock of this spool"
 _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 
@@ -276,15 +278,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "send nothing; write OpenMetrics text for promtool to DIR"
     way.add_argument("--blocks", type=Path, metavar="DIR", help=text)
     older = "with --blocks: only samples older than this (default: 24); 0: all"
-    add("--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS", help=older)
+    add(
+        "--older-than", type=amount("hours", MOST_HOURS), default=WINDOW_S / 3600, metavar="HOURS", help=older
+    )
     prometheus = "with --verify: its address (default: that of the stack)"
     add("--prometheus", default="", metavar="URL", help=prometheus)
     wait = "with --verify: seconds to wait for arrival (default: 15)"
-    add("--wait", type=float, default=15.0, metavar="S", help=wait)
-
-
-def _seconds(hours: str) -> float:
-    return float(hours) * 3600
+    add("--wait", type=amount("seconds", LONGEST_WAIT_S), default=15.0, metavar="S", help=wait)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -292,11 +292,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         directory = find_run(args.run, Path(args.run_dir))
         if args.blocks:
-            return blocks(directory, args.blocks, older_than_s=args.older_than)
+            return blocks(directory, args.blocks, older_than_s=args.older_than * 3600)
         if args.verify:
             usual = usual_places(configuration.state_folder(), os.environ)
             url = args.prometheus or usual.get(PROMETHEUS, "")
-            return verify(directory, url.rstrip("/"), wait_s=min(args.wait, LONGEST_WAIT_S))
+            return verify(directory, url.rstrip("/"), wait_s=args.wait)
         counts = replay(
             directory, endpoint=args.endpoint, recorded=args.all, rejected=args.rejected, dry_run=args.dry_run
         )

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import default_run_dir
+from otel_train.cli.arguments import default_run_dir, whole
 from otel_train.config.validation import MOST_PORT
-from otel_train.errors import ConfigError, RunDirectoryError, require
+from otel_train.errors import RunDirectoryError, require
 from otel_train.rundata.files import is_run
 from otel_train.safety import printable
 
@@ -36,7 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = "folder of run directories, or one run directory (default: the setting run_dir, else runs)"
     add("runs", nargs="?", metavar="RUNS", help=runs)
     port = f"port, or the next free one (default: {PORT}); 0: any"
-    add("--port", type=int, default=PORT, metavar="P", help=port)
+    add(
+        "--port",
+        type=whole(0, MOST_PORT, zero="; 0 takes any that is free"),
+        default=PORT,
+        metavar="P",
+        help=port,
+    )
     host = f"address to listen on (default: {HOST}, reachable from this machine only)"
     add("--host", default=HOST, metavar="H", help=host)
     browser = "open the browser (default: if there is a display)"
@@ -45,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    if not 0 <= args.port <= MOST_PORT:
-        rule = f"expected a number from 0 to {MOST_PORT}; 0 takes any that is free"
-        raise ConfigError(f"--port {args.port}: {rule}")
     for module in ("starlette", "uvicorn"):
         require(module, extra="web")
     from otel_train.ui import server

@@ -189,7 +189,7 @@ class RankView:
         return counted if ended or self.progress.steps is None else self.progress.steps
 
 
-def _state_of(
+def state_of(
     folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
 ) -> tuple[Liveness, float | None]:
     """Whether the rank is live, and when its summary was written."""
@@ -224,7 +224,7 @@ class RankReader:
         about = self._documents.get_or_empty(run / ABOUT, warnings)
         summary = summary_of(self._documents, folder, warnings)
         warnings += _wrong(about, "files/run", run / ABOUT) + _wrong(summary, "summary", folder / SUMMARY)
-        state, written_s = _state_of(folder, summary, about, self._now())
+        state, written_s = state_of(folder, summary, about, self._now())
         progress = self._progress_of(folder, summary, still=not state.live)
         if progress.problem and mark_of(folder / FLIGHT):
             warnings.append(progress.problem)
@@ -318,7 +318,7 @@ class RunList:
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}
-        state, _ = _state_of(first, summary, about, time.time())
+        state, _ = state_of(first, summary, about, time.time())
         leading = next(iter(rows(summary.get("findings"))), {})
         return RunRow(
             name=name,

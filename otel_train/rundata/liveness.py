@@ -106,8 +106,11 @@ def liveness(
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
     """Whether the summary is of the previous attempt: a restart finds it until it writes its own."""
-    written_s = written_until(summary)
-    return heartbeat is not None and written_s is not None and heartbeat.unix_s > written_s + QUIET_S
+    if heartbeat is None:
+        return False
+    pid, written_s = summary.get("pid"), written_until(summary)
+    is_another = isinstance(pid, int) and pid != heartbeat.pid  # in a container all may have the same
+    return is_another or (written_s is not None and heartbeat.unix_s > written_s + QUIET_S)
 
 
 def written_until(summary: Mapping[str, Any]) -> float | None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, shown
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import JsonFileCache, open_below
 from otel_train.rundata.files import files_of
@@ -190,9 +190,9 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket on the port, or on the next that is free; 0 takes any. ConfigError where there is none."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        remedy = "Give a name or an address of this machine"
-        raise ConfigError(f"host {host!r}: {error.strerror or error}. {remedy}") from error
+    except (OSError, UnicodeError) as error:  # a label may have 63 letters
+        why, remedy = getattr(error, "strerror", error), "Give a name or an address of this machine"
+        raise ConfigError(f"host {shown(host)}: {why}. {remedy}") from error
     problem = ""
     for each in range(port, min(port + _TRIED, _LAST + 1)) if port else (0,):
         sock = socket.socket(family, socket.SOCK_STREAM)

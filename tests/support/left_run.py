@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def say_summary(run: Path, **values: Any) -> None:
             "overhead_seconds": 0.0, "overhead_us_per_step": 0.0, "agent_cpu_seconds": 0.0, "records": 40,
             "records_lost": 0, "drops": {}, "faults": {},
         },
-        "world_size": 1, "pid": 1, "host": "here", "started_unix_s": 1e9, "step_source": "update", "updates": 5,
+        "world_size": 1, "pid": os.getpid(), "host": "here", "started_unix_s": 1e9, "step_source": "update", "updates": 5,
         "batches": {"code": 5}, **{key: {} for key in ("partial_steps", "samples", "tokens")}, "instrumentation_gaps": [],
         "step_durations": [{"phase": "train", "loader": "code", "count": 5, "total_seconds": 0.05,
                             **dict.fromkeys(("min", "avg", "p50", "p95", "p99", "max"), 0.01)}],

@@ -474,4 +474,3 @@ def test_a_program_behind_two_dashes_keeps_its_own_options(
     assert "either a live RUN, or a program" in capsys.readouterr().err
     assert main(["profile", "--output-dir", str(tmp_path), "--", str(tmp_path / "no.py")]) == 2
     assert "no such file" in capsys.readouterr().err
-    assert main(["profile", "--steps", "0", "--", "train.py"]) == 2

@@ -417,14 +417,42 @@ def test_what_the_demo_proposes_follows_from_its_finding(
     assert ("otel-train demo" in said) == bool(line)
 
 
-@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
-def test_the_demo_refuses_a_time_that_is_none(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A loop that never ends, or never begins, is no demonstration."""
+@pytest.mark.parametrize(
+    "option",
+    [
+        "demo --minutes=0", "demo --seed=-1", "demo --steps=-1", "demo --workers=100000", "doctor --wait=-1",
+        "replay --wait=-1", "replay --older-than=-1", "profile --steps=0", "profile --steps=10001",
+        "profile --warmup=-1", "profile --timeout=0", "analyze --top=0", "summary --rank=-1",
+        "compare A B --rank=-1", "ui --port=-1", "ui --port=70000",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("odd", ["", "nan", "inf", "1e999", "soon", "9" * 5000, "\x1b[2J"])
+def test_an_option_that_is_no_number_in_its_bounds_is_refused_with_the_rule(
+    option: str, odd: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number that is none makes a command wait for ever, or print nothing and call that success."""
+    *words, given = option.split()
+    name, _, number = given.partition("=")
     with pytest.raises(SystemExit) as ended:
-        main(["demo", "--minutes", minutes])
+        main([*words, f"{name}={odd or number}"])
 
+    said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
-    assert "--minutes" in capsys.readouterr().err
+    assert f"argument {name}: '" in said
+    assert ": expected " in said
+    assert len(said) < 250
+    assert "\x1b" not in said
+
+
+def test_a_capture_of_a_run_that_has_ended_is_refused_at_once(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing would answer, and the command would wait for five minutes."""
+    (run_of_two / "rank1" / "flight.bin").write_bytes(b"")
+
+    assert main(["profile", str(run_of_two)]) == 2
+    assert "rank 1 has ended (finished)" in capsys.readouterr().err
+    assert not (run_of_two / "rank1" / "capture-request.json").exists()
 
 
 def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:

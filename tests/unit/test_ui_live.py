@@ -148,7 +148,8 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
     """A flight file may have lost steps; the summary of a run that ended has them all."""
     training.train(5)
     training.heartbeat()
-    say_summary(training.run, steps={"train": 9000}, started_unix_s=float(START_S), wall_seconds=1.0)
+    written = {"steps": {"train": 9000}, "started_unix_s": float(START_S), "wall_seconds": 1.0}
+    say_summary(training.run, **written)
 
     assert look(viewer(training), training).steps == 9000
 
@@ -168,6 +169,8 @@ def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
         ({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, os.getpid()), "silent"),
         ({"state": "running", "host": "elsewhere"}, heartbeat(QUIET_S + 1), "silent"),
         ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, heartbeat(2), "running"),
+        ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2), "finished"),
+        ({"state": "finished", "pid": NO_PROCESS}, heartbeat(2, os.getpid()), "running"),
         ({"state": ["finished"]}, None, "unknown"),
         ({}, None, "unknown"),
     ],
@@ -322,7 +325,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     )
 
 
-@pytest.mark.parametrize("case", ["a-file: is no folder", "--port=70000: expected a number from 0 to 65535"])
+@pytest.mark.parametrize("case", ["a-file: is no folder", f"--host={'a' * 64}: label too long"])
 def test_what_cannot_be_served_is_one_line(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,7 +334,7 @@ def test_what_cannot_be_served_is_one_line(
     (tmp_path / "a-file").write_text("")
     word, said = case.split(": ")
 
-    assert main(["ui", word]) == 2
+    assert main(["ui", word, "--port=0"]) == 2
 
     assert said in capsys.readouterr().err
 
