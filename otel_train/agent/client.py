@@ -354,13 +354,10 @@ class AgentClient:
         self._is_open.set()
 
     def _send_first_hello(self) -> None:
-        try:
+        # An agent that is gone already has left after its last rank, or was killed: the thread starts another. One in a thread could
+        # not begin: what waits for it says why.
+        with suppress(ConnectionError):
             self._send_hello(self._channel)
-        except OSError:
-            if not self._found and self.here is None:
-                raise
-            # An agent leaves after its last rank, and this one came too late: the thread finds another. One in a thread could not
-            # begin: what waits for it says why.
 
     def _send_hello(self, link: MessageChannel) -> None:
         if self.here is not None:
@@ -411,7 +408,7 @@ class AgentClient:
         try:
             if self._found and not self._is_up.is_set():  # it was about to leave
                 link = self._connect()
-            elif self.opened is None:  # it cannot run here
+            elif self.opened is None and self._starts > 1:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")
                 link = self._agent_here()
             else:
@@ -421,6 +418,7 @@ class AgentClient:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = self._agent_here()
         self._channel = link
+        self._update_end_work()
         with suppress(OSError):  # it has left since: the end of the connection tells so
             self._send_hello(link)
 

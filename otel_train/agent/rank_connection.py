@@ -319,8 +319,8 @@ class RankConnection:
         state, cause = how_it_ended(self.info.pid, self._process)
         if state == "killed" and not cause and self.rings.ended_by:
             state, cause = "terminated", self.rings.ended_by
-        if self._said and state == "killed":
-            state, cause = self._said, ""
+        if self._said and state == "killed" and not cause:
+            state = self._said
         if state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
             cause = "OOM kill"
         self.rings.limit(None)

@@ -112,9 +112,15 @@ class RunDirectory:
                 directory._owner = owner
                 if directory._take(known):
                     break
-            previous = directory.previous_attempt = directory._previous_attempt()
+            previous = directory._previous_attempt()
+            if previous >= 0 and directory._lease is not None and directory._lease.abandoned_here:
+                previous -= (
+                    1  # an agent that was killed has counted this start, and put the flight file aside
+                )
+            else:
+                directory._archive_flight(previous)
+            directory.previous_attempt = previous
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
-            directory._archive_flight(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
             counted = {"run_id": directory.run_id, "training": directory.training}
             path = directory.path / "run.json"
@@ -339,17 +345,19 @@ _held: dict[tuple[int, int], RankLease] = {}
 
 
 class RankLease:
-    """A POSIX lock on a file that also contains the process that holds it.
+    """A POSIX lock on a file that also contains the process that holds it, and the one that it is held for.
 
     A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
     On a network file system it also excludes other hosts. One process may acquire it several times.
 
     Attributes:
-        closed_here: the previous holder was the same process and released it.
+        closed_here: the previous holder held it for the same process and released it.
+        abandoned_here: the previous holder held it for the same process and was killed.
     """
 
-    def __init__(self, descriptor: int, key: tuple[int, int], owner: str, *, closed_here: bool) -> None:
-        self.closed_here = closed_here
+    def __init__(self, descriptor: int, key: tuple[int, int], owner: str, content: str) -> None:
+        self.closed_here = content == f"{owner} {_CLOSED}"
+        self.abandoned_here = content.endswith(f" {owner}")
         self._owner = owner
         self._descriptor = descriptor
         self._key = key
@@ -380,15 +388,15 @@ class RankLease:
                 return None
             holder = process_mark(owner or os.getpid())
             key = status.st_dev, status.st_ino
-            lease = cls(descriptor, key, holder, closed_here=content == f"{holder} {_CLOSED}")
-            lease._write(process_mark(os.getpid()))
+            lease = cls(descriptor, key, holder, content)
+            lease._write(f"{process_mark(os.getpid())} {holder}")
             _held[key] = lease
             return lease
 
     def reacquire(self) -> None:
         """Counts one more session of this process."""
         self._times += 1
-        self.closed_here = False
+        self.closed_here = self.abandoned_here = False
 
     def release(self) -> None:
         """Releases the lease after as many calls as it was acquired. Does nothing in a forked child."""
@@ -422,8 +430,8 @@ def _locked(descriptor: int, content: str) -> bool:
         if error.errno in _TAKEN:
             return False
         # The file system has no locks: on this host the process named in the file holds the lease while it lives.
-        theirs, _, closed = content.partition(" ")
+        theirs, _, state = content.partition(" ")
         pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", theirs)
         alive = pid is not None and theirs == process_mark(int(pid[1]))
-        return bool(closed) or not alive or theirs == process_mark(os.getpid())
+        return state == _CLOSED or not alive or theirs == process_mark(os.getpid())
     return True

@@ -275,6 +275,54 @@ def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
+@pytest.mark.parametrize("state", ["killed", "finished"])
+def test_an_agent_that_is_killed_before_it_has_begun_is_followed_by_another(
+    begin: Begin, tmp_path: Path, state: str
+) -> None:
+    """The one that follows outlives the program as well, and counts no other start of it."""
+    process = begin(f"""
+        start()
+        say("up")
+        sys.stdin.readline()
+        train()
+        time.sleep(3)
+        if {state == "killed"}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    line(process)
+    for agent in agents(tmp_path):
+        agent.kill()
+    process.communicate("\n", timeout=60)
+
+    found = summary(tmp_path, state)
+    assert (found["steps"], found["attempt"]) == ({"train": 100}, 0)
+
+
+def test_an_agent_that_cannot_run_is_replaced_by_a_thread(begin: Begin, tmp_path: Path) -> None:
+    """It may be gone before the program has said a word to it."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    process = begin(f"sys.executable = {str(program)!r}; start(); train()")
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 0, errors
+    assert errors.count("a thread of this process does its work") == 1
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+def test_sigterm_to_the_agent_alone_is_not_how_its_rank_ends(begin: Begin, tmp_path: Path) -> None:
+    """The kernel knows better."""
+    process = begin("session = start(); train(); say(session.run_directory); time.sleep(60)")
+    line(process)
+    [agent] = agents(tmp_path)
+    agent.terminate()
+    process.kill()
+    process.communicate(timeout=60)
+
+    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
+
+
 def test_a_program_that_waits_for_any_child_never_meets_the_agent(begin: Begin, tmp_path: Path) -> None:
     """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts."""
     process = begin(

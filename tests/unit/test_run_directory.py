@@ -124,7 +124,7 @@ import os, sys, time
 from pathlib import Path
 from otel_train.exporters.run_directory import RunDirectory
 
-directory = RunDirectory.open(Path(sys.argv[1]), "job", rank=0)
+directory = RunDirectory.open(Path(sys.argv[1]), "job", rank=0, owner=int(sys.argv[3]))
 print(directory.run_id, directory.training, directory.attempt, flush=True)
 if sys.argv[2] == "worker" and os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -135,9 +135,9 @@ if sys.argv[2] != "end":
 
 
 @contextmanager
-def holder(root: Path, what: str) -> Iterator[subprocess.Popen[str]]:
+def holder(root: Path, what: str, owner: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Another process that has the folder of rank 0."""
-    words = [sys.executable, "-c", HOLDER, str(root), what]
+    words = [sys.executable, "-c", HOLDER, str(root), what, str(owner)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -145,13 +145,29 @@ def holder(root: Path, what: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def in_another_process(root: Path, *, hold: bool) -> str:
-    with holder(root, "hold" if hold else "end") as process:
+def in_another_process(root: Path, *, hold: bool, owner: int = 0) -> str:
+    with holder(root, "hold" if hold else "end", owner) as process:
         assert process.stdout is not None
         said = process.stdout.readline().strip()
         if not hold:
             process.wait()
         return said
+
+
+def test_an_agent_that_follows_a_killed_one_counts_no_other_start(tmp_path: Path) -> None:
+    """The process that it writes for is the same. The flight file of the start before stays where it is."""
+    before, flight = tmp_path / "job/rank0/flight-0.bin", tmp_path / "job/rank0/flight.bin"
+    in_another_process(tmp_path, hold=False)
+    flight.write_text("first")
+
+    assert in_another_process(tmp_path, hold=False, owner=os.getpid()) == "job 1 1"
+    flight.write_text("second")
+    following = RunDirectory.open(tmp_path, "job", rank=0)
+
+    assert (following.training, following.attempt, following.previous_attempt) == (1, 1, 0)
+    assert (before.read_text(), flight.read_text()) == ("first", "second")
+    following.close()
+    assert RunDirectory.open(tmp_path, "job", rank=0).attempt == 2
 
 
 def test_the_folder_of_a_living_process_is_its_own_for_life(tmp_path: Path) -> None:
