@@ -18,6 +18,7 @@ from otel_train.safety import (
     collection_deferred,
     free_in_forks,
     is_importing_main,
+    is_of_signal_handler,
     sigchld_deferred,
 )
 
@@ -165,7 +166,9 @@ def instrument(
             return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - no fault of otel_train reaches the program
+        except Exception as error:  # no fault of otel_train reaches the program
+            if is_of_signal_handler(error):
+                raise
             # Where no thread, descriptor or memory is left, the text says everything.
             fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
             _log.warning(_COULD_NOT_START, error, exc_info=fault)

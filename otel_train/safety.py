@@ -400,6 +400,18 @@ def is_importing_main() -> bool:
     return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
 
 
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised it: the program's watchdog, wherever the main thread happened to be."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {id(code) for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if id(trace.tb_frame.f_code) in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 @contextmanager
 def sigchld_deferred() -> Iterator[None]:
     """Defers SIGCHLD handlers within the block; they are called afterwards if a signal arrived.

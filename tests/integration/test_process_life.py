@@ -194,6 +194,40 @@ def test_a_program_that_has_no_sys_exit_closes_its_session(when: str, tmp_path: 
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["finished", "False"], "")
 
 
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(agent: str, tmp_path: Path) -> None:
+    """A watchdog that ends what takes too long. The next call starts from the beginning."""
+    done = run(
+        tmp_path,
+        """
+        import signal
+
+        class Finder:
+            def find_spec(self, name, path, target=None):
+                if name == "otel_train.agent.reports":
+                    sys.meta_path.remove(self)
+                    signal.raise_signal(signal.SIGALRM)
+
+        def late(number, frame):
+            raise TimeoutError("too late")
+
+        signal.signal(signal.SIGALRM, late)
+        sys.meta_path.insert(0, Finder())
+        try:
+            start(model, agent=sys.argv[2])
+        except TimeoutError as error:
+            print(error)
+        session = start(model, agent=sys.argv[2])
+        train()
+        session.close()
+        print(session.summary()["steps"]["train"])
+        """,
+        agent,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "too late\n10\n"), done.stderr
+
+
 def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None:
     """Else a run without a single step ends without a word."""
     text = """
