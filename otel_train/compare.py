@@ -54,12 +54,16 @@ class Sample(NamedTuple):
 
     @property
     def variance_of_mean(self) -> float:
-        """Of independent occurrences, seconds squared; NaN where there are not enough."""
+        """Of independent occurrences, seconds squared; NaN where there are not enough.
+
+        Occurrences are taken for evenly spread in their bucket: of alike ones, all in one bucket, nothing else is known.
+        """
         if self.size < ENOUGH or not np.isfinite(self.high).all():
             return math.nan
         middle = (self.low + self.high) / 2
-        spread = float((self.number * (middle - float((self.number * middle).sum()) / self.size) ** 2).sum())
-        return spread / (self.size - 1) / self.size
+        between = (middle - float((self.number * middle).sum()) / self.size) ** 2
+        within = (self.high - self.low) ** 2 / 12
+        return float((self.number * (between + within)).sum()) / (self.size - 1) / self.size
 
     def quantile(self, q: float) -> Estimate:
         """A quantile, with the interval between the occurrences that bound it.

@@ -46,20 +46,33 @@ def test_the_interval_of_a_quantile_holds_it_most_of_the_time() -> None:
     assert 370 <= hits <= 400
 
 
+def in_buckets(values: Any) -> Sample:  # Any: float64[occurrence]
+    """As a run keeps them."""
+    edges = 2.0 ** (np.arange(-200, 50) / 16)
+    number = np.bincount(np.digitize(values, edges), minlength=edges.size + 1)
+    used = np.flatnonzero(number)
+    return Sample(edges[used - 1], edges[used], number[used], float(values.sum()))
+
+
 def test_buckets_and_values_agree_within_a_bucket() -> None:
     """Runs keep histograms; what they say must be what the values would have said."""
     values = np.random.default_rng(3).lognormal(-4, 0.3, 5000)
-    edges = 2.0 ** (np.arange(-200, 50) / 16)
-    place = np.digitize(values, edges)
-    number = np.bincount(place, minlength=edges.size + 1)
-    used = np.flatnonzero(number)
-    buckets = Sample(edges[used - 1], edges[used], number[used], float(values.sum()))
-    exact = of_values(values)
+    buckets, exact = in_buckets(values), of_values(values)
 
     assert buckets.mean == pytest.approx(exact.mean)
     assert buckets.variance_of_mean == pytest.approx(exact.variance_of_mean, rel=0.05)
     assert buckets.quantile(0.95).value == pytest.approx(exact.quantile(0.95).value, rel=0.045)
     assert buckets.quantile(0.5).low <= exact.quantile(0.5).value <= buckets.quantile(0.5).high
+
+
+@pytest.mark.parametrize("spread", [0.0005, 0.005, 0.02, 0.1])
+@pytest.mark.parametrize("place", [1.0, 1.02, 1.035])
+def test_alike_runs_differ_in_at_most_5_of_100(spread: float, place: float) -> None:
+    """Steps that are alike lie in one bucket, which hides how much they scatter: that is no certainty."""
+    random = np.random.default_rng(5)
+    found = [ratio(*(in_buckets(random.normal(place, spread * place, 50)) for _ in "ab")) for _ in range(300)]
+
+    assert sum(not each.low <= 1 <= each.high for each in found) <= 0.09 * len(found)  # 5 %, and chance
 
 
 def test_samples_put_together_are_one_sample() -> None:
