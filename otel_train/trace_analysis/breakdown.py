@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,14 +11,15 @@ import numpy as np
 
 from otel_train.datamodel import NS_PER_S
 from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.events import EventKind
 from otel_train.trace_analysis.hot_spots import by_name
+from otel_train.trace_analysis.intervals import Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from otel_train.trace_analysis.intervals import Intervals
     from otel_train.trace_analysis.timeline import TraceTimeline
 
     Ints = NDArray[np.int64]
@@ -157,13 +159,23 @@ def _device_by_stage(timeline: TraceTimeline) -> Mapping[str, float]:
     return {name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S for name, parts in own}
 
 
+_UPDATES = (
+    ("fused", re.compile(r"aten::_fused_(?:ada|sgd)")),
+    ("foreach", re.compile("aten::_foreach_")),
+    ("single", re.compile(r"aten::(?:add|sub|mul|div|lerp|addcmul|addcdiv)_\Z")),
+)
+
+
 def _optimizer(timeline: TraceTimeline) -> str | None:
-    """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if none was seen."""
-    if "optimizer" not in timeline.stages.own:
-        return None
-    if any(name.startswith(("aten::_fused_adam", "aten::_fused_sgd")) for name in timeline.trace.names):
-        return "fused"
-    return "foreach" if any(name.startswith("aten::_foreach_") for name in timeline.trace.names) else "single"
+    """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if no operator of it says.
+
+    A compiled update, or one of another library's kernels, has no such operator.
+    """
+    trace, stage = timeline.trace, timeline.stages.own.get("optimizer", intervals.NOTHING)
+    rows = trace.rows(EventKind.OP)
+    codes = np.unique(trace.spans.name[rows[intervals.contains(stage, trace.spans.start_ns[rows])]])
+    names = [trace.names[code] for code in codes.tolist()]
+    return next((how for how, operator in _UPDATES if any(map(operator.match, names))), None)
 
 
 def _by_step(timeline: TraceTimeline, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
@@ -194,7 +206,8 @@ SLACK_NS = 20_000
 def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
     """Idle time of the device within the steps, by its cause; None where nothing ran on a device.
 
-    A gap is an interval in which nothing ran. Each instant of it has one cause:
+    A gap is an interval in which nothing ran; of one that reaches beyond a step, the part within steps counts. Each
+    instant of it has one cause:
 
     - ``data``: the training thread was waiting for a batch, and the kernel that ends the gap was not launched yet;
     - ``sync``: likewise not launched, because the host had waited until the device was done, and then had to begin
@@ -206,23 +219,25 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
     """
     if not timeline.device.size:
         return None
-    start, end = timeline.window
-    found = intervals.gaps(timeline.busy, start, end)
+    within, data = timeline.within, timeline.stages.data
+    found = intervals.gaps(timeline.busy, int(within.start_ns[0]), int(within.end_ns[-1]))
+    length = intervals.covered(within, found.start_ns, found.end_ns)
+    found, length = Intervals(found.start_ns[length > 0], found.end_ns[length > 0]), length[length > 0]
     # Until here the launch of the next kernel had not returned.
     late = np.clip(_next_launch(timeline, found), found.start_ns, found.end_ns)
-    data_ns = intervals.covered(timeline.stages.data, found.start_ns, late)
-    rest_ns = late - found.start_ns - data_ns
+    data_ns = intervals.covered(intervals.intersect(data, within), found.start_ns, late)
+    rest_ns = intervals.covered(within, found.start_ns, late) - data_ns
     drained = _drained(timeline, found)
     by_cause = {
         "data": data_ns,
         "sync": np.where(drained, rest_ns, 0),
         "host": np.where(drained, 0, rest_ns),
-        "kernel_gap": found.end_ns - late,
+        "kernel_gap": intervals.covered(within, late, found.end_ns),
     }
-    whole = end - start if end > start else math.inf
+    idle_ns, whole = int(length.sum()), within.total_ns or math.inf
     return {
-        "seconds": found.total_ns / NS_PER_S,
-        "share": found.total_ns / whole,
+        "seconds": idle_ns / NS_PER_S,
+        "share": idle_ns / whole,
         "causes": {
             name: {
                 "seconds": int(part.sum()) / NS_PER_S,
@@ -231,7 +246,7 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
             }
             for name, part in by_cause.items()
         },
-        "longest": _longest(timeline, found, by_cause),
+        "longest": _longest(timeline, found, length, by_cause),
     }
 
 
@@ -259,8 +274,9 @@ def _drained(timeline: TraceTimeline, found: Intervals) -> Flags:
     return waited
 
 
-def _longest(timeline: TraceTimeline, found: Intervals, by_cause: dict[str, Ints]) -> list[dict[str, Any]]:
-    length = found.end_ns - found.start_ns
+def _longest(
+    timeline: TraceTimeline, found: Intervals, length: Ints, by_cause: dict[str, Ints]
+) -> list[dict[str, Any]]:
     order = np.argsort(-length, kind="stable")[:MOST_LISTED]
     step = timeline.step_of(found.start_ns[order])
     return [
@@ -287,8 +303,8 @@ def overlap(timeline: TraceTimeline) -> dict[str, Any] | None:
     if not total:
         return None
     hidden = intervals.intersect(communication, timeline.compute).total_ns
-    start, end = timeline.window
-    exposed = intervals.clip(intervals.subtract(communication, timeline.compute), start, end).total_ns
+    within = timeline.within
+    exposed = intervals.intersect(intervals.subtract(communication, timeline.compute), within).total_ns
     rows = timeline.device[timeline.communicates]
     spans = timeline.trace.spans
     kinds = by_name(spans.collective[rows], spans.dur_ns[rows])
@@ -297,7 +313,7 @@ def overlap(timeline: TraceTimeline) -> dict[str, Any] | None:
         "hidden_seconds": hidden / NS_PER_S,
         "exposed_seconds": (total - hidden) / NS_PER_S,
         "overlap_share": hidden / total,
-        "exposed_share_of_steps": exposed / (end - start) if end > start else 0.0,
+        "exposed_share_of_steps": exposed / within.total_ns if exposed else 0.0,
         "collectives": [{**row, "name": timeline.trace.names[row["name"]] or "unnamed"} for row in kinds],
     }
 

@@ -226,7 +226,8 @@ _KINDS = {
     **dict.fromkeys(("cpu_op", "operator"), EventKind.OP),
     "user_annotation": EventKind.ANNOTATION,
     **dict.fromkeys(
-        ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"), EventKind.RUNTIME
+        ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "xpu_driver"),
+        EventKind.RUNTIME,
     ),
     "kernel": EventKind.KERNEL,
     **dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), EventKind.COPY),

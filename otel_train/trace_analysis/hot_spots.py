@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.datamodel import NS_PER_S
+from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.events import EventKind
 
 if TYPE_CHECKING:
@@ -125,10 +126,11 @@ SHORT_NS = 10_000
 """A kernel below 10 us costs the host about as much to launch as the device to run: a launch takes 2 to 10 us."""
 
 TENSOR_CORES = re.compile(
-    r"[hsci]\d*(?:884|1688|16816|8816)|16816|hmma|imma|wgmma|gmma|tensorop|warpgroup|xmma_(?:gemm|implicit_gemm|sparse)"
-    r"|flash_(?:fwd|bwd)|fmha|cutlass_\d+_wmma"
+    r"^(?!.*_ffma).*(?:[hsci]\d*(?:884|1688|16816|8816)|16816|hmma|imma|wgmma|gmma|tensor(?:op|\d+x\d+x\d+)|warpgroup"
+    r"|xmma_(?:gemm|implicit_gemm|sparse)|flash_(?:fwd|bwd)|fmha|cutlass_\d+_wmma|nvjet)"
 )
-"""Names of kernels that use tensor cores. Source: ``TC_Allowlist`` of Kineto's tb_plugin, with Hopper's names added."""
+"""Names of kernels that use tensor cores. Source: ``TC_Allowlist`` of Kineto's tb_plugin, with the names of Hopper's matrix
+kernels (nvjet) and of cuDNN's (``_tensor16x8x16_``; ``_ffma_`` are those without)."""
 
 MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgrad|nvjet", re.IGNORECASE)
 """Names of kernels whose work tensor cores can do."""
@@ -159,10 +161,11 @@ def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
         return None
     call_ns = launched.end_ns[known] - launched.start_ns[known]
     dur_ns = spans.dur_ns[rows[known]]
+    in_steps = intervals.contains(timeline.within, launched.start_ns[known])
     queue_ns = np.maximum(spans.start_ns[rows[known]] - launched.end_ns[known], 0)
     return {
         "count": int(known.sum()),
-        "per_step": float(known.sum()) / timeline.steps.number.size if timeline.steps.counted else None,
+        "per_step": float(in_steps.sum()) / timeline.steps.number.size if timeline.steps.counted else None,
         "call_seconds": float(call_ns.mean()) / NS_PER_S,
         "kernel_seconds": float(np.median(dur_ns)) / NS_PER_S,
         "short_share": float((dur_ns < SHORT_NS).mean()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -250,10 +251,13 @@ def _gaps(document: Document, cause: str) -> tuple[str, ...]:
     )[:3]
 
 
+_MOVES = re.compile(r"aten::_?(?:foreach_)?(?:to|to_copy|copy|cat|stack|hstack|vstack|clone|contiguous)_?")
+
+
 def _op_advice(name: str) -> str:
-    if "conv" in name:
+    if "convolution" in name or name.startswith("aten::conv"):
         return "torch.compile(model), and model.to(memory_format=torch.channels_last): convolutions gain from both."
-    if any(part in name for part in ("copy", "to", "cat", "stack", "clone", "contiguous")):
+    if _MOVES.fullmatch(name):
         return "It only moves data: convert and copy once, outside the step; torch.compile(model) fuses what is left."
     return (
         "torch.compile(model); check torch.get_num_threads() against the cores there are, and try bfloat16."

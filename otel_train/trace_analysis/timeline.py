@@ -90,7 +90,10 @@ GLOO = "gloo:"
 COPY = re.compile(r"Memcpy|Memset|dma")
 """What a kernel is by the beginning of its name. Source: ``hta/utils/utils.py`` of HolisticTraceAnalysis 0.5."""
 
-SYNCHRONIZE = re.compile(r"(?:cuda|hip)(?:\w*Synchronize|Memcpy)\Z|cuStreamSynchronize\Z|cuCtxSynchronize\Z")
+SYNCHRONIZE = re.compile(
+    r"(?:(?:cuda|hip)(?:\w*Synchronize|Memcpy)|hipMemcpyWithStream|cu(?:Stream|Ctx|Event)Synchronize"
+    r"|ur(?:QueueFinish|EventWait)|ze\w+HostSynchronize)\Z"
+)
 """Calls of the runtime that return when the device is done."""
 
 
@@ -173,9 +176,9 @@ class TraceTimeline:
         return Stages(found, count, guessed=True, data=fetches)
 
     @cached_property
-    def window(self) -> tuple[int, int]:
-        """First and last instant of the analysed steps."""
-        return int(self.steps.start_ns.min()), int(self.steps.end_ns.max())
+    def within(self) -> Intervals:
+        """When a step was going on: an evaluation between two of them is in the trace as well."""
+        return intervals.union(self.steps.start_ns, self.steps.end_ns)
 
     @cached_property
     def calls(self) -> Calls:

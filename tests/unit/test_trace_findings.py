@@ -60,6 +60,16 @@ def read_ahead(made: MadeTrace, at: float) -> None:
     made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at + 10, 4_000)
 
 
+def evaluated_between(made: MadeTrace, at: float) -> None:
+    """Another whole step, and 40 ms of an evaluation that waits for its loader before it."""
+    begin = STEPS * 10 * LENGTH + 5 * at
+    made.step(STEPS + round(at / LENGTH), begin, LENGTH)
+    for start in (at, begin):
+        made.note("otel_train:forward", start, LENGTH)
+        busy(made, start)
+    made.note("otel_train:data:val", begin + LENGTH + 500, 39_000)
+
+
 def many_launches(made: MadeTrace, at: float) -> None:
     for number in range(400):
         made.kernel(ADD, at + number * 25 + 12, 4, launched=at + number * 25, launch_dur=10)
@@ -139,6 +149,26 @@ CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, 
         lambda m, at: optimizer(m, at, op="aten::_fused_adamw_"),
     ),
     (
+        "no_tensor_cores",
+        lambda m, at: busy(m, at, kernel="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_ffma_"),
+        lambda m, at: busy(m, at, kernel="nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN"),
+    ),
+    (
+        "no_tensor_cores",
+        lambda m, at: busy(m, at, kernel="sm80_xmma_fprop_implicit_gemm_f32f32_f32_nhwc_g1_ffma_t1r1s1"),
+        lambda m, at: busy(m, at, kernel="sm80_xmma_fprop_implicit_gemm_f16f16_f32_nhwc_g1_tensor16x8x16_"),
+    ),
+    (
+        "unfused_optimizer",
+        lambda m, at: optimizer(m, at, op="aten::addcdiv_"),
+        lambda m, at: optimizer(m, at, op="Torch-Compiled Region: 1/0"),
+    ),
+    (
+        "input_bound",
+        starved,
+        evaluated_between,
+    ),
+    (
         "heavy_op",
         lambda m, at: one_op(m, at, name="aten::conv2d", share=0.8),
         lambda m, at: one_op(m, at, name="aten::conv2d", share=0.05),
@@ -166,6 +196,17 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
     assert accused[name].summary.endswith(".")
     assert accused[name].advice
     assert accused[name].evidence
+
+
+@pytest.mark.parametrize("name", ["torchvision::nms", "aten::topk", "aten::histc", "mine::concatenate"])
+def test_an_operator_is_not_taken_for_a_copy_by_a_part_of_its_name(tmp_path: Path, name: str) -> None:
+    """The advice for what only moves data would send the reader the wrong way."""
+    assert (
+        "only moves"
+        not in found_in(tmp_path, lambda m, at: one_op(m, at, name=name, share=0.8))["heavy_op"].advice
+    )
+    copied = found_in(tmp_path, lambda m, at: one_op(m, at, name="aten::_to_copy", share=0.8))["heavy_op"]
+    assert "only moves" in copied.advice
 
 
 def test_the_label_of_captures_knows_every_finding() -> None:
