@@ -198,20 +198,24 @@ class CaptureController:
             self._finish(self._job)
 
     def end(self, timeout_s: float) -> None:
-        """Cuts the open capture short and writes what was recorded, within ``timeout_s``, after all events are accounted."""
+        """Cuts the open capture short and writes what was recorded, within ``timeout_s``, after all events are accounted.
+
+        A request for which no step has come is reported like a capture of no steps, unless the schedule made it.
+        """
+        last = self._recorded or self.scheduler.take()
+        waiting = [Recorded(plan, None, 0, 0, self._clock()) for plan in self._queued]
         self._queued.clear()
-        if self._recorded is None:
-            self._recorded = self.scheduler.take()
-        left = self._recorded
-        if left is not None and not left.begun_ns and left.plan.trigger == "schedule":
-            self._recorded = None  # a scheduled capture that the run ended before
+        left = deque(
+            each for each in (last, *waiting) if each and (each.begun_ns or each.plan.trigger != "schedule")
+        )
         deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
-        while self._recorded is not None or self._job is not None:
-            if self._recorded is not None and self._job is None:
-                self._write(self._recorded, self._training.loop(), last=True)
+        while left or self._job is not None:
+            if self._job is None:
+                self._write(left.popleft(), self._training.loop(), last=True)
             if self._job is not None:
                 self._job.writer.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
                 self._finish(self._job)
+        self._recorded = None
 
     def _write(self, recorded: Recorded, loop: LoopState, *, last: bool = False) -> None:
         if recorded.begun_ns and loop.final_ns <= recorded.ended_ns and not last:

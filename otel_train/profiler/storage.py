@@ -102,7 +102,7 @@ _CHUNK_BYTES = 1 << 20
 _LEVEL = 4
 """Of gzip: half the time of the default for a few per cent more bytes."""
 
-_STEP = re.compile(rb'("name": ?"%b)(\d+)' % STEP_PREFIX.encode())
+_STEP = re.compile(rb'("name": ?")(%b)(\d+)' % STEP_PREFIX.encode())
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
 
 
@@ -314,7 +314,7 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
         if not os.fstat(trace.fileno()).st_size:
             problem = "not written: the profiler gave nothing. Is /proc there, and memory left?"
             return CaptureOutcome(problem=problem)
-        kernels = _pack(trace, partial, first_step=job.first_step, plain=_plain(job, name))
+        kernels = _pack(job, trace, partial, plain=_plain(job, name))
         size = partial.stat().st_size
         if size > place.max_bytes:
             problem = f"too large: {size} bytes, of {place.max_bytes} allowed. Capture fewer steps"
@@ -369,11 +369,16 @@ def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
         metadata_path(path).unlink(missing_ok=True)
 
 
-def _pack(raw: BinaryIO, packed: Path, *, first_step: int, plain: Path | None) -> bool:
-    """Compresses a trace and counts its steps from ``first_step``, not 0; returns whether it has device events."""
+def _pack(job: CaptureJob, raw: BinaryIO, packed: Path, *, plain: Path | None) -> bool:
+    """Compresses a trace and counts its steps from the job's first, not 0; returns whether it has device events.
+
+    The range of a step that the end of the recording cut off is named so that no analysis takes it for a step.
+    """
 
     def number(found: re.Match[bytes]) -> bytes:
-        return found[1] + str(first_step + int(found[2])).encode()
+        step = int(found[3])
+        cut = b"" if step < job.record["steps_recorded"] else b"incomplete "
+        return found[1] + cut + found[2] + str(job.first_step + step).encode()
 
     kernels, rest = False, b""
     with gzip.open(packed, "wb", compresslevel=_LEVEL) as sink, ExitStack() as more:

@@ -571,6 +571,35 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
     assert [record["epoch"] for record in run.records()] == [1, 2]
 
 
+def test_a_request_for_which_no_step_came_is_said_at_the_end(run: Run) -> None:
+    """It was accepted: an evaluation, or a loop that was over, must not swallow it. A schedule is no request."""
+    run.controller.ask(PLAN)
+    run.controller.ask(PLAN._replace(trigger="schedule", at_step=1000))
+    run.controller.end(20)
+
+    (record,) = run.records()
+    assert (record["trigger"], record["problem"]) == ("on_demand", "captured 0 of 2 steps")
+    assert [(capture.file, capture.error) for capture in run.captures] == [("", "short")]
+
+
+def test_a_step_that_the_end_cut_off_is_no_step_of_the_trace(run: Run) -> None:
+    """Its range is shorter than a step: in a mean or a comparison it would be one of the steps."""
+    run.controller.ask(PLAN._replace(steps=50))
+    run.steps(1)
+    run.endpoint.poll()
+    run.steps(6)
+    run.controller.scheduler.abort("")
+    run.controller.end(20)
+
+    (record,) = run.records()
+    with gzip.open(run.captures[0].file) as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"]]
+    first, last = record["steps"]
+    steps = [name for name in names if name.startswith("ProfilerStep#")]
+    assert steps == [f"ProfilerStep#{number}" for number in range(first, last + 1)]
+    assert f"incomplete ProfilerStep#{last + 1}" in names
+
+
 def test_where_nothing_can_be_captured_the_reason_is_said() -> None:
     """``profiler="off"``, or a disk that takes nothing."""
     none = NoEpochCaptures("otel_train is disabled")
