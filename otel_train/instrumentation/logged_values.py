@@ -155,7 +155,8 @@ def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
     if isinstance(value, _PLAIN):
         return value
     try:
-        return str(value)
+        number = value.item() if getattr(value, "ndim", None) == 0 else None  # of numpy, or a tensor's
+        return number if isinstance(number, _PLAIN) else str(value)
     except Exception:  # noqa: BLE001 - as above
         return f"<{type(value).__name__}>"
 

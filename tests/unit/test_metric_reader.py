@@ -184,6 +184,18 @@ def test_attributes_of_any_kind_become_text() -> None:
     assert (attributes["shape"], attributes["ok"], attributes["none"]) == ("(2, 3)", True, "None")
 
 
+def test_numbers_of_libraries_are_numbers_in_an_event() -> None:
+    """As text they could be neither compared nor plotted."""
+    reading = Reading()
+    reading.queue.event(
+        "best", {"loss": np.float32(1.25), "step": np.int64(3), "ok": np.bool_(True), "at": np.array(2)}
+    )
+    [(_, attributes)] = reading.read()
+
+    assert (attributes["loss"], attributes["step"], attributes["ok"], attributes["at"]) == (1.25, 3, True, 2)
+    assert {type(attributes[name]) for name in ("loss", "step", "ok")} == {float, int, bool}
+
+
 def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
     signals = LoggedSignals()
     for name, value in values.items():
