@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
 
 _PLAIN = (str, bool, int, float)
+_LARGEST = (1 << 63) - 1
+"""Of the whole numbers that OTLP has: larger ones become text."""
 MAX_HELD = 4096
 """Entries held between two reads; the oldest are dropped and counted."""
 
@@ -98,6 +100,7 @@ class ValueQueue:
         text("event({})", name, 'Write event("name", key=value)')
         remedy = 'Write session.event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
+        attributes = dict(attributes)  # they are read later, when the program may have changed its own
         self._count_dropped(1)
         try:
             kind, plain = _EVENT, json.dumps((name, attributes))
@@ -152,7 +155,7 @@ def with_plain_attributes(event: UserEvent) -> UserEvent:
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN) and not (isinstance(value, int) and abs(value) > _LARGEST):
         return value
     try:
         number = value.item() if getattr(value, "ndim", None) == 0 else None  # of numpy, or a tensor's

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.config.validation import TRACKER_CHOICES, IgnoredSetting, switch_of, words_of
-from otel_train.errors import ConfigError, near, one_of, refused, shown
+from otel_train.errors import ConfigError, by_name, near, one_of, refused, shown
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 
@@ -123,6 +123,7 @@ class Trackers:
 
     def attach(self, given: Mapping[str, Any]) -> None:
         """Log to these runs or writers, or to runs opened with these dicts. Called on the training thread."""
+        by_name("track({})", given, "runs and writers by name", 'Write track({"wandb": run})')
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
             self._open(name, _checked(name, value))

@@ -196,6 +196,17 @@ def test_numbers_of_libraries_are_numbers_in_an_event() -> None:
     assert {type(attributes[name]) for name in ("loss", "step", "ok")} == {float, int, bool}
 
 
+def test_attributes_are_those_of_the_event() -> None:
+    """The program may use its mapping again. Whole numbers of more than 64 bits would cost the batch that they are in."""
+    reading = Reading()
+    mine = {"epoch": 1, "large": 1 << 70, "larger": 10**5000}
+    reading.queue.event("saved", mine)
+    mine["epoch"] = 2
+    [(_, attributes)] = reading.read()
+
+    assert (attributes["epoch"], attributes["large"], attributes["larger"]) == (1, str(1 << 70), "<int>")
+
+
 def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
     signals = LoggedSignals()
     for name, value in values.items():
