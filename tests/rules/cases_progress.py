@@ -44,6 +44,18 @@ def every(alert: str, at_min: float, *instances: dict[str, str]) -> Expectation:
     return Expectation(alert, at_min, tuple((labels, "") for labels in instances))
 
 
+def restarted(run: str, *failed: str, expected: str) -> dict[str, str]:
+    """Ranks that train when they are not in state failed."""
+    trains = str.maketrans("01", "10")
+    series = {f'train_ranks_expected{{train_run_id="{run}",train_rank="0"}}': expected}
+    for rank, values in enumerate(failed):
+        series[status("failed", run, str(rank))] = values
+        series[status("training", run, str(rank))] = " ".join(
+            f"{word[0].translate(trains)}{word[1:]}" for word in values.split()
+        )
+    return series
+
+
 CASES = (
     Case(
         "all ranks freeze while telemetry still flows",
@@ -181,7 +193,23 @@ CASES = (
             status("failed"): "0x10 1x10",
             status("failed", run="good"): "0x20",
         },
-        (quiet("TrainRunFailed", 4), fires("TrainRunFailed", 7, train_run_id="r")),
+        (quiet("TrainRunFailed", 6), fires("TrainRunFailed", 8, train_run_id="r")),
+    ),
+    Case(
+        # Ranks 0 and 1 fail at 5 minutes. The launcher starts the runs again a minute later: one with both ranks, one with
+        # rank 0 alone. In the third run rank 1 fails alone, and rank 0 waits for it.
+        "failed runs are started again, with as many ranks or fewer",
+        30,
+        {
+            **restarted("same", "0x9 1x1 0x40", "0x9 1x1 0x40", expected="2x50"),
+            **restarted("fewer", "0x9 1x1 0x40", "0x9 1x1 _x40", expected="2x11 1x39"),
+            **restarted("broken", "0x50", "0x9 1x1 _x40", expected="2x50"),
+        },
+        (
+            quiet("TrainRunFailed", 6),
+            fires("TrainRunFailed", 8, train_run_id="broken"),
+            fires("TrainRunFailed", 13, train_run_id="broken"),
+        ),
     ),
     Case(
         "a rank goes mute",
@@ -263,11 +291,12 @@ CASES = (
         ),
     ),
     Case(
-        "a run starts again three times, another once",
+        "a run starts again three times, another once; one that was started again five times finishes and begins anew",
         30,
         {
             f"train_run_restarts_total{{{R}}}": "0x4 1x4 2x4 3x30",
             'train_run_restarts_total{train_run_id="once"}': "0x10 1x35",
+            'train_run_restarts_total{train_run_id="anew"}': "5x10 0x35",
         },
         (quiet("TrainRestartLoop", 6), fires("TrainRestartLoop", 9, "3", train_run_id="r")),
     ),

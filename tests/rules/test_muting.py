@@ -1,4 +1,4 @@
-"""What a dead Collector mutes: the runs that it carried, and no other. Asked of a real Alertmanager."""
+"""What a dead Collector mutes: the runs that it carried, and no other. What a cause mutes. Asked of a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -52,9 +52,14 @@ def answered(url: str) -> bool:
 
 def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str]:
     """Runs whose alert is muted while the source fires."""
+    return {labels["train_run_id"] for labels in inhibited(url, source, *targets)}
+
+
+def inhibited(url: str, *firing: dict[str, str]) -> list[dict[str, str]]:
+    """Labels of the alerts that are muted while all of them fire."""
     scenario = f"{time.monotonic_ns()}"
     ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
-    alerts = [{"labels": {**labels, "scenario": scenario}, "endsAt": ends} for labels in (source, *targets)]
+    alerts = [{"labels": {**labels, "scenario": scenario}, "endsAt": ends} for labels in firing]
     request = urllib.request.Request(
         url, json.dumps(alerts).encode(), {"Content-Type": "application/json"}, method="POST"
     )
@@ -72,7 +77,7 @@ def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str
     )
     with urllib.request.urlopen(request, timeout=5):
         pass
-    return {alert["labels"]["train_run_id"] for alert in known if alert["status"]["inhibitedBy"]}
+    return [alert["labels"] for alert in known if alert["status"]["inhibitedBy"]]
 
 
 def run(name: str, **labels: str) -> dict[str, str]:
@@ -109,3 +114,16 @@ def test_what_says_that_a_run_failed_is_never_muted(url: str) -> None:
     failed = {**run("of-n1", train_collector="n1"), "alertname": "TrainRunFailed"}
 
     assert muted(url, {**DOWN, "train_collector": "n1"}, failed) == set()
+
+
+def test_the_rank_that_holds_a_run_up_mutes_that_the_run_stands_still(url: str) -> None:
+    """The page has to name the rank, its host and its stage."""
+    stalled = {**run("hangs"), "alertname": "TrainRunStalled"}
+    rank = {**run("hangs"), "alertname": "TrainRankStalled", "train_peer_rank": "3"}
+    gone = {**run("gone"), "alertname": "TrainRunStalled"}
+
+    muted_alerts = inhibited(url, stalled, rank, gone)
+
+    assert [(labels["train_run_id"], labels["alertname"]) for labels in muted_alerts] == [
+        ("hangs", "TrainRunStalled")
+    ]
