@@ -220,7 +220,8 @@ class RankMonitor:
         self.suspects: list[HangSuspect] = []
         self._world_size = world_size
         self._every_s = every_s
-        self._stall_after_s = stall_after_s
+        # In large jobs reports come less often.
+        self._stall_after_s = max(stall_after_s, MISSED_RECORDS * every_s)
         self._known: dict[int, RankReport] = {}
         self._heard_s: dict[int, float] = {}
         self._last: dict[int, RankReport] = {}  # those that have ended included
@@ -244,10 +245,12 @@ class RankMonitor:
             del self._known[rank]
         for rank, text in records.items():
             self._hear(rank, text)
-        self._stragglers.take(self._known)
-        self._over_long.take(self._known)
+        silent = self._silent_s(self._stall_after_s)
+        heard = {rank: each for rank, each in self._known.items() if rank not in silent}
+        self._stragglers.take(heard)
+        self._over_long.take(heard)
         self._excess = self._excess_ratios()
-        self.suspects = self._suspects()
+        self.suspects = self._suspects(heard, silent)
         self._stuck = {
             **dict.fromkeys(list(self._stuck)[-MOST_STUCK:], 0.0),
             **{(str(one.rank), one.host, one.stage): one.quiet_s for one in self.suspects[:MOST_STUCK]},
@@ -327,9 +330,7 @@ class RankMonitor:
         """Returns the largest stall threshold of the other ranks."""
         return max((each.patience_s for each in self._known.values() if each.rank != rank), default=0.0)
 
-    def _suspects(self) -> list[HangSuspect]:
-        silent = self._silent_s(self._stall_after_s)
-        heard = {rank: each for rank, each in self._known.items() if rank not in silent}
+    def _suspects(self, heard: Mapping[int, RankReport], silent: Mapping[int, float]) -> list[HangSuspect]:
         quiet_s = min((each.quiet_s for each in heard.values() if not each.over), default=math.inf)
         # The others went on for most of the time: they do not wait for it, it only cannot be heard.
         unheard = bool(silent) and 2 * quiet_s < max(silent.values())

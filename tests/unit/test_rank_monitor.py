@@ -121,6 +121,18 @@ def test_a_rank_that_cannot_be_heard_holds_nothing_up_while_the_others_go_on() -
     assert [(suspect.rank, suspect.silent) for suspect in found] == [(2, True)]
 
 
+def test_a_rank_that_cannot_be_heard_does_not_end_the_comparison_of_the_others() -> None:
+    """Of a thousand ranks one always loses its way to the store; what was measured last would stand for ever."""
+    seen = Seen(3)
+    now = [report(rank) for rank in range(3)]
+    lost = now[2]
+    for at_s in range(0, 600, 5):
+        seen.take(float(at_s), *now[:2], lost)
+        now = [later(one, 10, {"data": 0.1 + 0.1 * (one.rank == 1), "backward": 0.2}) for one in now]
+
+    assert ("1", "node-1", "data") in seen.metrics()["train.straggler.excess.ratio"]
+
+
 def test_a_hang_is_reported_once() -> None:
     """Ten hours of hanging are one event."""
     seen = Seen()
