@@ -275,7 +275,7 @@ CASES = (
         "a worker is killed",
         30,
         {
-            f'train_loader_worker_exits_total{{{R},train_loader="main",train_rank="3",error_type="SIGKILL"}}': "0x6 1x30",
+            f'train_loader_worker_exits_total{{{R},train_loader="main",train_rank="3",host_name="n",error_type="SIGKILL"}}': "0x6 1x30",
             f'train_loader_worker_exits_total{{{R},train_loader="main",train_rank="3",error_type=""}}': "0+8x36",
         },
         (
@@ -285,6 +285,7 @@ CASES = (
                 5,
                 train_run_id="r",
                 train_rank="3",
+                host_name="n",
                 train_loader="main",
                 error_type="SIGKILL",
             ),
