@@ -176,6 +176,30 @@ CASES = (
         ),
     ),
     Case(
+        "a rank has more work in the last steps before an evaluation of an hour; another run evaluates every two minutes",
+        60,
+        {
+            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': "0x8 0.5x60",
+            f'train_run_status{{{R},train_run_state="training"}}': "1x10 0x60",
+            f'train_run_status{{{R},train_run_state="evaluating"}}': "0x10 1x60",
+            'train_straggler_excess_ratio{train_run_id="often",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.5x70",
+            'train_run_status{train_run_id="often",train_run_state="training"}': " ".join(["1 1 0 0"] * 18),
+            'train_run_status{train_run_id="often",train_run_state="evaluating"}': " ".join(["0 0 1 1"] * 18),
+        },
+        (
+            quiet("TrainStraggler", 10),
+            fires(
+                "TrainStraggler",
+                40,
+                "50%",
+                train_run_id="often",
+                train_peer_rank="2",
+                train_peer_host="b",
+                train_stage="data",
+            ),
+        ),
+    ),
+    Case(
         "a wait for data that comes and goes is one alert",
         30,
         {},
