@@ -181,13 +181,14 @@ def occupancy(timeline: TraceTimeline) -> float | None:
 
 
 def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
-    """Which part of kernel time is spent in kernels that use tensor cores; None without kernels.
+    """Which part of kernel time is spent in kernels that use tensor cores; None without kernels of NVIDIA's.
 
     ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
     ``used_share`` how much of those do. All by the names of the kernels.
     """
     spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
-    if not rows.size:
+    calls = timeline.trace.rows(EventKind.RUNTIME)
+    if not rows.size or (calls.size and not timeline.trace.named(calls, re.compile("cu").match).any()):
         return None
     dur_ns = spans.dur_ns[rows]
     uses = timeline.trace.named(rows, TENSOR_CORES.search)

@@ -60,6 +60,12 @@ def read_ahead(made: MadeTrace, at: float) -> None:
     made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at + 10, 4_000)
 
 
+def of_another_vendor(made: MadeTrace, at: float) -> None:
+    """Its names do not say whether its matrix units were used."""
+    correlation = made.call("hipLaunchKernel", at + 80, 2)
+    made.device("kernel", PLAIN, at + 100, 9_800, correlation=correlation)
+
+
 def evaluated_between(made: MadeTrace, at: float) -> None:
     """Another whole step, and 40 ms of an evaluation that waits for its loader before it."""
     begin = STEPS * 10 * LENGTH + 5 * at
@@ -173,6 +179,7 @@ CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, 
         lambda m, at: one_op(m, at, name="aten::conv2d", share=0.8),
         lambda m, at: one_op(m, at, name="aten::conv2d", share=0.05),
     ),
+    ("no_tensor_cores", lambda m, at: busy(m, at, kernel=PLAIN), of_another_vendor),
     ("memory_growth", lambda m, at: memory(m, at, leak=5_000_000), lambda m, at: memory(m, at, leak=0)),
 ]
 
