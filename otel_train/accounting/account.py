@@ -373,11 +373,10 @@ class ThreadAccount(Nesting):
         if starts and stage.counts:
             self._starting = None
         elif op in (STOP, FAIL) and stage.counts:
-            if op == FAIL:
+            if payload == Ending.ERROR:
                 self._note("failed_asks", source)
-                if payload == Ending.ERROR:
-                    self._ended[source] = self.accounted_ns
-            elif self._ended.get(source) != _REPORTED:
+                self._ended[source] = self.accounted_ns
+            elif op == STOP and self._ended.get(source) != _REPORTED:
                 # A loader at its end ends once, however often it is asked.
                 self._ended[source] = _REPORTED
                 self._note("endings", source, payload, self.accounted_ns)

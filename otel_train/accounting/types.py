@@ -197,7 +197,7 @@ class ClosedSteps(NamedTuple):
             to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it. One that is
             fetched inside an ask of another loader is a part of that one's batch, and has no phase.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
-        failed_asks: int64[n, 1]: loader source of every ask that raised.
+        failed_asks: int64[n, 1]: loader source of every ask that raised, but for Ctrl-C and the like.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
         said: int64[n, 3]: manual epochs, and requested reports: when, ``Op``, payload.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,8 @@ _EVENTS_PER_YIELD = 32
 
 SLICE_EDGES = 8192
 """Events read at once."""
+
+_NUMBER = re.compile(r"(?<=^Thread)-\d+")
 
 _LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
 
@@ -116,6 +119,11 @@ class ThreadState:
     activity_ns: np.ndarray = field(default_factory=partial(np.zeros, len(Activity), dtype=np.int64))
 
     @property
+    def works(self) -> bool:
+        """Whether it computes or marks steps: it does not only read a loader."""
+        return self.account.computes or self.account.marks
+
+    @property
     def idle(self) -> bool:
         """Whether its loops have ended, so that silence is expected."""
         return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
@@ -182,6 +190,7 @@ class RunState:
         self._threads: dict[int, ThreadState] = {}
         self._computed = False  # a thread that has ended ran the forwards of steps
         self._leading: ThreadState | None = None
+        self._last_reader = ""  # thread that only read a loader and has ended
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
         self.on_closed_steps: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
@@ -210,7 +219,10 @@ class RunState:
             self._release_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        self._take(mine, mine.account.take())
+        if self._leading is not None or mine.works or not main:
+            self._take(
+                mine, mine.account.take()
+            )  # else ``check_stalls`` does, when the other threads are known
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """Adds compilations."""
@@ -239,6 +251,8 @@ class RunState:
         if mine is not None:
             self._take(mine, mine.account.close(mine.last_ns))
             mine.over = True
+            if self._only_reads(mine):
+                self._last_reader = mine.name
             self._computed |= mine.account.computes and not mine.account.is_part
 
     def check_stalls(self, now_ns: int, behind: Collection[int] = ()) -> None:
@@ -260,7 +274,7 @@ class RunState:
         self.stalls.progress(at_ns)
         if self._leading is None and not self._threads:
             self._threads[0] = self._new_thread("main", at_ns, main=True)
-        for thread in list(self._threads.values()):
+        for thread in sorted(self._threads.values(), key=lambda each: not each.works):
             self._take(thread, thread.account.close(at_ns))
         if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
@@ -299,8 +313,14 @@ class RunState:
 
     @property
     def loader_threads(self) -> list[str]:
-        """Names of threads that only read a loader. The training thread's wait for them is not measured."""
-        return [thread.name for thread in self._threads.values() if self._only_reads(thread)]
+        """Names of threads that only read a loader. The training thread's wait for them is not measured.
+
+        Without the number that Python gives them: those of successive epochs are one.
+        """
+        names = [thread.name for thread in self._threads.values() if self._only_reads(thread)]
+        if self._last_reader and not (names or (self._leading and self._leading.account.asks)):
+            names = [self._last_reader]
+        return list(dict.fromkeys(_NUMBER.sub("", name) for name in names))
 
     def open_stages(self) -> list[NamedStage]:
         """Returns the open stages of the leading thread at the last look, outermost first."""
@@ -368,7 +388,9 @@ class RunState:
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
-        return not (thread.main or thread.account.computes or thread.account.marks)
+        """Of the thread that called `instrument` it is known once another one computes."""
+        beside = not thread.main or (self._leading is not None and self._leading is not thread)
+        return beside and not thread.works
 
     def _helps(self, thread: ThreadState) -> bool:
         """Whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
@@ -439,5 +461,4 @@ class RunState:
 
 def _rank(thread: ThreadState) -> int:
     """Precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
-    account = thread.account
-    return int(account.computes or account.marks) + int(account.trains and not account.is_part)
+    return int(thread.works) + int(thread.account.trains and not thread.account.is_part)

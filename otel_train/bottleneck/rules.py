@@ -450,7 +450,7 @@ def _model_evidence(run: RuleInput) -> dict[str, float]:
 def _missing(run: RuleInput) -> dict[str, str]:
     """Remedies by what is not instrumented."""
     found = {}
-    if not run.waits:
+    if not run.waits and all(gap["what"] != "loop" for gap in run.gaps):
         found["a loader"] = (
             "Give the loaders to instrument(model, loaders), or wrap what the loop iterates in otel_train.watch(...)."
         )

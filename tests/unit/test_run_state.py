@@ -269,6 +269,14 @@ def test_a_failed_ask_is_an_error_of_its_loader() -> None:
     assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
 
 
+def test_ctrl_c_in_an_ask_is_no_error_of_its_loader() -> None:
+    """The alert on errors of loaders is about storage, not about who stops a run."""
+    tape = steps(Tape(), 12).begin(SourceKind.DATA, "code").end(SourceKind.DATA, "code", op=Op.FAIL)
+    run = Run().feed(tape).close(tape.now_ns)
+
+    assert run.account.loader_errors == {}
+
+
 def test_a_hang_is_reported_while_it_hangs() -> None:
     """A run that never comes back can send nothing afterwards."""
     tape = steps(Tape(), 12).begin(SourceKind.DATA, "code")
@@ -339,6 +347,26 @@ def marked() -> Tape:
     for _ in range(10):
         tape.run(SourceKind.STAGE, "work", 5).mark()
     return tape
+
+
+def test_the_thread_of_the_session_does_not_train_if_it_only_reads_a_loader_for_another() -> None:
+    """`otel-train run` begins a session where a loader is asked first, which may be a thread that fetches ahead."""
+    reads, trains = Tape(), Tape()
+    for _ in range(12):
+        reads.ask("code", 10)
+        trains.spend(1).forward().backward().update()
+    reads.stop()
+    run = Run().feed(reads, main=True, name="Thread-7 (fetch)").feed(trains, main=False)
+
+    assert run.account.loader_threads == ["Thread (fetch)"]
+    run.account.end_thread(id(reads))
+    assert run.account.loader_threads == ["Thread (fetch)"]
+    run.close(trains.now_ns)
+    totals = run.account.totals
+    phases = {
+        key.phase for n, key in enumerate(totals.names.keys) if key.stage == "data" and totals.stages.count(n)
+    }
+    assert phases == {""}
 
 
 def test_steps_that_are_marked_on_another_thread_than_the_main_one_are_counted() -> None:
