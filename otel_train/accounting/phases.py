@@ -62,6 +62,7 @@ class Pass:
         batches: asks so far.
         ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
         mates: loaders that are asked together with it, as by ``zip``.
+        computed: a stage that computes has run in one of its batches.
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
         making: time in which its iterator was made.
@@ -73,6 +74,7 @@ class Pass:
     batches: int = 0
     ahead: int = 0
     mates: list[int] = field(default_factory=list)
+    computed: bool = False
     ended: bool = False
     drawn_again: bool = False
     making: list[Item] = field(default_factory=list)
@@ -198,6 +200,8 @@ class BatchPhases:
             loader = self.left_over.source if self.left_over is not None else -1
             self.batch = Batch(loader=loader, left_over=self.left_over)
         self.batch.shows = True
+        for each in self.batch.passes:
+            each.computed = True
 
     def fetched(self, source: int) -> None:
         """A loader gave a batch."""
@@ -276,7 +280,7 @@ class BatchPhases:
     def dispose(self, gone: Pass) -> None:
         """The iterator of a pass is gone."""
         if self.batch is None:  # no backward comes any more for what was evaluated with gradients
-            self._book_waiting(ended_too=True)
+            self._book_waiting(ended_too=True, unused_too=False)
         gone.ended = True
         if gone.batches == 1:
             gone.drawn_again = gone.source in self._drawn
@@ -303,10 +307,10 @@ class BatchPhases:
         # Where none was used of those that were fetched ahead, the pass is over.
         self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
-        self._book_waiting(ended_too=False)
-        phase, kinds = self.phase_of(ended), self._sources.kinds
+        self._book_waiting(ended_too=False, unused_too=False)
+        phase, kinds, for_nothing = self.phase_of(ended), self._sources.kinds, self._is_for_nothing(ended)
         for item in batch.items:
-            if any(kinds[source] == DATA for source in item.stack):
+            if any(kinds[source] == DATA for source in item.stack) and not for_nothing:
                 self._book.beside((item,), phase, batch.loader)
             else:  # between loaders that are asked together, for a batch that did not come
                 self._book.apart((item,), Activity.OUTSIDE)
@@ -329,7 +333,7 @@ class BatchPhases:
             self._flush_lead()
             self._book.close_step()
         if self.waiting:
-            self._book_waiting(ended_too=why is not _PASS_END)
+            self._book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
@@ -337,7 +341,8 @@ class BatchPhases:
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
-        if shows == closing and not self._certain:
+        attacks = shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch)
+        if shows == closing and not (self._certain or attacks):
             if source in self._book.open.updated and self.batch is not None:
                 _, self.batch.items = self._train_up_to((shows,), self.batch)
                 self._flush_lead()
@@ -363,6 +368,16 @@ class BatchPhases:
         known = (sources.declared[source], asked.phase, self._phases.get(source, -1), sources.named[source])
         return next((phase for phase in known if phase >= 0), TRAIN)
 
+    def _is_for_nothing(self, asked: Pass) -> bool:
+        """No model ran in it, in a loop that trains; and no name, or earlier use, says that its loader evaluates."""
+        alone = self._trained and not self._decision.manual and asked is not self.left_over
+        return (
+            alone
+            and not asked.computed
+            and self._sources.declared[asked.source] < 0
+            and self.phase_of(asked) == TRAIN
+        )
+
     def _declared(self, batch: Batch) -> int:
         """Phase that the program declared for the loader of a batch; -1 for none."""
         return self._sources.declared[batch.loader] if batch.passes else -1
@@ -377,6 +392,14 @@ class BatchPhases:
         for each in batch.passes:
             each.phase = self._phases[each.source] = phase
 
+    def _attacks(self, batch: Batch) -> bool:
+        """Its gradients are those of an attack, unless an update follows: names say evaluation, and so does the model's mode."""
+        named = [self._sources.named[each.source] for each in batch.passes]
+        if not named or min(named) <= TRAIN or batch.shown == TRAIN:
+            return False
+        shown = {item.shows for item in batch.items}
+        return FORWARD_FROZEN in shown and FORWARD_GRAD not in shown
+
     @property
     def _certain(self) -> bool:
         """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
@@ -386,10 +409,11 @@ class BatchPhases:
         """Judge a batch up to here."""
         declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
-        ends = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
+        ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
+        ends = (UPDATED,) if self._attacks(batch) else ends
         trained, tail = self._train_up_to(() if declared else ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        if declared:
+        if declared or (not trained and any(item.shows == GRADIENTS_MADE for item in tail)):
             self._judge_batch(batch.part(tail))
         elif any(item.shows in FORWARDS for item in tail):
             self._judge_tail(batch, tail, of_step=of_step, trained=trained)
@@ -400,7 +424,7 @@ class BatchPhases:
             if known >= 0:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
-                self.waiting.append(batch.part(tail))
+                self._wait(batch.part(tail))
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
         """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
@@ -526,25 +550,39 @@ class BatchPhases:
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def _book_waiting(self, *, ended_too: bool) -> None:
+    def _wait(self, batch: Batch) -> None:
+        """No model ran in it. Of a long pass of such batches all but the first few are one, so that few wait."""
+        last = self.waiting[-1] if len(self.waiting) > LOOKS_AHEAD else batch
+        if last is not batch and last.passes == batch.passes and all(map(self._is_for_nothing, batch.passes)):
+            last.items += batch.items
+        else:
+            self.waiting.append(batch)
+
+    def _book_waiting(self, *, ended_too: bool, unused_too: bool) -> None:
         """Books waiting batches whose phase is known by now.
 
         Args:
             ended_too: forwards of passes that have ended as well, although a backward may come yet.
+            unused_too: batches of such passes that no model has used, although what follows may use them.
         """
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         overdue = len(self.waiting) - LOOKS_AHEAD
         trains = self._trained or self._decision.source in _BY_TRAINING
         for place, batch in enumerate(self.waiting):
-            forward = batch.has_forward
+            for_nothing = bool(batch.passes) and all(map(self._is_for_nothing, batch.passes))
+            forward = not for_nothing and batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
-            if forward:
+            if for_nothing:
+                ready = over and unused_too and not batch.fresh
+            elif forward:
                 ready = over and ended_too and not batch.fresh and (trains or self._decision.decided)
             else:
                 ready = over or batch.shown >= 0 or place < overdue
             batch.fresh = False
-            if ready or full:
+            if for_nothing and (ready or full):
+                self._book.apart(batch.items, Activity.OUTSIDE)
+            elif ready or full:
                 # Of a pass that has trained, it is a step that the loop has given up before its backward.
                 evaluates = forward and trains and batch.shown != TRAIN
                 self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)

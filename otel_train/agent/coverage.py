@@ -70,18 +70,18 @@ def instrumentation_gaps(
     The keys are ``what``, ``name``, ``reason`` (a sentence) and ``cause`` (the label value; "" without a remedy).
     """
     totals = run.totals
-    seen = {
-        (key.stage, key.model)
-        for n, key in enumerate(totals.names.keys)
-        if n < len(totals.stages) and totals.stages.count(n)
-    }
+    keys = [
+        key for n, key in enumerate(totals.names.keys) if n < len(totals.stages) and totals.stages.count(n)
+    ]
+    seen = {(key.stage, key.model) for key in keys}
     stages = {stage for stage, _ in seen}
+    trained = any(key.stage == "backward" and key.phase == "train" for key in keys)
     # In a program of JAX, forward and backward are inside what is timed.
     whole = WAIT in stages or any(source.kind is SourceKind.WHOLE for source in totals.names.sources)
     listed = any(source.kind is SourceKind.DATA for source in totals.names.sources)
     read = bool(run.loader_threads) or any(phase == TRAIN for _, phase in totals.batches)
     updated = totals.updates >= UPDATES_WITHOUT_FORWARD
-    busy = updated or "backward" in stages
+    busy = updated or trained
     models = map(totals.names.models.published, state.models)
     found = _models(models, seen, stages) if busy and not whole else []
     found += [_gap("loop", thread, _READS_BESIDE, "ambiguous") for thread in run.loader_threads]
@@ -94,7 +94,7 @@ def instrumentation_gaps(
     if _is_jax(run, stages, state.modules) and _has_no_step(run, stages):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
-    if run.step_source is StepSource.BACKWARD and not totals.updates:
+    if run.step_source is StepSource.BACKWARD and trained and not totals.updates:
         found.append(_gap("stage", "optimizer", _NO_UPDATE, "never_seen"))
     return found + [_gap("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in state.untimed.items()]
 

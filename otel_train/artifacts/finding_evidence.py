@@ -107,10 +107,10 @@ class Summary:
         """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
         start = self.loader(name).get("start") or {}
         number = start.get(field, 0)
-        if {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name} - {
-            TRAIN,
-            "",
-        }:
+        batches = [
+            row for row in self.stages if row["stage"] == "data" and row["loader"] == name and row["count"]
+        ]
+        if any(row["phase"] != TRAIN for row in batches):
             return Bounds(0.0, number)
         known = 0 if field != "making_seconds" and self._starts_as_usual(name) else number
         return Bounds(known, known)

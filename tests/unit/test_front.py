@@ -135,9 +135,10 @@ def an_account(
     stages: tuple[str, ...],
     source: StepSource = StepSource.UPDATE,
     jax: JaxCompiles = NOT_COMPILED,
+    phase: str = "train",
 ) -> Any:
     counts = Counts(1 for _ in stages)
-    keys = [SimpleNamespace(stage=s, model="") for s in stages]
+    keys = [SimpleNamespace(stage=s, model="", phase=phase) for s in stages]
     names = SimpleNamespace(keys=keys, sources=sources, models=SimpleNamespace(published=str))
     batches = {(n, TRAIN): 1 for n, each in enumerate(sources) if each.kind is SourceKind.DATA}
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates, batches=batches)
@@ -190,6 +191,20 @@ def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("stage", "data", "unhooked")
     assert thing["reason"].startswith("no batch of training came from an instrumented loader")
+
+
+def test_backwards_of_an_evaluation_are_no_training_of_which_something_is_missing() -> None:
+    """An attack on a model needs gradients of its input, and neither updates nor a loader of training."""
+    run = an_account(
+        updates=0,
+        sources=[],
+        loader_threads=[],
+        stages=("backward",),
+        source=StepSource.BACKWARD,
+        phase="test",
+    )
+
+    assert instrumentation_gaps(run, RankState()) == []
 
 
 def test_a_thing_is_logged_once() -> None:

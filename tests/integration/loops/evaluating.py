@@ -479,3 +479,54 @@ def evaluation_of_a_copy_that_was_given(watch: Watch) -> Truth:
                 average(torch.randn(4, 4))
                 truth.step(EVAL)
     return truth
+
+
+@timed
+def attacked_by_backward_in_every_batch_of_an_evaluation(watch: Watch) -> None:
+    """Adversarial accuracy: the examples are made by ``backward`` to the input. The loader's name says what they are for."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 5, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    )
+    for _ in range(2):
+        model.train()
+        truth.train_on(model, optimizer, train)
+        model.eval()
+        truth.at(EVAL, "val")
+        for x, y in val:
+            truth.batch("val")
+            noise = torch.zeros_like(x, requires_grad=True)
+            for _ in range(2):
+                truth.forward(EVAL)
+                truth.backward(loss_of(model, (x + noise, y)), EVAL)
+                assert noise.grad is not None
+                noise.data += 0.1 * noise.grad.sign()
+            with torch.no_grad():
+                truth.forward(EVAL)
+                model(x + noise)
+            truth.step(EVAL)
+
+
+@loop
+def an_attack_alone(watch: Watch) -> None:
+    """The tutorial of the fast gradient sign method: a trained model, a loader of tests, a backward per batch, no update."""
+    truth, (model, _, test) = watch.training({"test": 9}, source="backward")
+    model.eval()
+    for x, y in test:
+        truth.batch("test")
+        x.requires_grad_()
+        truth.forward("test")
+        truth.backward(loss_of(model, (x, y)), "test")
+        truth.forward("test")
+        model(x + 0.1 * x.grad.sign())
+        truth.step("test")
+
+
+@loop
+def groups_of_a_loader_named_val(watch: Watch) -> None:
+    """Two backwards per update, on a loader whose name says evaluation: training says more."""
+    truth, (model, optimizer, val) = watch.training({"val": 6})
+    for i, batch in enumerate(val):
+        truth.batch("val")
+        truth.backward(truth.loss(model, batch))
+        if i % 2:
+            truth.update_that_ends_a_step(optimizer)

@@ -400,17 +400,22 @@ def evaluation_alone_with_pauses(watch: Watch) -> None:
 
 @timed
 def passes_without_forwards(watch: Watch) -> None:
-    """Batches are looked at and no model runs: they are for what their loader is for, by use or by name."""
-    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": (3, 0.03)}, partial=None)
+    """No model runs. By name or earlier use it is evaluation, as of a model that cannot be seen; a pass over another is outside."""
+    truth, (model, optimizer, train, val, held, corpus) = watch.slow_training(
+        {"train": 4, "val": (3, 0.03), "held": 3, "corpus": (10, 0.02)}
+    )
     truth.train_on(model, optimizer, train)
-    truth.sleep(SAVING_S, "outside")
-    truth.at(EVAL, "val")
-    for _ in val:
-        truth.batch("val")
-        truth.work(0.02)
-        truth.step(EVAL)
-    truth.sleep(SAVING_S, "outside")
-    truth.at(TRAIN, "train")
+    truth.evaluate_on(model, held, "held")
+    for phase, name, batches in ((EVAL, "val", val), (EVAL, "held", held), ("outside", "corpus", corpus)):
+        truth.sleep(SAVING_S, "outside")
+        truth.at(phase, name)
+        for _ in batches:
+            truth.batch(name)
+            truth.work(0.02, "other" if phase == EVAL else "")
+            if phase == EVAL:
+                truth.step(EVAL)
+    truth.train_on(model, optimizer, train)
+    truth.at("outside", "train")
     for _ in train:
         truth.batch("train")
     truth.sleep(SAVING_S, "outside")

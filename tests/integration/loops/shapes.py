@@ -239,8 +239,27 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
         truth.batch("train")
         truth.one_step(model, optimizer, batch)
     thread.join()
-    truth.partial = None
     return truth
+
+
+@loop
+def a_thread_of_every_epoch_reads_the_loader(watch: Watch) -> None:
+    """A thread fetches into a queue and ends with its pass. Without code the session begins in it, and it trains nothing."""
+    truth, (model, optimizer, train) = watch.training({"train": 6}, threads=2)
+
+    def fetch(ready: queue.Queue[Any]) -> None:
+        for batch in train:
+            ready.put(batch)
+        ready.put(None)
+
+    for _ in range(2):
+        ready: queue.Queue[Any] = queue.Queue(maxsize=1)
+        thread = threading.Thread(target=fetch, args=(ready,))
+        thread.start()
+        for batch in iter(ready.get, None):
+            truth.batch("train")
+            truth.one_step(model, optimizer, batch)
+        thread.join()
 
 
 class _Halves(IterableDataset[Any]):

@@ -56,7 +56,7 @@ class Attribution(NamedTuple):
     @property
     def phase(self) -> str:
         """Phase of the row that holds this time."""
-        if not self.activity:
+        if self.activity in {"", "outside"}:
             return ""
         return EVAL if self.activity == EVAL else TRAIN
 
