@@ -27,7 +27,7 @@ _CLOSED: Final = (
 _CLOSED_TLS: Final = (
     "closes connections: it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
 )
-_NO_NAME: Final = ("resolve", "resolution", "name or service not known", "gaierror")
+_NO_NAME: Final = ("resolv", "resolution", "name or service not known", "gaierror")
 _ENDPOINT: Final = "in OTEL_EXPORTER_OTLP_ENDPOINT"
 
 _REASONS: Final = {
@@ -69,6 +69,8 @@ def why(said: str, *, tls: bool = False) -> str:
 
 MOST_ANSWER_BYTES: Final = 64 << 10
 """Longest answer that is read. The response messages hold one number and one sentence."""
+
+_LARGEST: Final = 2**63 - 1
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
@@ -237,8 +239,11 @@ def _read_json(body: bytes, signal: str) -> ExportResponse:
     value = json.loads(body)
     # An empty object accepts everything. Other APIs also answer with objects, so one without the key is theirs.
     partial = {} if value == {} else value["partialSuccess"] or {}
-    rejected = partial.get("rejectedDataPoints" if signal == "metrics" else "rejectedSpans", 0)
-    return _partial(int(rejected), str(partial.get("errorMessage", "")))
+    # In the JSON of protobuf null is the default of every field.
+    rejected = int(partial.get("rejectedDataPoints" if signal == "metrics" else "rejectedSpans") or 0)
+    if abs(rejected) > _LARGEST:
+        raise ValueError("more than 64 bits")
+    return _partial(rejected, str(partial.get("errorMessage") or ""))
 
 
 def _partial(rejected: int, message: str) -> ExportResponse:

@@ -188,11 +188,12 @@ class _Variables:
     def _shown(self, address: str, protocol: str) -> str:
         """An address without user name, password and query; "" if it is not an address."""
         # gRPC also takes a bare host:port, which parses as a scheme without a host.
-        if protocol == GRPC and "://" not in address:
+        is_clean = address.isprintable() and " " not in address
+        if protocol == GRPC and "://" not in address and is_clean:
             return address
         try:
             parts = urlsplit(address)
-            if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            if is_clean and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
                 netloc = parts.netloc.rpartition("@")[2]
                 return urlunsplit(parts._replace(netloc=netloc, query="", fragment=""))
         except ValueError:  # a port that is no number, half an IPv6 address

@@ -77,7 +77,7 @@ class OtlpTransport:
             )
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
-        """Send one line and read the answer, in ``timeout_s`` seconds; to connect may take as long again."""
+        """Send one line and read the answer, in ``timeout_s`` seconds beside the look-up of its name."""
         if problem := _unreadable(line, signal):
             return refused(problem)
         if self._targets[signal].protocol == HTTP_JSON:
@@ -165,8 +165,26 @@ class LimitedConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect, by a proxy's tunnel if one was set."""
+        self._create_connection = self._to_an_address
         self.timeout = self.seconds_left()
         super().connect()
+
+    def _to_an_address(self, end: tuple[str, int], *_: object) -> socket.socket:
+        """A socket that is connected to an address of a name. Each has its share of the time, or one that is dead takes all."""
+        begun_s = time.monotonic()
+        found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
+        self.until_s += (
+            time.monotonic() - begun_s
+        )  # a look-up cannot be limited, and takes nothing from the rest
+        for left in range(len(found), 0, -1):
+            try:
+                sock = socket.create_connection(found[-left][4][:2], self.seconds_left() / left)
+            except OSError as error:  # noqa: PERF203 - a handful of addresses
+                problem = error
+            else:
+                sock.settimeout(self.seconds_left())
+                return sock
+        raise problem
 
     def send(self, data: Any) -> None:
         """Send bytes of a request."""
@@ -285,7 +303,7 @@ class HttpClient:
             self._headers["content-encoding"] = target.compression
 
     def post(self, body: bytes, content_type: str, timeout_s: float) -> ExportResponse:
-        """Post one request and read its answer, in at most ``timeout_s`` seconds each to connect and for the rest."""
+        """Post one request and read its answer, in at most ``timeout_s`` seconds beside the look-up of its name."""
         if self._target.compression == "gzip":
             body = gzip.compress(body, compresslevel=6, mtime=0)
         elif self._target.compression == "deflate":

@@ -209,6 +209,8 @@ def test_a_bare_address_of_grpc_is_encrypted_unless_set_otherwise(
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "carrier-pigeon"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http:// collector:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/a b"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
     ],

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -187,6 +188,72 @@ def test_a_count_that_is_no_number_is_no_answer() -> None:
     body = b'{"partialSuccess":{"rejectedDataPoints":1e999}}'
 
     assert read_http(HttpResponse(200, {"content-type": "application/json"}, body), "metrics").result is RETRY
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "rejected", "reason"),
+    [
+        (b'{"partialSuccess":{"rejectedDataPoints":null,"errorMessage":null}}', ACCEPTED, None, ""),
+        (
+            b'{"partialSuccess":{"rejectedDataPoints":"2","errorMessage":null}}',
+            REFUSED,
+            2,
+            "rejects 2 records",
+        ),
+        (b'{"partialSuccess":{"rejectedDataPoints":1e300}}', RETRY, None, "no OTLP response"),
+        (b'{"partialSuccess":{"rejectedDataPoints":-1e300}}', RETRY, None, "no OTLP response"),
+    ],
+)
+def test_a_count_may_have_any_form_that_protobuf_has_in_json(
+    body: bytes, result: ExportResult, rejected: int | None, reason: str
+) -> None:
+    """Taken for no answer, what was accepted would be sent for ever, and everything behind it wait."""
+    answer = read_http(HttpResponse(200, {"content-type": "application/json"}, body), "metrics")
+
+    assert (answer.result, answer.rejected) == (result, rejected)
+    assert reason in answer.reason
+    assert bool(reason) == bool(answer.reason)
+
+
+def resolve(monkeypatch: pytest.MonkeyPatch, ports: list[int], *, after_s: float = 0.0) -> str:
+    """A name with several addresses: those of these ports; the endpoint of a Collector there."""
+    real = socket.getaddrinfo
+
+    def found(host: str, *more: Any, **options: Any) -> list[Any]:
+        if host != "collector.test":
+            return real(host, *more, **options)
+        time.sleep(after_s)
+        return [entry for port in ports for entry in real("127.0.0.1", port, type=socket.SOCK_STREAM)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return f"http://collector.test:{ports[-1]}"
+
+
+def test_an_address_that_swallows_everything_does_not_take_the_time_of_the_next(
+    receiver: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPv6 is tried first, and where a firewall drops it no request would ever arrive."""
+    with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for each in (first, second):  # its queue is full: it takes no further connection
+            each.setblocking(False)
+            each.connect_ex(silent.getsockname())
+        port = int(receiver.endpoint.rpartition(":")[2])
+        endpoint = resolve(monkeypatch, [silent.getsockname()[1], port])
+        begun_s = time.monotonic()
+
+        assert asked(endpoint, timeout_s=2.0).accepted
+        assert time.monotonic() - begun_s < 2.5
+
+
+def test_a_name_that_is_looked_up_for_long_is_reached(
+    receiver: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first name server of two is dead: each look-up takes five seconds more, and no limit ends it."""
+    endpoint = resolve(monkeypatch, [int(receiver.endpoint.rpartition(":")[2])], after_s=1.2)
+
+    assert asked(endpoint, timeout_s=1.0).accepted
 
 
 def test_a_request_too_large_for_grpc_is_refused_for_good() -> None:
@@ -488,6 +555,12 @@ def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
         received.mode = status
         assert asked(received.endpoint, "grpc").result is result
         assert received.requests == 1
+
+
+def test_a_name_that_grpc_cannot_resolve_is_said_as_over_http() -> None:
+    """Its own message repeats the name three times, and says nothing more."""
+    for protocol in ("grpc", "http/json"):
+        assert "a name that cannot be resolved" in asked("http://no-such-host.invalid:1", protocol).reason
 
 
 @pytest.mark.parametrize("signal", ["metrics", "traces"])
