@@ -41,7 +41,7 @@ RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
     """Every metrics request on disk of a rank, with its files. Most are in several files."""
     yield from ((RECORDED, line) for line in _recorded(rank, "metrics") if line is not None)
-    queue = SpoolQueue(rank, "metrics")
+    queue = SpoolQueue(rank, "metrics", on_error=_raised)
     yield from ((WAITS, line) for line in queue.waiting())
     if queue.rejected_file is not None:
         for entry in rejected_in(queue.rejected_file):
@@ -452,7 +452,7 @@ def _is_old(line: bytes) -> bool:
 def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> RequestCounts:
     counts = RequestCounts()
     for rank, signal in product(rank_folders(run_directory).values(), SIGNALS):
-        queue = SpoolQueue(rank, signal)
+        queue = SpoolQueue(rank, signal, on_error=_raised)
         counts.accepted += sum(1 for _ in queue.waiting())
         for line in _recorded(rank, signal) if recorded else ():
             counts.accepted += line is not None

@@ -4,7 +4,7 @@ Every request is appended to a segment, a file of whole lines. Requests are sent
 segment is removed when all of it is done. ``<name>.offset`` says how far that is. Whoever sends holds a file lock on
 it: the running process, the next start of the run or ``otel-train replay``, one at a time, and each goes on where
 the one before it stopped. An appender holds a lock on its own segment for the time of one write, so that no segment
-is removed under it. No call here waits for a lock.
+is removed under it. No call here waits for a lock. A segment that cannot be read stays, and holds up none behind it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,10 @@ class SpoolQueue:
                 return
             with suppress(FileNotFoundError):
                 if status.st_ino != own:
-                    lost = sum(records_in(line) for line in self._waiting(number))
+                    lost = 0
+                    with self._passing_over(number):  # what cannot be read cannot be counted
+                        for line in self._waiting(number):
+                            lost += records_in(line)
                     self._segment(number).unlink()
                     self._on_loss(lost, "queue_full")
                     total -= status.st_size
@@ -238,17 +241,14 @@ class SpoolQueue:
                 _release(fd)
 
     def head(self) -> SpooledRequest | None:
-        """The oldest request; None when there is none. Inside ``sending`` only."""
-        try:
-            while self._state_fd >= 0 and (numbers := self._numbers()):
-                with suppress(FileNotFoundError):  # it was dropped meanwhile, for want of space
-                    head = self._read(numbers[0], self._offset(numbers[0], self._state_fd))
-                    if head is not None:
-                        return head
-                    if not self._finished(numbers[0], torn=True):
-                        return None
-        except OSError as error:
-            self._on_error(error)
+        """The oldest request that can be read; None when there is none. Inside ``sending`` only."""
+        for number in self._numbers() if self._state_fd >= 0 else ():
+            with self._passing_over(number):
+                head = self._read(number, self._offset(number, self._state_fd))
+                if head is not None:
+                    return head
+                if not self._finished(number, torn=True):
+                    return None
         with self._guard:
             if not self._memory:
                 return None
@@ -299,9 +299,9 @@ class SpoolQueue:
         return None if self.folder is None else self.folder / REJECTED / f"{self._name}.jsonl"
 
     def waiting(self) -> Iterator[bytes]:
-        """Every request that waits on disk, oldest first. Takes no lock: others may send meanwhile."""
+        """Every request that waits on disk and can be read, oldest first. Takes no lock: others may send meanwhile."""
         for number in self._numbers():
-            with suppress(FileNotFoundError):
+            with self._passing_over(number):
                 yield from self._waiting(number)
 
     def close(self) -> None:
@@ -393,6 +393,17 @@ class SpoolQueue:
         finally:
             os.close(fd)
         return True
+
+    @contextmanager
+    def _passing_over(self, number: int) -> Iterator[None]:
+        """A block that reads a segment, and ends where that cannot be read. Read later, what was sent of it may arrive twice."""
+        try:
+            yield
+        except FileNotFoundError:  # it was dropped meanwhile, for want of space
+            pass
+        except OSError as error:
+            error.filename = error.filename or str(self._segment(number))
+            self._on_error(error)
 
     def _waiting(self, number: int) -> Iterator[bytes]:
         offset = 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from otel_train.exporters import spool
 from otel_train.exporters.spool import SpooledRequest, SpoolQueue
-from otel_train.files import BoundedLines, predecessor
+from otel_train.files import MOST_BYTES, BoundedLines, predecessor
 from tests.support.json_lines import read_jsonl
 
 
@@ -452,6 +452,39 @@ def test_what_is_no_segment_does_not_hold_up_the_others(tmp_path: Path, kind: st
 
     assert drained(waiting) == [0, 1, 2]
     waiting.close()
+
+
+def test_a_segment_that_cannot_be_read_stays_and_holds_up_no_other(tmp_path: Path) -> None:
+    """A bad block, or a file of another user, kept everything behind it until the spool was full."""
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    first = folder / "metrics-0000000001.otlp.jsonl"
+    first.write_bytes(request(9) + b"\n")
+    os.truncate(first, MOST_BYTES + 1)  # of holes
+    errors: list[OSError] = []
+    waiting = queue(tmp_path, max_bytes=2 * MOST_BYTES, on_error=errors.append)
+    waiting.append(request(0))
+    waiting.append(request(1))
+
+    assert numbers(waiting.waiting()) == [0, 1]
+    assert drained(waiting) == [0, 1]
+    assert errors[-1].filename == str(first)
+    waiting.close()
+    assert first.exists()
+
+
+def test_a_full_spool_drops_a_segment_that_cannot_be_read(tmp_path: Path) -> None:
+    """It cannot be counted; without that nothing was written any more."""
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    first = folder / "metrics-0000000001.otlp.jsonl"
+    first.touch()
+    os.truncate(first, MOST_BYTES + 1)
+    waiting = queue(tmp_path, max_bytes=1 << 20)
+    waiting.append(request(0))
+
+    assert not first.exists()
+    assert drained(waiting) == [0]
 
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
