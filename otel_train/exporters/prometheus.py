@@ -374,10 +374,15 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if not takes:
             self.send_error(HTTPStatus.NOT_FOUND)
+        elif "Transfer-Encoding" in self.headers:  # read as no body, it would ask for what the default is
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
         elif not re.fullmatch("[0-9]{1,9}", length) or int(length) > REQUEST_BYTES:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
             body = self.rfile.read(int(length))
+            if len(body) < int(length):
+                self.send_error(HTTPStatus.BAD_REQUEST)
+                return
             scheme, _, token = self.headers.get("Authorization", "").partition(" ")
             self.connection.settimeout(_ANSWER_S)
             status: int = HTTPStatus.UNAUTHORIZED
@@ -421,7 +426,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
     for item in accept_encoding.lower().split(","):
         name, _, weight = item.partition(";")
         if name.strip() in {"gzip", "*"}:
-            return weight.replace(" ", "") not in {"q=0", "q=0.0"}
+            return not re.fullmatch(r"q=0(\.0*)?", weight.replace(" ", ""))
     return False
 
 

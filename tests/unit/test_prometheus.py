@@ -160,7 +160,8 @@ def test_a_page_is_compressed_for_those_who_ask(exporter: PrometheusExporter) ->
     _, headers, body = get(exporter.port, {"Accept-Encoding": "gzip"})
     assert headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(body).decode() == page(exporter)
-    assert "Content-Encoding" not in get(exporter.port, {"Accept-Encoding": "gzip;q=0"})[1]
+    for refused in ("gzip;q=0", "gzip; q=0.000", "*;q=0."):
+        assert "Content-Encoding" not in get(exporter.port, {"Accept-Encoding": refused})[1]
 
 
 def test_only_the_page_is_served(exporter: PrometheusExporter) -> None:
@@ -304,6 +305,26 @@ def test_a_body_that_is_too_large_is_refused(exporter: PrometheusExporter, lengt
     exporter.posts["/capture"] = lambda body, _: (200, len(body))
 
     assert get(exporter.port, {"Content-Length": length}, "/capture", "POST")[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"411"),
+        (b"Content-Length: 20\r\n\r\n{}", b"400"),
+        (b"Content-Length: 2\r\n\r\n{}", b"200"),
+    ],
+)
+def test_a_body_that_has_not_come_as_a_whole_is_not_taken_for_an_empty_one(
+    exporter: PrometheusExporter, request_: bytes, status: bytes
+) -> None:
+    """An empty one asks for a capture as it is by default."""
+    exporter.posts["/capture"] = lambda body, _: (200, len(body))
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+        client.sendall(b"POST /capture HTTP/1.0\r\n" + request_)
+        client.shutdown(socket.SHUT_WR)
+
+        assert client.recv(1 << 10).startswith(b"HTTP/1.0 " + status)
 
 
 @pytest.mark.parametrize(
