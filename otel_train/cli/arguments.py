@@ -29,10 +29,20 @@ LARGE_BYTES = 100 << 20
 _EVERY_S = 0.2
 
 
+def is_trace(target: str) -> bool:
+    """Whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
+    path = Path(target)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise RunDirectoryError(
+            f"{target}: is a pipe, a socket or a device. Write its content to a file first"
+        )
+    return path.is_file()
+
+
 def chosen(targets: Sequence[str], root: Path) -> list[Path]:
     """The trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
-    if files and all(file.is_file() for file in files):
+    if files and all(map(is_trace, targets)):
         return files
     if len(targets) > 1:
         missing = next(file for file in files if not file.is_file())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, print_earlier_trainings, read_all, whole
+from otel_train.cli.arguments import add_run_dir, is_trace, print_earlier_trainings, read_all, whole
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _side(target: str, args: argparse.Namespace) -> Side:
-    if Path(target).is_file():
+    if is_trace(target):
         [trace] = read_all([Path(target)])
         return side_of_trace(summarize(trace, most=50), name=target)
     found = find_run(target, Path(args.run_dir))

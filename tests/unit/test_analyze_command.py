@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize("words", [["analyze", "pipe"], ["compare", "pipe", "other.json"]])
+def test_a_pipe_is_named_as_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`otel-train analyze <(zstd -dc trace.json.zst)` was said to be no run directory."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+
+    assert main(words) == 2
+    assert "pipe: is a pipe, a socket or a device. Write its content to a file" in capsys.readouterr().err
 
 
 def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
