@@ -630,10 +630,14 @@ class AgentClient:
                 else timeout_s
             )
 
-        answer = self.ask("end", *said, timeout_s=patience_s(), busy=True)
+        answer, is_written = self.ask("end", *said, timeout_s=patience_s(), busy=True), None
         self._last = answer or ({}, [])
         if answer is not None or not self._agent_outlives_us:
-            self.ask("written", timeout_s=patience_s(), busy=True)
+            is_written = self.ask("written", timeout_s=patience_s(), busy=True)
+        if is_written is None and self.here is None and not self._over:
+            self._thread.join(LEAST_WRITING_S)
+            if not self._thread.is_alive():  # the agent has died: another one counts what lies in memory
+                self._start_again()
 
     def _stop_captures(self) -> None:
         if self._reports.captures is not None:

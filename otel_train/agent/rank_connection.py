@@ -191,10 +191,14 @@ class RankConnection:
         elif isinstance(message, Request):
             if message.what == "end":
                 self._reported_state, self._ended_ns, assumed = message.args
-                self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
+                self._assume(assumed)
             self._asked.put(message)
         elif isinstance(message, Response):
             self._channel.take_response(message)
+
+    def _assume(self, assumed: bool) -> None:  # noqa: FBT001 - a message
+        """Whether the kernel may still say that the rank ended otherwise."""
+        self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
 
     # -- what the rank asks ----------------------------------------------------------------------
 
@@ -311,17 +315,17 @@ class RankConnection:
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
             return
-        if self._channel.fileno() < 0 and self.rings.ended_ns:  # it could not say so
-            self._ended_ns = self.rings.ended_ns
-            state, self._assumed = self.rings.end_state
-            self._finish(state)
-            return
+        self._ended_ns = self.rings.ended_ns
         state, cause = how_it_ended(self.info.pid, self._process)
-        if state == "killed" and not cause and self.rings.ended_by:
+        has_said = self._ended_ns and cause in ("", "exec")  # in its memory alone
+        if has_said:
+            (state, assumed), cause = self.rings.end_state, ""
+            self._assume(assumed)
+        elif state == "killed" and not cause and self.rings.ended_by:
             state, cause = "terminated", self.rings.ended_by
-        if self._said and state == "killed" and not cause:
+        elif state == "killed" and not cause and self._said:
             state = self._said
-        if state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
+        elif state == "killed" and cause in ("", "SIGKILL") and self._oom_kills.count:
             cause = "OOM kill"
         self.rings.limit(None)
         with Guard(LOGGED_VALUES):
@@ -330,7 +334,7 @@ class RankConnection:
         self.exporters.disk.written(self._deliver_s)  # a launcher reads it next
         steps = self.service.run.totals.steps_by_phase().get("train", 0)
         path = self.exporters.rank_folder
-        if path is not None:
+        if path is not None and not has_said:
             self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
 
     def _deliver(self) -> None:

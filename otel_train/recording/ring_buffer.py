@@ -21,7 +21,8 @@ EXTENSION: Any
 """``_edges.c``; None where it was not built."""
 try:
     EXTENSION = import_module("otel_train._edges")
-    if getattr(EXTENSION, "INTERFACE", 0) != INTERFACE:
+    # gevent and eventlet replace what tells threads apart: their greenlets are one thread to C.
+    if getattr(EXTENSION, "INTERFACE", 0) != INTERFACE or not isinstance(get_ident, BuiltinFunctionType):
         EXTENSION = None
 except ImportError:  # no compiler was there when the package was built, or this is another system than Linux
     EXTENSION = None

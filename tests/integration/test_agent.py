@@ -323,6 +323,32 @@ def test_sigterm_to_the_agent_alone_is_not_how_its_rank_ends(begin: Begin, tmp_p
     assert summary(tmp_path, "killed")["steps"] == {"train": 100}
 
 
+@pytest.mark.parametrize(("end", "state"), [("", "finished"), ("sys.exit(3)", "failed")])
+def test_an_agent_that_is_killed_while_the_program_ends_is_followed_by_another(
+    begin: Begin, tmp_path: Path, end: str, state: str
+) -> None:
+    """It is stopped first, in the middle of the end, so that the answer is not on its way already."""
+    process = begin(f"""
+        import psutil
+        session = start()
+        train()
+        session.run_directory
+        agent = next(
+            each for each in psutil.process_iter(["cmdline", "cwd"])
+            if each.info["cwd"] == os.getcwd() and "otel_train.agent.node" in (each.info["cmdline"] or [""])[-1]
+        )
+        session.log({{"loss": 0.5}})
+        agent.suspend()
+        threading.Timer(0.06, agent.kill).start()
+        session.close("{state}")
+        {end}
+        """)
+    _, errors = process.communicate(timeout=60)
+
+    assert "another one goes on" in errors
+    assert summary(tmp_path, state)["steps"] == {"train": 100}
+
+
 def test_a_program_that_waits_for_any_child_never_meets_the_agent(begin: Begin, tmp_path: Path) -> None:
     """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts."""
     process = begin(

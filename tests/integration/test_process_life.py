@@ -36,6 +36,13 @@ PRELUDE = """
 """
 
 
+GREENLETS = """
+    import _thread, threading
+    number_of = _thread.get_ident
+    _thread.get_ident = lambda: number_of() + 1
+"""
+
+
 def run(
     tmp_path: Path, text: str, *arguments: str, prelude: str = PRELUDE
 ) -> subprocess.CompletedProcess[str]:
@@ -225,6 +232,26 @@ def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(agent: s
     )
 
     assert (done.returncode, done.stdout) == (0, "too late\n10\n"), done.stderr
+
+
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_a_program_whose_threads_have_numbers_of_another_library_is_counted(
+    agent: str, tmp_path: Path
+) -> None:
+    """Gevent and eventlet replace what tells threads apart: their greenlets are threads of their own."""
+    done = run(
+        tmp_path,
+        """
+        session = start(model, agent=sys.argv[2])
+        train()
+        session.close()
+        print(session.summary()["steps"]["train"])
+        """,
+        agent,
+        prelude=GREENLETS + PRELUDE,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr
 
 
 def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None:
