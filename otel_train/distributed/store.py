@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -52,7 +53,7 @@ class Exchange:
     """Writes and reads reports on a daemon thread. A store that blocks, blocks only this thread.
 
     Args:
-        connect: returns a connection to the store; None if there is none.
+        connect: returns a connection to the store; None if there is none. OSError if it does not answer: asked again next time.
         arrived: called after reports have been fetched.
 
     Attributes:
@@ -126,15 +127,15 @@ class Exchange:
 
     def clear(self) -> None:
         """Removes this rank's report from the store."""
-        if self._store is None and self._world_size > MOST_HELD:
-            self._store = self._connect()
-        if self._store is not None and self._store.reachable():
+        if (self._store is not None or self._world_size > MOST_HELD) and self._open():
+            assert self._store is not None
             self._store.remove(self._key(self._rank))
         self._store = None
 
     def _open(self) -> bool:
         if self._store is None:
-            self._store = self._connect()
+            with suppress(OSError):
+                self._store = self._connect()
         elif not self._store.reachable():
             self._store = None
             self._lost += 1
@@ -173,7 +174,8 @@ class JobStore:
     ``own``: ``store`` is one already.
 
     Raises:
-        RuntimeError: the store cannot be reached.
+        OSError: the store does not answer.
+        RuntimeError: torch cannot connect to it.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class JobStore:
     def reachable(self) -> bool:
         """Whether the store accepts connections. Checked by a socket, because torch prints its connection errors."""
         try:
-            socket.create_connection(self._address, PEEK_TIMEOUT_S).close()
+            _peek(self._address)
         except OSError:
             return False
         return True
@@ -219,7 +221,8 @@ def connect(modules: Mapping[str, Any] = sys.modules) -> JobStore | None:
     A ``FileStore`` grows with every value set, and MPI has no store.
 
     Raises:
-        RuntimeError: the store cannot be reached.
+        OSError: the store does not answer.
+        RuntimeError: torch cannot connect to it.
     """
     of_torch = modules.get("torch.distributed.distributed_c10d")
     find = getattr(of_torch, "_get_default_store", None)
@@ -264,11 +267,17 @@ def _of_torchrun(
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or make is None:
         return None
     where = address[0], int(address[1])
-    socket.create_connection(where, PEEK_TIMEOUT_S).close()  # torch would try for long, and print
+    _peek(where)
     return JobStore(_new_connection(make, where), own=True)
 
 
+def _peek(address: tuple[str, int]) -> None:
+    """Raises OSError if nothing accepts connections there. Torch would try for half an hour, and print."""
+    socket.create_connection(address, PEEK_TIMEOUT_S).close()
+
+
 def _own_connection(store: Any, address: tuple[str, int]) -> Any:
+    _peek(address)
     if hasattr(store, "clone"):
         own = store.clone()
         own.set_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))

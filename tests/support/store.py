@@ -18,6 +18,8 @@ class FakeStore:
         self.released.set()
 
     def connect(self) -> FakeStore:
+        if not self.there:
+            raise ConnectionRefusedError
         self.opened += 1
         return self
 

@@ -113,16 +113,16 @@ def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
 ) -> None:
     """Rank 0 ends first and takes the store along: nothing to warn about."""
     exchange = made()
-    exchange.send(ExchangeRequest("x", range(0)))
-    until(lambda: "ours/0" in store.held)
-    store.there = False
-    for opened in range(1, MOST_LOST + 1):
+    for lost in range(1, MOST_LOST + 1):
+        store.there = True
+        exchange.send(ExchangeRequest(str(lost), range(0)))
+        until(partial(lambda lost: store.held.get("ours/0") == str(lost), lost))
+        store.there = False
         exchange.send(ExchangeRequest("y", range(0)))
-        until(lambda: exchange._request is None)
-        until(partial(lambda opened: exchange._lost == opened, opened))
-        if opened < MOST_LOST:  # found again, and lost again
-            exchange.send(ExchangeRequest("y", range(0)))
-            until(partial(lambda opened: store.opened == opened + 1, opened))
+        until(partial(lambda lost: exchange._lost == lost, lost))
+        if lost < MOST_LOST:  # it is still not there
+            exchange.send(ExchangeRequest("z", range(0)))
+            until(lambda: exchange._request is None)
 
     assert exchange.off
     assert exchange.guard.faults == 0

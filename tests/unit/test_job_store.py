@@ -114,6 +114,19 @@ def test_our_connection_does_not_keep_the_store_alive() -> None:
         socket.create_connection(("127.0.0.1", port), 5)
 
 
+def test_a_store_that_is_gone_is_not_waited_for() -> None:
+    """Torch tries for as long as the group's timeout, half an hour: the exit of a rank that outlives rank 0 waited for it."""
+    port = free_port()
+    server = dist.TCPStore("127.0.0.1", port, None, True, SHORT, wait_for_workers=False)
+    of_rank = dist.TCPStore("127.0.0.1", port, None, False, SHORT, wait_for_workers=False)
+    del server
+    started = time.monotonic()
+
+    with pytest.raises(OSError, match="refused"):
+        JobStore(of_rank)
+    assert time.monotonic() - started < 10
+
+
 def test_an_old_torch_gets_a_connection_as_well(of_job: Any) -> None:
     """``clone`` came with torch 2.6."""
 
