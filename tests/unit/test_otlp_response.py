@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -555,6 +558,30 @@ def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
         received.mode = status
         assert asked(received.endpoint, "grpc").result is result
         assert received.requests == 1
+
+
+def test_a_connection_of_grpc_to_a_host_that_is_gone_is_given_up() -> None:
+    """All ranks of a process share it, and each would wait for the kernel: for a quarter of an hour."""
+    with grpc_receiver() as received:
+        transport = OtlpTransport(
+            OtlpSettings.read({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, endpoint=received.endpoint).targets
+        )
+        assert transport.send("metrics", METRICS, 5.0).accepted
+        limits_ms = acknowledged_within(int(received.endpoint.rpartition(":")[2]))
+        transport.close()
+
+    assert limits_ms
+    assert all(0 < limit_ms <= 30_000 for limit_ms in limits_ms)
+
+
+def acknowledged_within(port: int) -> list[int]:
+    """TCP_USER_TIMEOUT of our connections to a port."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+            if connection.getpeername()[1:2] == (port,):
+                found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
 
 
 def test_a_name_that_grpc_cannot_resolve_is_said_as_over_http() -> None:
