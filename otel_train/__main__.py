@@ -1,8 +1,17 @@
-"""``python -m otel_train``: the command line."""
+"""``otel-train`` and ``python -m otel_train``: the command line."""
 
 import sys
 
-from otel_train.cli.main import main
+
+def main() -> int:
+    """Run one command; the exit code. Ctrl-C ends its imports without a traceback, too."""
+    try:
+        from otel_train.cli.main import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -142,6 +142,26 @@ def test_ctrl_c_ends_a_command_quietly(
     assert capsys.readouterr().err == ""
 
 
+INTERRUPTED_IMPORT = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "otel_train.config.validation": raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from otel_train.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_quietly() -> None:
+    """That is a tenth of a second, and more on a busy machine."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
     """``otel-train summary | head -1`` must not end in a traceback."""
     read, write = os.pipe()
