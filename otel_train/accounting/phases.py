@@ -583,8 +583,9 @@ class BatchPhases:
             if for_nothing and (ready or full):
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
-                # Of a pass that has trained, it is a step that the loop has given up before its backward.
-                evaluates = forward and trains and batch.shown != TRAIN
+                # Of a pass that has trained, or where the model raised, the loop has given up a step before its backward.
+                given_up = batch.shown == TRAIN or any(item.call and item.call[3] for item in batch.items)
+                evaluates = forward and trains and not given_up
                 self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:
                 kept.append(batch)

@@ -205,3 +205,30 @@ def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> None:
                 truth.backward(truth.loss(model, (x[half], y[half])))
         truth.update_that_ends_a_step(optimizer)
     assert truth.failed["forward"]
+
+
+class Choosy(Net):
+    """Raises while a batch does not fit."""
+
+    fits = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.fits:
+            raise Fault
+        return super().forward(x)
+
+
+@loop
+def a_pass_given_up_at_its_first_forward(watch: Watch) -> None:
+    """The search for a batch size: the model raises in training mode, and the next pass goes on. That is no evaluation."""
+    truth, (model, optimizer, train) = watch.training({"train": 5}, model=Choosy())
+    for model.fits in (True, False, True, False, True):
+        for batch in train:
+            truth.batch("train")
+            try:
+                loss = truth.loss(model, batch)
+            except Fault:
+                truth.failed["forward"] += 1
+                break
+            truth.backward(loss)
+            truth.update_that_ends_a_step(optimizer)
