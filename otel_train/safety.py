@@ -153,6 +153,7 @@ class ExitHook:
         self._signal_word = signal_word
         self._changing = free_in_forks(threading.RLock())
         self._exit: tuple[object, int] = (None, -1)
+        self._earlier_error = id(getattr(sys, "last_value", None))  # of a prompt: no end of this run
         self._child: Any = None
         self._sys_exit: tuple[Any, Any] = (None, None)
 
@@ -292,6 +293,8 @@ class ExitHook:
             return
         # The interpreter leaves the exception that ended the program here before it calls us, but for SystemExit.
         error = getattr(sys, "last_value", None)
+        if id(error) == self._earlier_error:
+            error = None
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
             error = SystemExit(status)

@@ -771,6 +771,14 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
     ended_summary(tmp_path, state)
 
 
+def test_an_error_at_a_prompt_is_no_end_of_a_run_that_begins_later(tmp_path: Path) -> None:
+    """Python and IPython leave the last one in ``sys.last_value``."""
+    done = run(tmp_path, "sys.last_value = KeyboardInterrupt(); start(model); train()")
+
+    assert done.returncode == 0, done.stderr
+    ended_summary(tmp_path, "finished")
+
+
 @pytest.mark.parametrize(
     ("ending", "state"),
     [
