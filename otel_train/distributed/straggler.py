@@ -235,7 +235,7 @@ class _Measured(NamedTuple):
     def worst(self, row: int) -> str:
         """The stage with the largest excess over the median of the others."""
         over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
-        return self.stages[max(self.mine, key=lambda place: float(over[place]))]
+        return self.stages[self.mine[_largest(over[self.mine])]]
 
     def top(self, shown: Sequence[int]) -> tuple[Excess, ...]:
         found: list[Excess] = []
@@ -249,7 +249,7 @@ class _Measured(NamedTuple):
 
     def candidate(self) -> Straggler | None:
         totals = self.per_step.sum(axis=1)
-        slowest, step_s = int(np.argmax(self.work)), self.step_s
+        slowest, step_s = _largest(self.work), self.step_s
         excess_s = self.excess_s(slowest)
         waits = totals - self.work
         waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
@@ -258,6 +258,11 @@ class _Measured(NamedTuple):
             return None
         report = self.reports[slowest]
         return Straggler(report.rank, report.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
+
+
+def _largest(values: np.ndarray) -> int:
+    """Place of the largest value; of those that only rounding tells apart, the first."""
+    return int(np.argmax(values >= values.max() - 1e-9 * np.abs(values).max()))
 
 
 def _spread(column: np.ndarray, ranks: list[int]) -> Spread:

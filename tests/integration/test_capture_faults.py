@@ -30,7 +30,7 @@ def profiling() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
-def train(at: Callable[[], object], *, workers: int = 0, most_s: float = 30.0) -> None:
+def train(at: Callable[[], object], *, workers: int = 0, most_s: float = 60.0) -> None:
     """Train until ``at``, called in every step, says so."""
     model = torch.nn.Linear(8, 1)
     loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8, num_workers=workers)
