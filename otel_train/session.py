@@ -245,7 +245,10 @@ class Session:
         return self._service.caches.add(name, size)
 
     def summary(self) -> dict[str, Any]:
-        """The summary up to now, or since ``reset_window``, as in ``summary.json``. Empty in a fork."""
+        """The summary up to now, or since ``reset_window``, as in ``summary.json``.
+
+        Empty in a fork, and after ``close`` if the agent had no answer within its limit: then ``summary.json`` follows.
+        """
         if os.getpid() != self._pid:
             return {}
         return self._service.summary(self._exit_hook.state)
