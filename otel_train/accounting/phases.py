@@ -341,13 +341,15 @@ class BatchPhases:
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
-        attacks = shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch)
-        if shows == closing and not (self._certain or attacks):
-            if source in self._book.open.updated and self.batch is not None:
-                _, self.batch.items = self._train_up_to((shows,), self.batch)
-                self._flush_lead()
-                self._book.close_step()
-            self._book.open.updated = (*self._book.open.updated[:1], source)
+        if shows != closing or self._certain:
+            return
+        if shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch):
+            return
+        if source in self._book.open.updated and self.batch is not None:
+            _, self.batch.items = self._train_up_to((shows,), self.batch)
+            self._flush_lead()
+            self._book.close_step()
+        self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
@@ -370,9 +372,10 @@ class BatchPhases:
 
     def _is_for_nothing(self, asked: Pass) -> bool:
         """No model ran in it, in a loop that trains; and no name, or earlier use, says that its loader evaluates."""
-        alone = self._trained and not self._decision.manual and asked is not self.left_over
         return (
-            alone
+            self._trained
+            and not self._decision.manual
+            and asked is not self.left_over
             and not asked.computed
             and self._sources.declared[asked.source] < 0
             and self.phase_of(asked) == TRAIN

@@ -219,10 +219,9 @@ class RunState:
             self._release_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
+        # Else ``check_stalls`` does, when the other threads are known.
         if self._leading is not None or mine.works or not main:
-            self._take(
-                mine, mine.account.take()
-            )  # else ``check_stalls`` does, when the other threads are known
+            self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """Adds compilations."""

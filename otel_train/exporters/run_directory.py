@@ -114,9 +114,8 @@ class RunDirectory:
                     break
             previous = directory._previous_attempt()
             if previous >= 0 and directory._lease is not None and directory._lease.abandoned_here:
-                previous -= (
-                    1  # an agent that was killed has counted this start, and put the flight file aside
-                )
+                # An agent that was killed has counted this start, and put the flight file aside.
+                previous -= 1
             else:
                 directory._archive_flight(previous)
             directory.previous_attempt = previous
