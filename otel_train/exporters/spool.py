@@ -244,7 +244,7 @@ class SpoolQueue:
         """The oldest request that can be read; None when there is none. Inside ``sending`` only."""
         for number in self._numbers() if self._state_fd >= 0 else ():
             with self._passing_over(number):
-                head = self._read(number, self._offset(number, self._state_fd))
+                head = self._read(number)
                 if head is not None:
                     return head
                 if not self._finished(number, torn=True):
@@ -355,13 +355,15 @@ class SpoolQueue:
         found = _STATE.fullmatch(os.pread(fd, _STATE_BYTES, 0))  # what is damaged says nothing
         return max((int(found[1]), int(found[2])) if found else (0, 0), self._done)
 
-    def _offset(self, number: int, fd: int) -> int:
-        segment, offset = self._sent_until(fd)
-        return offset if segment == number else 0
+    def _offset(self, number: int, state: int, fd: int) -> int:
+        """Up to where a segment, open as ``fd``, is sent. What is not the end of a line of it is another file's."""
+        segment, offset = self._sent_until(state)
+        return offset if segment == number and offset and os.pread(fd, 1, offset - 1) == b"\n" else 0
 
-    def _read(self, number: int, offset: int) -> SpooledRequest | None:
+    def _read(self, number: int, offset: int | None = None) -> SpooledRequest | None:
+        """The request at an offset of a segment; None: at the first that is not sent."""
         with open_binary(self._segment(number)) as file:
-            file.seek(offset)
+            file.seek(self._offset(number, self._state_fd, file.fileno()) if offset is None else offset)
             line = file.readline(MOST_LINE_BYTES)
             if line.endswith(b"\n"):
                 return SpooledRequest(line[:-1], number, file.tell())
@@ -370,6 +372,8 @@ class SpoolQueue:
             beginning = line[:1024]
             while line and not line.endswith(b"\n"):
                 line = file.readline(MOST_LINE_BYTES)
+            if not line:
+                return None
             problem = f"is not asked: the line has more than {MOST_LINE_BYTES} bytes"
             return SpooledRequest(beginning, number, file.tell(), problem)
 
@@ -383,7 +387,7 @@ class SpoolQueue:
         try:
             if not _locked(fd):
                 return False  # another process is appending
-            offset = self._offset(number, self._state_fd)
+            offset = self._offset(number, self._state_fd, fd)
             rest = os.fstat(fd).st_size - offset
             if rest > 0:
                 if not torn or b"\n" in os.pread(fd, MOST_LINE_BYTES, offset):
@@ -406,15 +410,9 @@ class SpoolQueue:
             self._on_error(error)
 
     def _waiting(self, number: int) -> Iterator[bytes]:
-        offset = 0
-        with suppress(OSError):
-            fd = open_below(self._state_path)
-            try:
-                offset = self._offset(number, fd)
-            finally:
-                os.close(fd)
         with open_binary(self._segment(number)) as file:
-            file.seek(offset)
+            with suppress(OSError), open_binary(self._state_path) as state:
+                file.seek(self._offset(number, state.fileno(), file.fileno()))
             yield from (line[:-1] for line in lines_of(file, MOST_LINE_BYTES) if line.endswith(b"\n"))
 
     def _numbers(self) -> list[int]:

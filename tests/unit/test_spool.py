@@ -417,13 +417,15 @@ def test_what_does_not_fit_among_the_rejected_is_counted(
         b"0000000001 -00000000100\n",
         b"99999999999999999999999\n",
         b"99999999999 00000000005\n",
+        b"0000000001 000000001000\n",
+        b"0000000001 000000000005\n",
         b"0000000001\n",
         b"\xff" * 24,
         b"\0" * 24,
     ],
 )
 def test_a_damaged_offset_stops_nothing_and_loses_nothing(tmp_path: Path, state: bytes) -> None:
-    """A negative one made every read fail for good; a number of eleven digits named segments that were never looked for."""
+    """One beyond the end of its segment, or in the middle of a line, is of another file: nothing of this one is sent."""
     before = queue(tmp_path)
     before.append(request(1))
     before.close()
@@ -501,3 +503,9 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch:
         waiting.reject(head, head.problem)
 
     assert drained(waiting) == [2]
+
+    segment.write_bytes(b"x" * 20_000)  # torn off
+    waiting.append(request(3))
+
+    assert drained(waiting) == [3]
+    assert waiting.torn == 1
