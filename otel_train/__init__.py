@@ -80,7 +80,7 @@ _PACKAGES = ("jax", "trace_analysis")
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: importing the package costs next to nothing."""
+    """Imports a public name when it is first used: importing the package costs next to nothing."""
     if name not in {*__all__, *_PACKAGES}:
         raise AttributeError(f"module 'otel_train' has no attribute {name!r}")
     from importlib import import_module
@@ -96,5 +96,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Public names, loaded or not."""
+    """Returns the public names, loaded or not."""
     return sorted({*globals(), *__all__})

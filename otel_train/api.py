@@ -53,19 +53,19 @@ class DisabledSession:
         self.add(loaders=loaders)
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
-        """Let ``loaders`` have them by name, as they are."""
+        """Lets ``loaders`` have them by name, as they are."""
         del model
         with suppress(Exception):  # of what is wrong nothing comes
             self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
-        """None: nothing is instrumented."""
+        """Returns none: nothing is instrumented."""
         return []
 
     unobserved = instrumentation_gaps
 
     def watch(self, iterable: Any, **_: str) -> Any:  # Any: any iterable
-        """``iterable`` itself."""
+        """Returns ``iterable`` itself."""
         return iterable
 
     def _nothing(self, *_: Any, **__: Any) -> None:
@@ -75,27 +75,27 @@ class DisabledSession:
     let_go_in_fork = reset_window = close = __exit__ = _nothing
 
     def begin(self, name: str) -> Token:
-        """Nothing is timed."""
+        """Times nothing."""
         return Token(name)
 
     def on(self, *_: Any, **__: Any) -> Handle:
-        """Nothing is called."""
+        """Calls nothing."""
         return Handle()
 
     cache = on
 
     def capture(self, **_: Any) -> str:  # Any: see ``otel_train.capture``
-        """None is made."""
+        """Makes no capture."""
         return "otel_train is disabled"
 
     def epoch_captures(self) -> NoEpochCaptures:
-        """None is made."""
+        """Makes no capture."""
         from otel_train.profiler.setup import NoEpochCaptures
 
         return NoEpochCaptures("otel_train is disabled")
 
     def summary(self) -> dict[str, Any]:
-        """Nothing is known."""
+        """Returns an empty summary: nothing is known."""
         return {}
 
     def __enter__(self) -> DisabledSession:
@@ -127,7 +127,7 @@ def instrument(
     tracer_provider: Any = None,
     **settings: Any,  # Any: the fields of Config
 ) -> Session:
-    """Instrument a training loop. The loop does not change.
+    """Instruments a training loop. The loop does not change.
 
     Args:
         model: what the loop calls: a Module, a sequence or a mapping of them.
@@ -183,7 +183,7 @@ def _begun(
     trackers: Mapping[str, Any],
     providers: Mapping[str, Any],
 ) -> Session:
-    """Return the session of this process with these models and loaders added; close a new one if they are wrong."""
+    """Returns the session of this process with these models and loaders added; closes a new one if they are wrong."""
     from otel_train.session import Session
 
     session = current()
@@ -212,7 +212,7 @@ def _begun(
 def _resolved(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
-    """Resolve the settings, and separate tracker objects from them. Errors are ignored if telemetry is disabled."""
+    """Resolves the settings, and separates tracker objects from them. Errors are ignored if telemetry is disabled."""
     from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import resolve
 
@@ -246,26 +246,26 @@ def _notify_started(session: Session | None) -> None:
 
 
 def current() -> Session | None:
-    """The open session of this process, if there is one. A forked child has none."""
+    """Returns the open session of this process, if there is one. A forked child has none."""
     if _sessions and not _sessions[0].closed and _sessions[0].info.pid == os.getpid():
         return _sessions[0]
     return None
 
 
 def forget_in_fork() -> None:
-    """Drop the parent's session in a forked child; it continues in the parent."""
+    """Drops the parent's session in a forked child; it continues in the parent."""
     for session in _sessions:
         session.let_go_in_fork()
     _sessions.clear()
 
 
 def stage(name: str) -> Stage:
-    """A user-defined stage, as a with-block or a decorator; see ``Stage``."""
+    """Returns a user-defined stage, as a with-block or a decorator; see ``Stage``."""
     return Stage(name)
 
 
 def begin(name: str) -> Token:
-    """Begin to time an operation; ``end(token)`` ends it, in whatever order and thread.
+    """Begins to time an operation; ``end(token)`` ends it, in whatever order and thread.
 
     Unlike a stage it belongs to no step and takes no time from one: it may overlap others, and stages.
 
@@ -283,7 +283,7 @@ def begin(name: str) -> Token:
 
 
 def end(token: Token) -> None:
-    """End the operation that ``begin`` started. A token that has ended, or is of another session, is logged and ignored.
+    """Ends the operation that ``begin`` started. A token that has ended, or is of another session, is logged and ignored.
 
     Raises:
         ConfigError: it is no token.
@@ -294,12 +294,12 @@ def end(token: Token) -> None:
 
 
 def checkpoint() -> Checkpoint:
-    """A block in which a checkpoint is saved: timed apart from the steps."""
+    """Returns a block in which a checkpoint is saved: timed apart from the steps."""
     return Checkpoint()
 
 
 def step(*, start: int | None = None) -> None:
-    """Mark the end of a step; with ``start``, only set the number of the next step.
+    """Marks the end of a step; with ``start``, only sets the number of the next step.
 
     In a run with marked steps, only the marks count as steps.
 
@@ -318,7 +318,7 @@ def epoch(of: int | None = None) -> Epoch: ...
 @overload
 def epoch(of: Iterable[T]) -> Epochs[T]: ...
 def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
-    """Mark epochs: as a with-block, around an iterable, or by a call at the begin of each.
+    """Marks epochs: as a with-block, around an iterable, or by a call at the begin of each.
 
     Where epochs are marked they are counted by the marks and by nothing else; without marks an epoch is a pass of
     the training loader. One ends when the next begins, at the end of its block, or at ``end()`` of what this
@@ -343,7 +343,7 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
 
 
 def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # Any: any iterable
-    """``iterable``, with the time to get each item recorded as stage ``data``.
+    """Returns ``iterable``, with the time to get each item recorded as stage ``data``.
 
     Args:
         iterable: anything a loop can go over.
@@ -360,14 +360,14 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
 
 
 def log(**values: Any) -> None:  # Any: numbers, or tensors of one element
-    """Hand over values: ``log(loss=loss, lr=rate)``. Tensors are read later; nothing waits for the device."""
+    """Hands over values: ``log(loss=loss, lr=rate)``. Tensors are read later; nothing waits for the device."""
     session = current()
     if session is not None:
         session.log(values)
 
 
 def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth values; else their text
-    """Record an event with attributes.
+    """Records an event with attributes.
 
     Raises:
         ConfigError: ``name`` is no name.
@@ -378,7 +378,7 @@ def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth va
 
 
 def capture(**request: Any) -> str:  # Any: see below
-    """Capture the next steps with ``torch.profiler``: ``capture(steps=5)``.
+    """Captures the next steps with ``torch.profiler``: ``capture(steps=5)``.
 
     Args:
         **request: any of ``steps``, ``warmup``, ``wait``, ``at_step``, ``activities``, ``record_shapes``,
@@ -395,13 +395,13 @@ def capture(**request: Any) -> str:  # Any: see below
 
 
 def summary() -> dict[str, Any]:
-    """The summary up to now; empty without a session."""
+    """Returns the summary up to now; empty without a session."""
     session = current()
     return {} if session is None else session.summary()
 
 
 def reset_window() -> None:
-    """Let ``summary()`` start from now."""
+    """Lets ``summary()`` start from now."""
     session = current()
     if session is not None:
         session.reset_window()

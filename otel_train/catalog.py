@@ -116,7 +116,7 @@ class Metric(NamedTuple):
 
 
 def _defined(kind: type[_T]) -> tuple[_T, ...]:
-    """The constants above, in their order."""
+    """Returns the constants above, in their order."""
     return tuple(value for value in globals().values() if isinstance(value, kind))
 
 

@@ -66,7 +66,7 @@ class Sample(NamedTuple):
         return float((self.number * (between + within)).sum()) / (self.size - 1) / self.size
 
     def quantile(self, q: float) -> Estimate:
-        """A quantile, with the interval between the occurrences that bound it.
+        """Returns a quantile, with the interval between the occurrences that bound it.
 
         Source: the distribution-free interval by order statistics; the rank of the quantile is binomial.
         """
@@ -93,7 +93,7 @@ def of_values(seconds: ArrayLike) -> Sample:
 
 
 def together(samples: Iterable[Sample]) -> Sample:
-    """The occurrences of all."""
+    """Returns the occurrences of all."""
     parts = list(samples)
     low, high, number = (np.concatenate([part[column] for part in parts]) for column in range(3))
     order = np.lexsort((high, low))
@@ -101,7 +101,7 @@ def together(samples: Iterable[Sample]) -> Sample:
 
 
 def ratio(before: Sample, after: Sample) -> Estimate:
-    """How many times as long the mean occurrence has become.
+    """Returns how many times as long the mean occurrence has become.
 
     Source: the delta method for a ratio of means, with Student's quantile at Welch's degrees of freedom. It takes
     occurrences for independent; steps that follow each other are alike, so the true interval is somewhat wider.
@@ -121,7 +121,7 @@ def ratio(before: Sample, after: Sample) -> Estimate:
 
 
 def _student(freedom: float) -> float:
-    """The two-sided 95 % quantile of Student's distribution.
+    """Returns the two-sided 95 % quantile of Student's distribution.
 
     Source: the Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5; within 1 % from 3 degrees of freedom up.
     """
@@ -157,7 +157,7 @@ class Side:
 
 
 def compare(before: Side, after: Side) -> dict[str, Any]:
-    """Compare two sides: which rows became slower or faster.
+    """Compares two sides: which rows became slower or faster.
 
     Returns:
         A document: docs/reference/comparison.md says what is in it. ``rows`` begin with the whole step.
@@ -191,7 +191,7 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
 
 
 def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
-    """Whether the step is longer by more than ``limit`` (0.05 is 5 %), with 95 % confidence.
+    """Returns whether the step is longer by more than ``limit`` (0.05 is 5 %), with 95 % confidence.
 
     Returns:
         None where it is undecided: the limit lies within the interval, or there is none.
@@ -205,7 +205,7 @@ def is_slower(document: Mapping[str, Any], limit: float) -> bool | None:
 
 
 def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
-    """An analysed trace, as ``summarize`` makes it."""
+    """Returns an analysed trace, as ``summarize`` makes it."""
     steps: Sequence[Mapping[str, Any]] = document["breakdown"]["by_step"]
     samples = {STEP: of_values([step["seconds"] for step in steps])}
     for row in document["breakdown"]["stages"]:

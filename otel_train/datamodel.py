@@ -47,11 +47,11 @@ class Anchor(FastNamedTuple):
 
     @classmethod
     def now(cls, clock: Clock = system_clock) -> Anchor:
-        """Read both clocks, one right after the other."""
+        """Reads both clocks, one right after the other."""
         return cls(time.time_ns(), clock())
 
     def unix(self, clock_ns: int) -> int:
-        """The Unix time, in nanoseconds, of an instant on the monotonic clock."""
+        """Returns the Unix time, in nanoseconds, of an instant on the monotonic clock."""
         return self.unix_ns + clock_ns - self.clock_ns
 
 
@@ -325,11 +325,11 @@ class Pace(FastNamedTuple):
     sampled: int = 0
 
     def plus(self, other: Pace) -> Pace:
-        """Both together."""
+        """Returns both together."""
         return Pace(*(a + b for a, b in zip(self, other, strict=True)))
 
     def minus(self, earlier: Pace) -> Pace:
-        """What came after ``earlier``."""
+        """Returns what came after ``earlier``."""
         return Pace(*(a - b for a, b in zip(self, earlier, strict=True)))
 
 

@@ -64,7 +64,7 @@ class Block(nn.Module):
         self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """What came in, with what the block has to add."""
+        """Returns what came in, with what the block has to add."""
         parts = self.query_key_value(self.before_attention(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -109,7 +109,7 @@ def encode(text: bytes) -> Tensor:
 
 
 def make_loaders(workers: int) -> dict[str, DataLoader[Tensor]]:
-    """Two sources to learn from and one to be tested on, of text neither of them has."""
+    """Returns two sources to learn from and one to be tested on, of text neither of them has."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in sorted(library.glob("*.py")) if path.stat().st_size > SHORTEST_FILE]
     kept_back, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
@@ -126,20 +126,20 @@ def make_loaders(workers: int) -> dict[str, DataLoader[Tensor]]:
 
 
 def forever(loader: DataLoader[Tensor]) -> Iterator[Tensor]:
-    """One pass after another."""
+    """Yields one pass after another."""
     while True:
         yield from loader
 
 
 def loss_of(model: nn.Module, batch: Tensor, device: str) -> Tensor:
-    """Surprise at the next character, in nats."""
+    """Returns the surprise at the next character, in nats."""
     batch = batch.to(device)
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float:
-    """The loss on text the model has not learned from."""
+    """Returns the loss on text the model has not learned from."""
     model.eval()
     losses = [loss_of(model, batch, device) for batch in loader]
     model.train()
@@ -147,7 +147,7 @@ def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float
 
 
 def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: argparse.Namespace) -> None:
-    """Learn until the time is up or the steps are done."""
+    """Learns until the time is up or the steps are done."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sources = [forever(loaders["code"]), forever(loaders["prose"])]
     start, seconds = time.monotonic(), options.minutes * 60
@@ -182,7 +182,7 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train as the command line says."""
+    """Trains as the command line says."""
     parser = argparse.ArgumentParser(description="Train a small character transformer on Python's own text.")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument(

@@ -53,7 +53,7 @@ class StackError(OtelTrainError):
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import ``module``; MissingExtraError if it is not installed. Errors raised inside it pass through."""
+    """Imports ``module``; raises MissingExtraError if it is not installed. Errors raised inside it pass through."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ def require(module: str, *, extra: str) -> ModuleType:
 def imported(
     module: str, modules: Mapping[str, Any] = sys.modules
 ) -> Any:  # Any: what a module has is its own
-    """``module`` if the program has imported it; None until the import is over.
+    """Returns ``module`` if the program has imported it; None until the import is over.
 
     Another thread may import it at this moment: it is in ``sys.modules`` then, and lacks most of its names.
     """
@@ -82,17 +82,17 @@ _CONTROL: Final = frozenset(map(chr, (*range(32), 127)))
 
 
 def has_control(text: str) -> bool:
-    """Whether a text has control characters. Compiling a pattern for that would take 0.1 ms at each import."""
+    """Returns whether a text has control characters. Compiling a pattern for that would take 0.1 ms at each import."""
     return not _CONTROL.isdisjoint(text)
 
 
 def refused(call: str, rule: str, remedy: str) -> ConfigError:
-    """The error for a wrong argument: ``call`` repeats the value, ``rule`` is the rule."""
+    """Returns the error for a wrong argument: ``call`` repeats the value, ``rule`` is the rule."""
     return ConfigError(f"{call}: expected {rule}. {remedy}")
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, cut, and whatever its ``repr`` does."""
+    """Returns a value in a message: on one line, cut, and whatever its ``repr`` does."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001  # the user's object may raise anything
@@ -101,7 +101,7 @@ def shown(value: object) -> str:
 
 
 def text(call: str, value: object, remedy: str) -> str:
-    """Check that ``value`` is a name: text, not empty, without control characters.
+    """Checks that ``value`` is a name: text, not empty, without control characters.
 
     Args:
         call: the call in which it stands, with ``{}`` for the value.
@@ -118,7 +118,7 @@ def text(call: str, value: object, remedy: str) -> str:
 def whole(
     call: str, value: Any, remedy: str, *, least: int = 0, most: int | None = None, other: str = ""
 ) -> int:  # Any: the user's own
-    """Convert ``value`` to an int: from Python, numpy, or a one-element tensor. ``other``: further values, for the message."""
+    """Converts ``value`` to an int: from Python, numpy, or a one-element tensor. ``other``: further values, for the message."""
     try:
         number = least - 1 if isinstance(value, bool) else index(value)
     except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several elements
@@ -130,35 +130,35 @@ def whole(
 
 
 def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
-    """``value`` as a truth value."""
+    """Returns ``value`` as a truth value."""
     if type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise refused(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
 
 
 def callable_(call: str, value: Any, rule: str, remedy: str) -> Any:  # Any: the user's own
-    """``value``, which can be called."""
+    """Returns ``value``, which can be called."""
     if callable(value):
         return value
     raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
 def by_name(call: str, value: Any, rule: str, remedy: str) -> Mapping[Any, Any]:  # Any: the user's own
-    """``value``, which has values by name."""
+    """Returns ``value``, which has values by name."""
     if isinstance(value, Mapping):
         return value
     raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
 def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Which of the known names was meant; "" where none is near."""
+    """Returns which of the known names was meant; "" where none is near."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
 def one_of(call: str, name: object, known: Iterable[str]) -> str:
-    """``name``, which is one of those known."""
+    """Returns ``name``, which is one of those known."""
     names = list(known)
     if isinstance(name, str) and name in names:
         return name

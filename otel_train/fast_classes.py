@@ -67,7 +67,7 @@ _FIELD: Any = vars(dataclasses)["_FIELD"]
 
 
 def _fields_of(cls: Any) -> dict[str, Any]:
-    """The fields of a class and its bases, as ``dataclasses.dataclass`` makes them, which also compiles a text.
+    """Returns the fields of a class and its bases, as ``dataclasses.dataclass`` makes them, which also compiles a text.
 
     A text that is compiled and run at the exit makes Python forget that it ends by Ctrl-C: its exit code is 1 then.
     """
@@ -111,7 +111,7 @@ class _Signature:
 if not TYPE_CHECKING:
 
     def fast_dataclass(*, frozen: bool, kw_only: bool) -> Callable[[type[T]], type[T]]:
-        """Make a class a dataclass whose methods are functions that all such classes share.
+        """Makes a class a dataclass whose methods are functions that all such classes share.
 
         ``dataclasses.fields``, ``replace`` and ``asdict`` work on it.
 
@@ -147,7 +147,7 @@ _values: Counter[type] = Counter()
 
 
 def _new(cls: Any, /, *given: Any, **named: Any) -> Any:
-    """Make the first values of a class, then the constructor that makes all others."""
+    """Makes the first values of a class, then the constructor that makes all others."""
     own = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
     passed = dict(zip(own._fields, given, strict=False), **named)
     values = {**own._field_defaults, **passed}
@@ -243,7 +243,7 @@ class _IntEnumMeta(type):
         return made
 
     def __call__(cls, value: int) -> Any:
-        """The member of this value; a ValueError if there is none."""
+        """Returns the member of this value; a ValueError if there is none."""
         try:
             return cls._by_value[value]
         except KeyError:

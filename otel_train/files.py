@@ -34,7 +34,7 @@ REMOTE = (
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system of ``folder``, such as ``ext4``; "" if unknown."""
+    """Returns the type of the file system of ``folder``, such as ``ext4``; "" if unknown."""
     import psutil
 
     best, kind = "", ""
@@ -96,7 +96,7 @@ class _Owners(NamedTuple):
     uid: int
 
     def check(self, status: os.stat_result) -> None:
-        """Refuse what belongs to another user, by an OSError."""
+        """Refuses what belongs to another user, by an OSError."""
         mine = os.geteuid()
         if status.st_uid in {mine, 0}:
             return
@@ -111,7 +111,7 @@ class _Owners(NamedTuple):
 
 @contextmanager
 def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owners]]:
-    """Descriptor of the folder of ``path``, the name in it, and its trusted owners."""
+    """Opens the folder of ``path``; gives its descriptor, the name in it, and its trusted owners."""
     outer, below = divided(path, root)
     at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -127,7 +127,7 @@ def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owner
 
 
 def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]]:
-    """The folder up to which links are followed, and the names below it.
+    """Returns the folder up to which links are followed, and the names below it.
 
     That folder is ``root``; where None the last one above the folders of a run directory's own layout.
     """
@@ -163,7 +163,7 @@ def _kind(name: str, at: int) -> str:
 
 
 def _checked(descriptor: int, owners: _Owners) -> int:
-    """The descriptor, if it is of a regular file with a trusted owner."""
+    """Returns the descriptor, if it is of a regular file with a trusted owner."""
     try:
         _check_file(os.fstat(descriptor), owners)
     except OSError:
@@ -180,7 +180,7 @@ def _check_file(status: os.stat_result, owners: _Owners) -> None:
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
-    """Open a file for reading; for ``root`` see ``divided``.
+    """Opens a file for reading; for ``root`` see ``divided``.
 
     Raises:
         OSError: there is none: it is gone, a link, a pipe, a device, of another user, or may not be read.
@@ -190,7 +190,7 @@ def open_below(path: Path, *, root: Path | None = None) -> int:
 
 
 def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
-    """A file of at most ``MOST_BYTES`` to read from its beginning; see ``open_below``."""
+    """Returns a file of at most ``MOST_BYTES`` to read from its beginning; see ``open_below``."""
     descriptor = open_below(path, root=root)
     if os.fstat(descriptor).st_size > MOST_BYTES:
         os.close(descriptor)
@@ -199,14 +199,14 @@ def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
 
 
 def open_given(path: Path) -> BinaryIO:
-    """Open a file that the user named: links are followed, unless it is in a folder of a run directory."""
+    """Opens a file that the user named: links are followed, unless it is in a folder of a run directory."""
     if len(divided(path)[1]) > 1:
         return open_binary(path)
     return os.fdopen(_named(path), "rb")
 
 
 def problem_of(path: Path, *, root: Path | None = None) -> str:
-    """Why a file cannot be read; "" if it can."""
+    """Returns why a file cannot be read; "" if it can."""
     try:
         os.close(open_below(path, root=root))
     except OSError as error:
@@ -215,7 +215,7 @@ def problem_of(path: Path, *, root: Path | None = None) -> str:
 
 
 def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int:
-    """A descriptor of a file to write and to read, made where it is missing; see ``open_below``.
+    """Returns a descriptor of a file to write and to read, made where it is missing; see ``open_below``.
 
     With ``new`` it must be missing: a FileExistsError else.
     """
@@ -225,12 +225,12 @@ def open_to_write(path: Path, *, append: bool = False, new: bool = False) -> int
 
 
 def create(path: Path) -> int:
-    """Create a file for writing; fails if anything has that name, even a link."""
+    """Creates a file for writing; fails if anything has that name, even a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, for our user alone. One that is there stays as it is."""
+    """Makes a folder, and those above it, for our user alone. One that is there stays as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
@@ -238,7 +238,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
-    """Refuse, by an OSError, to write into a run directory of another user, or through a link in place of its folder ``rank``."""
+    """Raises OSError for a run directory of another user, or one whose folder ``rank`` is a link."""
     status = run.stat()
     owners = _Owners(run, status.st_uid)
     owners.check(status)
@@ -254,7 +254,7 @@ def check_run_folder(run: Path, rank: Path) -> None:
 
 
 def mark_of(path: Path) -> Mark | None:
-    """The current version of a regular file; None if there is none."""
+    """Returns the current version of a regular file; None if there is none."""
     try:
         status = path.lstat()
     except OSError:
@@ -263,7 +263,7 @@ def mark_of(path: Path) -> Mark | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is a folder of its own; a link to one is not."""
+    """Returns whether it is a folder of its own; a link to one is not."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -280,7 +280,7 @@ def folders_in(path: Path) -> list[str]:
 
 
 def rank_folders(run: Path) -> dict[int, Path]:
-    """The folder of each rank of a run, by rank."""
+    """Returns the folder of each rank of a run, by rank."""
     found = {
         int(name[4:]): run / name
         for name in folders_in(run)
@@ -293,7 +293,7 @@ def rank_folders(run: Path) -> dict[int, Path]:
 
 
 def read_part(path: Path, start: int, most_bytes: int) -> bytes:
-    """Bytes of a file; from its end where ``start`` is negative."""
+    """Returns the bytes of a file; from its end where ``start`` is negative."""
     with open_binary(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(start if start >= 0 else max(0, size + start))
@@ -301,12 +301,12 @@ def read_part(path: Path, start: int, most_bytes: int) -> bytes:
 
 
 def read_bytes(path: Path, most_bytes: int, *, root: Path | None = None) -> bytes:
-    """A file as a whole; an OSError where it has more than ``most_bytes``."""
+    """Returns a file as a whole; an OSError where it has more than ``most_bytes``."""
     return _bounded(open_below(path, root=root), most_bytes)
 
 
 def read_word(path: Path) -> str:
-    """The text of a file with one short line, without its end; "" if there is none."""
+    """Returns the text of a file with one short line, without its end; "" if there is none."""
     try:
         return read_bytes(path, 4096).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -314,7 +314,7 @@ def read_word(path: Path) -> str:
 
 
 def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Read a regular file that the user named; links are followed."""
+    """Reads a regular file that the user named; links are followed."""
     return _bounded(_named(path), most_bytes)
 
 
@@ -338,7 +338,7 @@ def _bounded(descriptor: int, most_bytes: int) -> bytes:
 
 
 def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[bytes]:
-    """The lines of a file with their ends; a longer line is cut, without an end."""
+    """Yields the lines of a file with their ends; a longer line is cut, without an end."""
     while line := file.readline(most_bytes):
         yield line
         while len(line) == most_bytes and not line.endswith(b"\n"):
@@ -349,7 +349,7 @@ def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[byte
 
 
 def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
-    """A JSON object in a file of its own; see ``parse_json``.
+    """Returns a JSON object in a file of its own; see ``parse_json``.
 
     Raises:
         RunDirectoryError: it is not there, not regular, too large, too deep, or no such object.
@@ -371,7 +371,7 @@ class JsonFileCache:
         self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
 
     def get(self, path: Path) -> dict[str, Any]:
-        """The content of the file; raises as ``read_json``."""
+        """Returns the content of the file; raises as ``read_json``."""
         mark = mark_of(path)
         kept = self._kept.get(path)
         if mark is not None and kept is not None and kept[0] == mark:
@@ -384,7 +384,7 @@ class JsonFileCache:
         return value
 
     def get_or_empty(self, path: Path, warnings: list[str]) -> dict[str, Any]:
-        """As ``get``; what cannot be read is empty, with a warning unless it does not exist."""
+        """Does what ``get`` does; what cannot be read is empty, with a warning unless it does not exist."""
         try:
             return self.get(path)
         except RunDirectoryError as error:
@@ -394,7 +394,7 @@ class JsonFileCache:
 
 
 def parse_json(text: bytes | str) -> object:
-    """A JSON value; a ValueError for what is no JSON, or nested deeper than ``MOST_DEPTH``.
+    """Returns a JSON value; a ValueError for what is no JSON, or nested deeper than ``MOST_DEPTH``.
 
     NaN, Infinity, what overflows a float and integers beyond 64 bits become None: we write null for them, and one wrong
     number must not hide the rest of a document.
@@ -440,7 +440,7 @@ _decoder: Final = json.JSONDecoder(
 
 
 def make_gitignored_folder(folder: Path) -> None:
-    """Make a missing folder, for this user alone, and let git ignore it. One that is there stays as it is."""
+    """Makes a missing folder, for this user alone, and lets git ignore it. One that is there stays as it is."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=FOLDER_MODE)
@@ -450,18 +450,18 @@ def make_gitignored_folder(folder: Path) -> None:
 
 
 def replace_json(path: Path, value: object) -> None:
-    """Replace a file with a JSON document as a whole; as ``replace_text``."""
+    """Replaces a file with a JSON document as a whole; as ``replace_text``."""
     replace_text(path, dump_json(value, indent=2) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole; only our user may read it. After an OSError the old file is as it was."""
+    """Replaces a file as a whole; only our user may read it. After an OSError the old file is as it was."""
     with replacing(path) as file:
         file.write(text.encode("utf-8", "replace"))
 
 
 def replace_named(path: Path, text: str) -> None:
-    """As ``replace_text``, at a path that a user named: a device, a pipe or a socket there stays, also behind a link."""
+    """Does what ``replace_text`` does at a path that a user named: a device, a pipe or a socket there stays, also behind a link."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -471,7 +471,7 @@ def replace_named(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` once it is whole; only our user may read it."""
+    """Opens a file that takes the place of ``path`` once it is whole; only our user may read it."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         fresh.unlink(missing_ok=True)  # of a process with our number that was killed here
@@ -485,7 +485,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def dump_json(value: object, indent: int | None = None) -> str:
-    """JSON that every parser takes: NaN and infinities become null, foreign objects their text."""
+    """Returns JSON that every parser takes: NaN and infinities become null, foreign objects their text."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False, default=str, ensure_ascii=False)
     except ValueError:
@@ -529,7 +529,7 @@ class BoundedLines:
         self._size_bytes = 0
 
     def append(self, line: str) -> bool:
-        """Write one line (without newline). False when it could not be written."""
+        """Writes one line (without newline). False when it could not be written."""
         data = line.encode("utf-8", "replace") + b"\n"
         if len(data) > self._max_bytes // 2:
             self.dropped_lines += 1
@@ -547,7 +547,7 @@ class BoundedLines:
         return True
 
     def close(self) -> None:
-        """Let go of the file. A later line opens it again."""
+        """Lets go of the file. A later line opens it again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -580,7 +580,7 @@ class BoundedLines:
 
 
 def append_whole(fd: int, data: bytes, size_bytes: int) -> None:
-    """Write data behind the ``size_bytes`` of a file; after an error, the file has that size again."""
+    """Writes data behind the ``size_bytes`` of a file; after an error, the file has that size again."""
     written = 0
     try:
         while written < len(data):
@@ -592,12 +592,12 @@ def append_whole(fd: int, data: bytes, size_bytes: int) -> None:
 
 
 def predecessor(path: Path) -> Path:
-    """Path of the older half of a bounded file."""
+    """Returns the path of the older half of a bounded file."""
     return path.with_name(path.name + ".1")
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of OTLP metrics; what a crash tore off is skipped. A RunDirectoryError where there is none."""
+    """Returns the last whole line of OTLP metrics, else raises RunDirectoryError. What a crash tore off is skipped."""
     try:
         lines = read_part(path, -_METRICS_TAIL_BYTES, _METRICS_TAIL_BYTES).splitlines(keepends=True)
     except OSError as error:
@@ -611,7 +611,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The object on one line, or None for a torn or foreign one."""
+    """Returns the object on one line, or None for a torn or foreign one."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -112,7 +112,7 @@ class TimedFunction:
         self.compiling = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
+        """Calls the function."""
         recorder, function = active_session.stages, self.__wrapped__
         if (recorder is None and active_session.wanted is None) or not self._jax.computes(args, kwargs):
             return function(*args, **kwargs)

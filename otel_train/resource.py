@@ -74,7 +74,7 @@ class RankPlace(FastNamedTuple):
 
 
 def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> RankPlace:
-    """Rank, world size and node of a process with this environment. ``live``: rank and world size from a better source."""
+    """Returns rank, world size and node of a process with this environment. ``live``: rank and world size from a better source."""
     launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
     rank = _number(environ, launcher.rank) or 0
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
@@ -95,7 +95,7 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
 
 
 def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
-    """Rank and sizes of a Ray Train worker, under torchrun's names; empty elsewhere. Imports nothing.
+    """Returns the rank and sizes of a Ray Train worker, under torchrun's names; empty elsewhere. Imports nothing.
 
     Workers with the torch backend have the same in their environment; others do not.
     """
@@ -120,7 +120,7 @@ _ATTEMPT: Final = "(.+)/attempt_[0-9]+/[0-9]+/error[.]json"
 
 
 def given_run_id(environ: Mapping[str, str]) -> str:
-    """The id that a launcher, a scheduler or a tracker has given this run; "" if none has. Not unique by itself."""
+    """Returns the id that a launcher, a scheduler or a tracker has given this run; "" if none has. Not unique by itself."""
     return (
         environ.get("WANDB_RUN_ID")
         or rendezvous_of(environ)
@@ -131,13 +131,13 @@ def given_run_id(environ: Mapping[str, str]) -> str:
 
 
 def rendezvous_of(environ: Mapping[str, str]) -> str:
-    """The id of torchrun's rendezvous, which whoever calls it makes up; its own default is the word "none"."""
+    """Returns the id of torchrun's rendezvous, which whoever calls it makes up; its own default is the word "none"."""
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     return elastic if elastic != "none" else ""
 
 
 def slurm_job(environ: Mapping[str, str]) -> str:
-    """The number of a Slurm job, and of its task in an array; unique on its cluster."""
+    """Returns the number of a Slurm job, and of its task in an array; unique on its cluster."""
     names = ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID")
     return (
         "_".join(environ[name] for name in names if environ.get(name)) if environ.get("SLURM_JOB_ID") else ""
@@ -145,7 +145,7 @@ def slurm_job(environ: Mapping[str, str]) -> str:
 
 
 def torchrun_start(environ: Mapping[str, str]) -> str:
-    """Unique id of this start of torchrun on this host, also across restarts of its workers; "" without torchrun.
+    """Returns the unique id of this start of torchrun on this host, also across restarts of its workers; "" without torchrun.
 
     It is the folder with a random name that torchrun makes for what workers leave behind.
     """
@@ -154,7 +154,7 @@ def torchrun_start(environ: Mapping[str, str]) -> str:
 
 
 def restarts(environ: Mapping[str, str]) -> int:
-    """How often the run has been started again, as far as the launcher and the scheduler count."""
+    """Returns how often the run has been started again, as far as the launcher and the scheduler count."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return sum(_number(environ, name) or 0 for name in counts)
 
@@ -171,7 +171,7 @@ def _speaks(launcher: Launcher, environ: Mapping[str, str]) -> bool:
 
 
 def _is_pod_of_many(environ: Mapping[str, str]) -> bool:
-    """Whether this is one pod of a job over several, each with one rank, as Kubeflow and Indexed Jobs start them."""
+    """Returns whether this is one pod of a job over several, each with one rank, as Kubeflow and Indexed Jobs start them."""
     elsewhere = environ.get("MASTER_ADDR", "") not in LOOPBACK
     return "KUBERNETES_SERVICE_HOST" in environ and "LOCAL_RANK" not in environ and elsewhere
 
@@ -255,7 +255,7 @@ class RunInfo:
         return self.run_id if self.training == 1 else f"{self.run_id}/{self.training}"
 
     def placed(self, run_id: str, training: int, attempt: int) -> RunInfo:
-        """The same process, as its run directory counts it."""
+        """Returns the same process, as its run directory counts it."""
         return replace(
             self, run_id=run_id, training=training, attempt=attempt,
             run_name=run_id if self.run_name == self.run_id else self.run_name,
@@ -264,7 +264,7 @@ class RunInfo:
 
 
 def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
-    """Rank and world size of ``torch.distributed``, if it is loaded and initialised. Imports nothing."""
+    """Returns the rank and world size of ``torch.distributed``, if it is loaded and initialised. Imports nothing."""
     distributed = imported("torch.distributed", modules)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -272,7 +272,7 @@ def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | No
 
 
 def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
-    """The same; None also where this is the only rank."""
+    """Returns the same; None also where this is the only rank."""
     ranks = live_ranks(modules)
     return ranks if ranks is not None and ranks[1] > 1 else None
 
@@ -285,7 +285,7 @@ NOT_SHARED_BY: Final = frozenset({"dp", "data", "expert", "ep"})
 
 
 def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
-    """Whether this is the first rank of its model replica, by the process groups that exist. Imports nothing.
+    """Returns whether this is the first rank of its model replica, by the process groups that exist. Imports nothing.
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
@@ -293,12 +293,12 @@ def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
 
 
 def shares_replica() -> bool:
-    """Whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
+    """Returns whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
     return any(size > 1 for _, size in _in_replica(sys.modules))
 
 
 def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(place of this rank, ranks) in every group whose ranks share a model replica."""
+    """Returns (place of this rank, ranks) in every group whose ranks share a model replica."""
     c10d = modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
     ranks = live_ranks(modules)
@@ -312,13 +312,13 @@ def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def parent_mark() -> str:
-    """Unique id of the parent process on this host; equal for all its children."""
+    """Returns the unique id of the parent process on this host; equal for all its children."""
     parent = os.getppid()
     return process_mark(parent) or str(parent)
 
 
 def process_mark(pid: int) -> str:
-    """Unique id of a process on this host, different from a later one with the same pid; "" if it has ended."""
+    """Returns the unique id of a process on this host, different from a later one with the same pid; "" if it has ended."""
     try:
         # Ticks since boot: unlike a start time in seconds they do not move when the clock is set.
         stat = (
@@ -336,12 +336,12 @@ def process_mark(pid: int) -> str:
 
 
 def user_id() -> int:
-    """The account that this process runs under; 0 on systems that have none."""
+    """Returns the account that this process runs under; 0 on systems that have none."""
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
 def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace") -> str:
-    """The namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
+    """Returns the namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             return file.read(_MOST_NAMESPACE).strip()
@@ -370,7 +370,7 @@ class Process:
 def detect(
     config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
 ) -> RunInfo:
-    """Detect the identity of this process from its environment; ranks on several hosts also call ``process.start``.
+    """Detects the identity of this process from its environment; ranks on several hosts also call ``process.start``.
 
     The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
     ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
@@ -410,7 +410,7 @@ def detect(
 
 
 def _encodable(text: str) -> str:
-    """A text of the environment may have bytes that are no UTF-8, which no exporter can send."""
+    """Replaces bytes of a text of the environment that are no UTF-8, which no exporter can send."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -422,7 +422,7 @@ def _leads(config: Config, place: RankPlace, process: Process) -> bool:
 
 
 def instance_id(run_id: str, rank: int) -> str:
-    """``service.instance.id`` of a rank: a UUID version 5, the same after a restart."""
+    """Returns ``service.instance.id`` of a rank: a UUID version 5, the same after a restart."""
     import uuid
 
     return str(uuid.uuid5(uuid.UUID(INSTANCE_NAMESPACE), f"{run_id}/{rank}"))
@@ -431,7 +431,7 @@ def instance_id(run_id: str, rank: int) -> str:
 def resource_attributes(
     info: RunInfo, environ: Mapping[str, str] = os.environ, *, modules: Mapping[str, Any] = sys.modules
 ) -> dict[str, str | int]:
-    """Attributes of the OpenTelemetry resource, which identify the sender.
+    """Returns the attributes of the OpenTelemetry resource, which identify the sender.
 
     ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
     """
@@ -471,12 +471,12 @@ ABOUT: Final = (
 
 
 def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
-    """Values of the labels of ``train.run.info``: owner and place of the run."""
+    """Returns the values of the labels of ``train.run.info``: owner and place of the run."""
     return tuple(next((str(resource[name]) for name in names if resource.get(name)), "") for names in ABOUT)
 
 
 def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty where it is wrong.
+    """Returns ``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty where it is wrong.
 
     Source: OpenTelemetry specification, resource SDK: on any error the whole value is discarded, and
     the error reported.
@@ -490,7 +490,7 @@ def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
-    """What is wrong in ``OTEL_RESOURCE_ATTRIBUTES``."""
+    """Returns what is wrong in ``OTEL_RESOURCE_ATTRIBUTES``."""
     for item in environ.get(RESOURCE, "").split(","):
         name, equals, _ = item.partition("=")
         if item.strip() and not (equals and name.strip()):
@@ -500,12 +500,12 @@ def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
 
 
 def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
-    """Id of an unnamed run: start time in UTC, and a unique suffix."""
+    """Returns the id of an unnamed run: start time in UTC, and a unique suffix."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_ns / 1e9))}-{entropy.hex()}"
 
 
 def _scope(environ: Mapping[str, str], resource: Mapping[str, str], process: Process) -> tuple[str, str, str]:
-    """Where ids that a site gives are unique: cluster, namespace, account. The same on all ranks of a job."""
+    """Returns where ids that a site gives are unique: cluster, namespace, account. The same on all ranks of a job."""
     cluster = resource.get("k8s.cluster.name") or environ.get("SLURM_CLUSTER_NAME") or ""
     namespace = resource.get("k8s.namespace.name") or environ.get("POD_NAMESPACE") or ""
     if not namespace and "KUBERNETES_SERVICE_HOST" in environ:
@@ -521,7 +521,7 @@ def _job_id(
     process: Process,
     scope: tuple[str, str, str],
 ) -> str:
-    """Id of the scheduler's or torchrun's job; "" without one."""
+    """Returns the id of the scheduler's or torchrun's job; "" without one."""
     rendezvous, slurm, uid = rendezvous_of(environ), slurm_job(environ), resource.get("k8s.job.uid", "")
     job = slurm and "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), slurm)))
     if not job and environ.get("RAY_JOB_ID"):  # counted by each cluster of Ray for itself
@@ -536,7 +536,7 @@ def _job_id(
 
 
 def _start(environ: Mapping[str, str], place: RankPlace, process: Process) -> str:
-    """Id shared by all ranks of one start, and by no other start; "" if ranks on several hosts cannot agree on one."""
+    """Returns the id shared by all ranks of one start, and by no other start; "" if ranks on several hosts cannot agree on one."""
     # In a pod a container that is started again goes on with the job.
     in_pod = "KUBERNETES_SERVICE_HOST" in environ
     if place.local_world_size < place.world_size:
@@ -569,7 +569,7 @@ def _hash(text: str) -> str:
 
 
 def torch_versions(modules: Mapping[str, Any] = sys.modules) -> dict[str, str | int]:
-    """Resource attributes of torch, if it is loaded. Imports nothing."""
+    """Returns the resource attributes of torch, if it is loaded. Imports nothing."""
     torch = imported("torch", modules)
     if torch is None:
         return {}

@@ -92,7 +92,7 @@ class Handle:
         self._undo = undo
 
     def remove(self) -> None:
-        """Take it back. A second call does nothing."""
+        """Takes it back. A second call does nothing."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -164,7 +164,7 @@ class ExitHook:
         return "terminated" if came else self._state
 
     def install(self) -> None:
-        """Register with ``atexit`` and ``multiprocessing``, in place of ``sys.exit``, and for SIGTERM."""
+        """Registers with ``atexit`` and ``multiprocessing``, in place of ``sys.exit``, and for SIGTERM."""
         atexit.register(self._at_exit)
         util: Any = sys.modules.get("multiprocessing.util")
         if util is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
@@ -180,7 +180,7 @@ class ExitHook:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Inside the block SIGTERM raises ``Terminated`` where it would close the session."""
+        """Lets SIGTERM raise ``Terminated`` inside the block where it would close the session."""
         self._starting = True
         try:
             yield
@@ -188,7 +188,7 @@ class ExitHook:
             self._starting = False
 
     def close_first(self, wanted: bool) -> None:  # noqa: FBT001 - a state
-        """Whether SIGTERM has to close the session before it ends the program. From any thread, and from time to time.
+        """Returns whether SIGTERM has to close the session before it ends the program. From any thread, and from time to time.
 
         The program may have set a handler of its own meanwhile, and then the default action again. Only the main thread may set a
         handler of Python, so another one has it do that between two of its bytecodes.
@@ -204,7 +204,7 @@ class ExitHook:
                 _adapt_on_main_thread()
 
     def adapt(self) -> None:
-        """Set the handler of SIGTERM that is wanted now, unless there is one of the program's. On the main thread."""
+        """Sets the handler of SIGTERM that is wanted now, unless there is one of the program's. On the main thread."""
         now = signal.getsignal(signal.SIGTERM)
         if self._removed or os.getpid() != self._pid:
             return
@@ -227,11 +227,11 @@ class ExitHook:
                 self._extension.watch_term(self._signal_word, 0)
 
     def hold(self) -> None:
-        """Let SIGTERM wait until ``remove``, where it closes the session."""
+        """Lets SIGTERM wait until ``remove``, where it closes the session."""
         self._closing = True
 
     def remove(self) -> None:
-        """Restore the previous handlers. A handler that was set over this one stays. A deferred SIGTERM is delivered now."""
+        """Restores the previous handlers. A handler that was set over this one stays. A deferred SIGTERM is delivered now."""
         atexit.unregister(self._at_exit)
         if self._child is not None:
             self._child.cancel()
@@ -248,12 +248,12 @@ class ExitHook:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def let_go_in_fork(self) -> None:
-        """In a forked child SIGTERM does what it does without a session."""
+        """Restores in a forked child what SIGTERM does without a session."""
         if not self._removed:
             self._put_back()
 
     def set_state(self, state: str) -> None:
-        """Set how the run ended; derived from the current exception if empty. ``terminated`` stays."""
+        """Sets how the run ended; derived from the current exception if empty. ``terminated`` stays."""
         if self.state != "terminated":
             self._state = state or self.of(sys.exc_info()[1])
         else:
@@ -261,7 +261,7 @@ class ExitHook:
 
     @staticmethod
     def of(error: BaseException | None) -> str:
-        """The state that an exception leaves a run in."""
+        """Returns the state that an exception leaves a run in."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
             return "finished"
         if isinstance(error, Terminated):
@@ -305,12 +305,12 @@ class ExitHook:
             self._close(self.of(error))
 
     def _child_ends(self) -> None:
-        """Called when a child of ``multiprocessing`` ends, which it does without ``atexit``."""
+        """Closes when a child of ``multiprocessing`` ends, which it does without ``atexit``."""
         if self._closes_first:  # else the agent sees the end, and delivers what is left
             self._close("")
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
-        """Handle SIGTERM: deliver the data, then do what would have been done without otel_train."""
+        """Handles SIGTERM: delivers the data, then does what would have been done without otel_train."""
         mine = os.getpid() == self._pid
         if self._extension is not None:
             self._extension.term_begun()
@@ -330,7 +330,7 @@ class ExitHook:
 
 
 def interpreter() -> str:
-    """The program to run Python with; "" where that is not known.
+    """Returns the program to run Python with; "" where that is not known.
 
     A frozen program (PyInstaller, cx_Freeze) names itself, and runs nothing but itself: it would train a second time.
     """
@@ -338,7 +338,7 @@ def interpreter() -> str:
 
 
 def end_by_sigterm() -> None:
-    """End this process as SIGTERM ends one without a handler."""
+    """Ends this process as SIGTERM ends one without a handler."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -379,7 +379,7 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def free_in_forks(lock: _Lock) -> _Lock:
-    """``lock``, which a forked child finds free: the thread that held it meanwhile is not there to release it."""
+    """Returns ``lock``, which a forked child finds free: the thread that held it meanwhile is not there to release it."""
     _locks.add(lock)
     return lock
 
@@ -395,7 +395,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_importing_main() -> bool:
-    """Whether ``multiprocessing`` is making this process ready, which imports the main module of its parent.
+    """Returns whether ``multiprocessing`` is making this process ready, which imports the main module of its parent.
 
     Whatever the module does at its top level is done again here, in every child: it is no training.
     """
@@ -404,7 +404,7 @@ def is_importing_main() -> bool:
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised it: the program's watchdog, wherever the main thread happened to be."""
+    """Returns whether a handler of a signal has raised it: the program's watchdog, wherever the main thread happened to be."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {id(code) for handler in handlers if (code := getattr(handler, "__code__", None)) is not None}
     trace = error.__traceback__
@@ -443,7 +443,7 @@ def sigchld_deferred() -> Iterator[None]:
 
 @contextmanager
 def collection_deferred() -> Iterator[None]:
-    """Inside the block the garbage collector does not start by itself.
+    """Keeps the garbage collector from starting by itself inside the block.
 
     For imports: what they make stays, so a collection frees none of it, and the ten that would run cost 4 ms. The program
     finds the collector on afterwards, or off, as it was. The next collection of young objects does not go through what was
@@ -464,7 +464,7 @@ def collection_deferred() -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
-    """Block these signals, and no others, in this thread and those that it starts."""
+    """Blocks these signals, and no others, in this thread and those that it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -476,7 +476,7 @@ def _signals_blocked(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def signals_unblocked() -> AbstractContextManager[None]:
-    """Inside the block no signal is blocked: for processes that are started, which inherit what their thread blocks."""
+    """Blocks no signal inside the block: for processes that are started, which inherit what their thread blocks."""
     return _signals_blocked(())
 
 
@@ -489,7 +489,7 @@ class DaemonThread(threading.Thread):
     _FAULTS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
 
     def start(self) -> None:
-        """Start it.
+        """Starts it.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -500,7 +500,7 @@ class DaemonThread(threading.Thread):
 
 
 def daemon_thread(target: Callable[[], object], name: str) -> threading.Thread:
-    """A ``DaemonThread``, not started yet.
+    """Returns a ``DaemonThread``, not started yet.
 
     It sees the context variables of the thread that makes it: an agent serves many ranks, and logs to the one that a
     thread works for.
@@ -516,7 +516,7 @@ _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(value: object, *, most: int = MOST_CHARACTERS, lines: bool = False) -> str:
-    """Text in which nothing moves the cursor, colours, hides or reorders: such characters read as their escapes.
+    """Returns a text in which nothing moves the cursor, colours, hides or reorders: such characters read as their escapes.
 
     Args:
         value: anything with a text, such as the name of a folder or what a server answered.
@@ -532,12 +532,12 @@ def printable(value: object, *, most: int = MOST_CHARACTERS, lines: bool = False
 
 
 def is_printable(letter: str) -> bool:
-    """Whether a character shows as itself and does nothing else."""
+    """Returns whether a character shows as itself and does nothing else."""
     return unicodedata.category(letter) not in _UNPRINTABLE
 
 
 def escaped(letter: str) -> str:
-    """How a character reads that may not be shown."""
+    """Returns how a character reads that may not be shown."""
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
@@ -545,7 +545,7 @@ class PrintableRecords(logging.Filter):
     """Makes every record of a logger printable: reasons of servers, paths and exceptions are foreign text."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record; keep it."""
+        """Changes the record; keeps it."""
         try:
             said = record.getMessage()
         except (TypeError, ValueError):  # its arguments do not fit; the handler that formats it reports that

@@ -81,7 +81,7 @@ class Session:
     # -- what the user calls ---------------------------------------------------------------------
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
-        """Instrument more models and loaders. What is instrumented already is not instrumented twice.
+        """Instruments more models and loaders. What is instrumented already is not instrumented twice.
 
         Raises:
             ConfigError: a model is no Module, a loader cannot be iterated, a name is used twice.
@@ -96,7 +96,7 @@ class Session:
             self._recording.probes.follow_compiled()
 
     def track(self, given: Mapping[str, Any]) -> None:
-        """Log to runs and writers that the program has, by the name of the setting.
+        """Logs to runs and writers that the program has, by the name of the setting.
 
         Raises:
             ConfigError: one of them cannot be logged to.
@@ -104,7 +104,7 @@ class Session:
         self._service.track(given)
 
     def provide(self, meters: Any = None, tracers: Any = None) -> None:  # Any: providers of the SDK
-        """Export by way of OpenTelemetry providers of the program's own as well.
+        """Exports by way of OpenTelemetry providers of the program's own as well.
 
         Raises:
             ConfigError: one of them is none of the SDK's.
@@ -112,11 +112,11 @@ class Session:
         self._service.provide({"meters": meters, "tracers": tracers})
 
     def find_models(self, finder: RootFinder | None = None) -> None:
-        """Watch every model that ``finder`` meets, until the session closes; None: unless that is done already."""
+        """Watches every model that ``finder`` meets, until the session closes; None: unless that is done already."""
         self._recording.probes.find_models(finder)
 
     def name_loaders(self, name: Callable[[Any], str]) -> None:
-        """Name loaders that were not given by what ``name(loader)`` returns; "" for what the program calls them.
+        """Names loaders that were not given by what ``name(loader)`` returns; "" for what the program calls them.
 
         Raises:
             ConfigError: it cannot be called.
@@ -126,7 +126,7 @@ class Session:
         self._recording.probes.called = name
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
-        """Print these blocks on the console, in addition to ``console_metrics``.
+        """Prints these blocks on the console, in addition to ``console_metrics``.
 
         Raises:
             ConfigError: one of them does not exist.
@@ -139,12 +139,12 @@ class Session:
         return self._service.epoch_captures()
 
     def let_go_in_fork(self) -> None:
-        """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
+        """Takes out the hooks in a forked child, and leaves files, threads and sockets to the parent."""
         if os.getpid() != self._pid:
             self._recording.end()
 
     def watch(self, iterable: Any, *, name: str, phase: str = "") -> Any:  # Any: any iterable
-        """Watch one more iterable; what to iterate.
+        """Watches one more iterable; returns what to iterate.
 
         Raises:
             ConfigError: it cannot be iterated, or name or phase is none.
@@ -169,7 +169,7 @@ class Session:
         return self._service.metrics_url
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Keep values; tensors are read later, by another thread.
+        """Keeps values; tensors are read later, by another thread.
 
         Raises:
             ConfigError: they have no names.
@@ -177,7 +177,7 @@ class Session:
         self._recording.values.log(values)
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Record an event.
+        """Records an event.
 
         Raises:
             ConfigError: it has no name, or what there is to say about it has none.
@@ -185,19 +185,19 @@ class Session:
         self._recording.values.event(name, attributes)
 
     def capture(self, **request: Any) -> str:
-        """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
+        """Captures the next steps with ``torch.profiler``; see ``otel_train.capture``."""
         return self._service.capture(request)
 
     def begin(self, name: str) -> Token:
-        """Begin to time an operation; see ``otel_train.begin``."""
+        """Begins to time an operation; see ``otel_train.begin``."""
         return self._recording.timers.begin(name)
 
     def end(self, token: Token) -> None:
-        """End what ``begin`` began."""
+        """Ends what ``begin`` began."""
         self._recording.timers.end(token)
 
     def report(self) -> None:
-        """Log now: rows of trackers, blocks on the console, the run summary. Does not wait."""
+        """Logs now: rows of trackers, blocks on the console, the run summary. Does not wait."""
         self._recording.stages.report()
 
     def on(
@@ -207,7 +207,7 @@ class Session:
         before: Callable[[], object] | None = None,
         after: Callable[[], object] | None = None,
     ) -> Handle:
-        """Register callbacks before and after each call of a stage, on the calling thread.
+        """Registers callbacks before and after each call of a stage, on the calling thread.
 
         (From a thread that runs no stages: on the thread that started the session.) What it takes is not part of
         the stage. One that fails is said once, counted, and off after three times.
@@ -237,7 +237,7 @@ class Session:
         return self._recording.last_batch.fetch_ms
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
-        """Count a cache of the program's own as memory: ``size()`` gives its bytes, called on a thread of otel_train.
+        """Counts a cache of the program's own as memory: ``size()`` gives its bytes, called on a thread of otel_train.
 
         Raises:
             ConfigError: it cannot be called, or has no name.
@@ -245,7 +245,7 @@ class Session:
         return self._service.caches.add(name, size)
 
     def summary(self) -> dict[str, Any]:
-        """The summary up to now, or since ``reset_window``, as in ``summary.json``.
+        """Returns the summary up to now, or since ``reset_window``, as in ``summary.json``.
 
         Empty in a fork, and after ``close`` if the agent had no answer within its limit: then ``summary.json`` follows.
         """
@@ -254,18 +254,18 @@ class Session:
         return self._service.summary(self._exit_hook.state)
 
     def reset_window(self) -> None:
-        """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
+        """Lets ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
         if os.getpid() == self._pid:
             self._service.reset_window()
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
-        """What could not be instrumented, with reason and remedy."""
+        """Returns what could not be instrumented, with reason and remedy."""
         return self._service.instrumentation_gaps()
 
     unobserved = instrumentation_gaps  # the former name, for one release
 
     def close(self, state: str = "") -> None:
-        """Export the remaining data and remove all instrumentation: hooks, patches, threads, sockets, files.
+        """Exports the remaining data and removes all instrumentation: hooks, patches, threads, sockets, files.
 
         Args:
             state: how the run ended; found out when empty.

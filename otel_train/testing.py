@@ -26,11 +26,11 @@ class FakeClock:
         self.now_ns = now_ns
 
     def __call__(self) -> int:
-        """The present reading, in nanoseconds."""
+        """Returns the present reading, in nanoseconds."""
         return self.now_ns
 
     def tick(self, ns: int = 0, *, us: float = 0, ms: float = 0, s: float = 0) -> int:
-        """Let time pass: nanoseconds, microseconds, milliseconds and seconds add up.
+        """Lets time pass: nanoseconds, microseconds, milliseconds and seconds add up.
 
         Returns:
             The new reading.
@@ -58,11 +58,11 @@ class Kept:
         self.closed = False
 
     def export(self, batch: ExportBatch) -> None:
-        """Keep ``batch``."""
+        """Keeps ``batch``."""
         self.batches.append(batch)
 
     def close(self, timeout_s: float) -> None:
-        """Note that it is over; there is nothing to wait for."""
+        """Records that it is over; there is nothing to wait for."""
         del timeout_s
         self.closed = True
 
@@ -82,6 +82,6 @@ class Kept:
         return [batch.snapshot for batch in self.batches if batch.snapshot is not None]
 
     def family(self, name: str) -> MetricFamily | None:
-        """The last reading of a metric, by its OpenTelemetry name; None if it was never published."""
+        """Returns the last reading of a metric, by its OpenTelemetry name; None if it was never published."""
         families = self.snapshots[-1].families if self.snapshots else ()
         return next((family for family in families if family.metric.name == name), None)

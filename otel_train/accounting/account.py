@@ -155,7 +155,7 @@ class ThreadAccount(Nesting):
         return min((items[0].begun_ns for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
-        """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what they mean.
+        """Takes the next edges: nanoseconds, never falling, and codes. Holds them until it is known what they mean.
 
         That is: what steps are counted by, and whether an optimizer in which a loader is asked has raised.
         """
@@ -181,7 +181,7 @@ class ThreadAccount(Nesting):
                     self._release()
 
     def _release(self) -> None:
-        """Account for the edges that were held, up to one that is not understood yet."""
+        """Accounts for the edges that were held, up to one that is not understood yet."""
         self.met |= self._latest.met
         held, self._held = self._held, []
         for place, (ns, code) in enumerate(held):
@@ -236,7 +236,7 @@ class ThreadAccount(Nesting):
     # -- time --------------------------------------------------------------------------------------
 
     def _spend(self, ns: int, begins: int = -1) -> Item:
-        """The time since the edge before, and whose it is.
+        """Returns the time since the edge before, and whose it is.
 
         ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
         """
@@ -254,20 +254,20 @@ class ThreadAccount(Nesting):
         return item
 
     def _goes_on(self, stage: OpenStage, item: Item) -> None:
-        """A stage has an interval and is not over: further ones may lie in other batches."""
+        """Records that a stage has an interval and is not over: further ones may lie in other batches."""
         if stage.counts and stage.home is None:
             stage.home = Home(stage.source, waiting=1)
             item.homes = self._homes = (*self._homes, stage.home)
 
     def _spend_inside(self, ns: int, begins: int = -1) -> None:
-        """Account the time since the edge before, at whose end the open stages go on."""
+        """Accounts the time since the edge before, at whose end the open stages go on."""
         item = self._spend(ns, begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self._goes_on(self.stages[-1], item)
         self._place(item)
 
     def _place(self, item: Item) -> None:
-        """Put time, and what happened at its end, where it belongs."""
+        """Puts time, and what happened at its end, where it belongs."""
         if self._saving:
             self._book.apart((item,), Activity.CHECKPOINT)
         elif self._starting is not None:
@@ -344,7 +344,7 @@ class ThreadAccount(Nesting):
             self._saving = False
 
     def _end_user_stage(self, item: Item, stage: OpenStage, op: int, token: int) -> None:
-        """``token``: of a stage that goes on, or has gone on, after it was suspended."""
+        """Ends a user stage. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
         ns = self.accounted_ns - stage.begun_ns
         if op == SUSPEND:
             self._goes_on(stage, item)
@@ -387,18 +387,18 @@ class ThreadAccount(Nesting):
                 del self._passes[source, stage.payload]
 
     def _go_on_computing(self) -> None:
-        """A pass that ends inside an update, as in a closure that reads a whole loader, leaves that update no time outside."""
+        """Counts no time as outside in an update in which a pass ends, as in a closure that reads a whole loader."""
         if self._phases.batch is None and any(COMPUTES >> stage.kind & 1 for stage in self.stages):
             self._phases.compute()
 
     def _end_failed_pass(self, source: int) -> None:
-        """An exception ended a pass if the loader is then begun anew."""
+        """Counts an exception as the end of a pass if the loader is then begun anew."""
         failed_ns = self._ended.pop(source, _REPORTED)
         if failed_ns != _REPORTED:
             self._note("endings", source, Ending.ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:
-        """Add a row to a field of ``ClosedSteps``."""
+        """Adds a row to a field of ``ClosedSteps``."""
         self._book.gathered.rows[field].extend(row)
 
     # -- marks, and passes that are gone ------------------------------------------------------------
@@ -426,12 +426,12 @@ class ThreadAccount(Nesting):
             self._note("said", ns, op, payload)
 
     def _forget(self, gone: Pass) -> None:
-        """The making of an iterator that is asked no more was a wait for nothing."""
+        """Books the making of an iterator that is asked no more as a wait for nothing."""
         making, gone.making = gone.making, []
         self._book.beside(making, self._phases.phase_of(gone), gone.source)
 
     def _pass_of(self, source: int, number: int) -> Pass:
-        """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
+        """Returns the pass that an ask belongs to; loaders that do not number their passes have one at a time."""
         found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:

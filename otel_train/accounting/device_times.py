@@ -60,13 +60,13 @@ class _Step:
     idle_ns: int = 0
 
     def lag(self, lag_ns: int) -> None:
-        """The device got to an edge so long after the host."""
+        """Records that the device got to an edge so long after the host."""
         self.most_lag_ns = max(self.most_lag_ns, lag_ns)
         if not self.waited:
             self.least_lag_ns = min(self.least_lag_ns, lag_ns)
 
     def idle(self, most_ns: int, inside: frozenset[SourceKind]) -> None:
-        """Between two edges that lie ``inside`` these, the device waited for the host, at most so long."""
+        """Records that between two edges that lie ``inside`` these, the device waited for the host, at most so long."""
         if SourceKind.DATA not in inside:
             self.idle_ns += most_ns
             if inside & _COMPUTE:
@@ -96,12 +96,12 @@ class PaceReader:
         self._pace = Pace()
 
     def take(self) -> Pace:
-        """What was found since the last call."""
+        """Returns what was found since the last call."""
         pace, self._pace = self._pace, Pace()
         return pace
 
     def place(self, record: Record) -> None:
-        """Learn from the next record where the clocks stand."""
+        """Learns from the next record where the clocks stand."""
         now_ns = record.reached_ns
         drift = (now_ns - self._looked_ns) * _DRIFT if self._looked_ns else 0.0
         self._low, self._high, self._looked_ns = self._low - drift, self._high + drift, now_ns
@@ -111,7 +111,7 @@ class PaceReader:
         self._bound(record.since_ns - at_ns, now_ns - at_ns)
 
     def count(self, record: Record, kind: SourceKind, inside: frozenset[SourceKind]) -> None:
-        """Count the edge placed last, of a ``kind``; what lies between it and the one before is ``inside`` these.
+        """Counts the edge placed last, of a ``kind``; what lies between it and the one before is ``inside`` these.
 
         Once the host has issued an edge, the device has work until it gets there. So between two edges it can have
         stood idle only from when it got to the first until the host issued the second.
@@ -202,7 +202,7 @@ class DevicePairs:
         return self._ring.missed
 
     def take(self) -> DeviceTimes | None:
-        """Every occurrence whose edges have been reached since the last call; None while no device is timed."""
+        """Returns every occurrence whose edges have been reached since the last call; None while no device is timed."""
         records, until_ns = self._ring.read()
         if not until_ns and not records:
             return None

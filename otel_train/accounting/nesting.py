@@ -107,7 +107,7 @@ class Nesting:
         self._too_deep = 0
 
     def edge(self, ns: int, code: int) -> None:
-        """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
+        """Takes the next edge. Time never goes back: an earlier instant counts as the last one."""
         if ns < self._last_ns:  # a comparison takes half the time of max(), at every edge
             ns = self._last_ns
         else:
@@ -128,10 +128,10 @@ class Nesting:
             self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
 
     def begin(self, ns: int, stage: OpenStage) -> None:
-        """A stage begins. It is not among those that are open yet."""
+        """Handles the begin of a stage, which is not yet among those that are open."""
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
-        """A stage ends, and is among those that are open no more; ``stack`` still holds it.
+        """Handles the end of a stage, which is no longer among those that are open; ``stack`` still holds it.
 
         Args:
             ns: when.
@@ -141,7 +141,7 @@ class Nesting:
         """
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
-        """Something happened at an instant."""
+        """Handles a mark at an instant."""
 
     def _begin(self, ns: int, source: int, code: int) -> None:
         kind, stages = self._kinds[source], self.stages
@@ -183,24 +183,24 @@ class Nesting:
         self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
-        """An outer edge ends whatever an exception left open inside."""
+        """Ends whatever an exception left open inside the stage that ends."""
         while len(self.stages) > height:
             self._pop(ns, FAIL, 0)
 
     def is_outermost(self, kind: int) -> bool:
-        """No stage of that kind (of an update: no other update) is open, counted or not."""
+        """Returns whether no stage of that kind (of an update: no other update) is open, counted or not."""
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
     def has_raised(self, optimizer: OpenStage) -> bool | None:  # noqa: ARG002 - a subclass looks at it
-        """Whether an open optimizer in which a loader is asked has raised, which no edge says; None: not known yet.
+        """Returns whether an open optimizer in which a loader is asked has raised, which no edge says; None: not known yet.
 
         Else its closure or one of its hooks asks.
         """
         return False
 
     def _height_kept(self, source: int, kind: int) -> int:
-        """How many stages stay open when ``source`` begins; -1: that is not known yet.
+        """Returns how many stages stay open when ``source`` begins; -1: that is not known yet.
 
         An ask ends an optimizer that raised. So does its own next step, when other stages lie between the two; right
         after it, it is a subclass that calls ``super().step()``.
@@ -217,7 +217,7 @@ class Nesting:
         return len(self.stages)
 
     def _counts(self, source: int, kind: int) -> bool:
-        """Whether a call is an occurrence of its own.
+        """Returns whether a call is an occurrence of its own.
 
         Forward, backward and transfers inside backward stay in backward, transfers inside data in data, a call inside
         a call of the same kind (a user stage: of the same name) in that; ``autograd.grad`` counts in a run
@@ -251,7 +251,7 @@ class Lookahead(Nesting):
         self._until_ns = -1
 
     def raised(self, ns: int, code: int) -> bool | None:
-        """Take the next edge; whether the optimizer has raised, None while that is not known."""
+        """Takes the next edge; returns whether the optimizer has raised, None while that is not known."""
         self.edge(ns, code)
         if all(stage is not self._optimizer for stage in self.stages):
             return code & OP_MASK != END or code >> SOURCE_SHIFT & SOURCE_MASK != self._optimizer.source

@@ -106,7 +106,7 @@ class Batch:
     fresh: bool = True
 
     def add(self, asked: Pass) -> None:
-        """A pass is asked for it."""
+        """Adds a pass that is asked for the batch."""
         self.passes.append(asked)
         asked.batches += 1
         asked.ended = False
@@ -116,7 +116,7 @@ class Batch:
             asked.making = []
 
     def part(self, items: list[Item]) -> Batch:
-        """Some of its time, as a batch that waits."""
+        """Returns some of its time, as a batch that waits."""
         return Batch(self.passes, self.loader, items, fetched=self.fetched)
 
     @property
@@ -174,7 +174,7 @@ class BatchPhases:
     # -- what opens a batch ------------------------------------------------------------------------
 
     def ask(self, asked: Pass) -> None:
-        """A loader is asked for a batch."""
+        """Handles a request to a loader for a batch."""
         self._begin()
         self._join_or_part(asked)
         batch, row = self.batch, []
@@ -194,7 +194,7 @@ class BatchPhases:
         self.batch.add(asked)
 
     def compute(self) -> None:
-        """A stage that only training and evaluation have begins."""
+        """Handles the begin of a stage that only training and evaluation have."""
         if self.batch is None:
             self._begin()
             loader = self.left_over.source if self.left_over is not None else -1
@@ -204,12 +204,12 @@ class BatchPhases:
             each.computed = True
 
     def fetched(self, source: int) -> None:
-        """A loader gave a batch."""
+        """Handles a batch that a loader returned."""
         if self.batch is not None:
             self.batch.loader, self.batch.fetched = source, True
 
     def place(self, item: Item) -> None:
-        """Take time, and what happened at its end."""
+        """Takes time, and what happened at its end."""
         if self.batch is not None:
             items = self.batch.items
             items.append(item)
@@ -228,7 +228,7 @@ class BatchPhases:
             self.began = True
 
     def _join_or_part(self, asked: Pass | None) -> None:
-        """Decide whether loaders that were asked in a row for the first time are asked together.
+        """Decides whether loaders that were asked in a row for the first time are asked together.
 
         They are if the first of them is asked next; if another one is, it goes on alone. ``asked`` None: nothing
         more is asked, and they were together.
@@ -251,14 +251,14 @@ class BatchPhases:
         self.batch = whole
 
     def _part(self, batch: Batch) -> None:
-        """What may have been one batch is several."""
+        """Splits what may have been one batch into several."""
         self.waiting += batch.row
         batch.row = []
 
     # -- what ends a batch -------------------------------------------------------------------------
 
     def stop(self, stopped: Pass) -> None:
-        """A loader that was asked has no further batch, or failed."""
+        """Handles the end, or the failure, of a loader that was asked for a batch."""
         stopped.ended = True
         batch = self.batch
         if batch is not None and stopped in batch.passes:
@@ -268,7 +268,7 @@ class BatchPhases:
                 self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
-        """What comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
+        """Handles what comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
 
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
@@ -278,7 +278,7 @@ class BatchPhases:
         self.stopped = -1
 
     def dispose(self, gone: Pass) -> None:
-        """The iterator of a pass is gone."""
+        """Handles the disposal of the iterator of a pass."""
         if self.batch is None:  # no backward comes any more for what was evaluated with gradients
             self._book_waiting(ended_too=True, unused_too=False)
         gone.ended = True
@@ -317,7 +317,7 @@ class BatchPhases:
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
-        """Judge the open batch up to here. ``asked``: the pass that is asked next."""
+        """Judges the open batch up to here. ``asked``: the pass that is asked next."""
         if asked is None:
             self._join_or_part(None)
         if self.batch is not None:
@@ -336,7 +336,7 @@ class BatchPhases:
             self._book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
-        """A backward or an outermost update ends, and is not in the open batch yet.
+        """Handles the end of a backward or an outermost update that is not in the open batch yet.
 
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
@@ -352,7 +352,7 @@ class BatchPhases:
         self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
-        """Nothing more comes. What is left of a step is partial."""
+        """Closes everything that is open: nothing more comes. What is left of a step is partial."""
         self.boundary(_CLOSE)
         several = len(self.waiting) > 1 and self._trained
         for batch in self.waiting:
@@ -365,13 +365,13 @@ class BatchPhases:
     # -- judging -----------------------------------------------------------------------------------
 
     def phase_of(self, asked: Pass) -> int:
-        """What batches of a pass are for that show nothing: what the pass, else its loader, was used for; else its name."""
+        """Returns what batches of a pass are for that show nothing: what the pass or its loader was used for; else its name."""
         source, sources = asked.source, self._sources
         known = (sources.declared[source], asked.phase, self._phases.get(source, -1), sources.named[source])
         return next((phase for phase in known if phase >= 0), TRAIN)
 
     def _is_for_nothing(self, asked: Pass) -> bool:
-        """No model ran in it, in a loop that trains; and no name, or earlier use, says that its loader evaluates."""
+        """Returns whether no model ran in it, in a loop that trains, and no name or earlier use says that its loader evaluates."""
         return (
             self._trained
             and not self._decision.manual
@@ -382,11 +382,11 @@ class BatchPhases:
         )
 
     def _declared(self, batch: Batch) -> int:
-        """Phase that the program declared for the loader of a batch; -1 for none."""
+        """Returns the phase that the program declared for the loader of a batch; -1 for none."""
         return self._sources.declared[batch.loader] if batch.passes else -1
 
     def _eval_phase(self, batch: Batch) -> int:
-        """Which phase outside training: what the loader's name says, else evaluation."""
+        """Returns which phase outside training: what the loader's name says, else evaluation."""
         sources, loader = self._sources, batch.loader
         known = (sources.declared[loader], sources.named[loader]) if loader >= 0 else ()
         return next((phase for phase in known if phase >= 0), EVAL)
@@ -396,7 +396,7 @@ class BatchPhases:
             each.phase = self._phases[each.source] = phase
 
     def _attacks(self, batch: Batch) -> bool:
-        """Its gradients are those of an attack, unless an update follows: names say evaluation, and so does the model's mode."""
+        """Returns whether its gradients are those of an attack, unless an update follows: names and the model's mode say evaluation."""
         named = [self._sources.named[each.source] for each in batch.passes]
         if not named or min(named) <= TRAIN or batch.shown == TRAIN:
             return False
@@ -409,7 +409,7 @@ class BatchPhases:
         return self._decision.manual or self._decision.source is _BY_BATCH
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
-        """Judge a batch up to here."""
+        """Judges a batch up to here."""
         declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
@@ -430,7 +430,7 @@ class BatchPhases:
                 self._wait(batch.part(tail))
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
-        """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
+        """Books a batch as training up to the last item that shows one of these: whether there is one, and the rest.
 
         But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
         forward with them, are evaluation.
@@ -469,7 +469,7 @@ class BatchPhases:
         return after + head[first:]
 
     def _cut_out(self, items: list[Item], forwards: list[int]) -> tuple[list[Item], list[Item]]:
-        """Book evaluation without a loader, from the first forward to the end of the last; what is before and after it.
+        """Books evaluation without a loader, from the first forward to the end of the last; returns what is before and after it.
 
         Every forward is a step of its own, up to the next.
         """
@@ -480,7 +480,7 @@ class BatchPhases:
         return items[:first], items[end:]
 
     def _end_of_forward(self, items: list[Item], begin: int) -> int:
-        """Place after the end of the forward that begins there; the end of all if it has not ended."""
+        """Returns the place after the end of the forward that begins there; the end of all if it has not ended."""
         kinds, calls = self._sources.kinds, ((n, items[n].call) for n in range(begin, len(items)))
         return next((n + 1 for n, call in calls if call and kinds[call[0]] == FORWARD), len(items))
 
@@ -507,13 +507,13 @@ class BatchPhases:
             self.waiting.append(batch.part(behind))
 
     def _judge_batch(self, batch: Batch) -> None:
-        """A batch that was asked for, whose forwards no backward followed."""
+        """Judges a batch that was asked for, whose forwards no backward followed."""
         phase = self._eval_phase(batch)
         self._show(batch, phase)
         self._book_batch(batch, phase)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
-        """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
+        """Returns whether the loop's own code after an update is the step's: it goes on with the pass, or with another that trains."""
         if not self._book.open.updated:  # with manual steps, time without a loader belongs to the step
             manual = self._decision.manual and not batch.passes and why is not _CLOSE
             return manual or self._book.open.trained or self._book.open.fetched
@@ -524,14 +524,14 @@ class BatchPhases:
         return why is _MARK or (why is _SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
-        """Count time in which no model ran: as the step's, or as outside of all steps."""
+        """Counts time in which no model ran: as the step's, or as outside of all steps."""
         if of_step:
             self._train(items, batch)
         else:
             self._book.apart(items, Activity.OUTSIDE)
 
     def _train(self, items: list[Item], batch: Batch) -> None:
-        """Book training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
+        """Books training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
         if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
             self._flush_lead()
             self._book.train(items, batch.loader, batch.loaders)
@@ -547,14 +547,17 @@ class BatchPhases:
             self._book.train(lead, -1, (-1,))
 
     def _drop_lead(self) -> None:
-        """What waited was of no step."""
+        """Books what waited: it was of no step."""
         lead, self._lead = self._lead, []
         self._book.apart(lead, Activity.OUTSIDE if self.began else Activity.INIT)
 
     # -- what waits --------------------------------------------------------------------------------
 
     def _wait(self, batch: Batch) -> None:
-        """No model ran in it. Of a long pass of such batches all but the first few are one, so that few wait."""
+        """Lets a batch wait in which no model ran.
+
+        Of a long pass of such batches all but the first few are one, so that few wait.
+        """
         last = self.waiting[-1] if len(self.waiting) > LOOKS_AHEAD else batch
         if last is not batch and last.passes == batch.passes and all(map(self._is_for_nothing, batch.passes)):
             last.items += batch.items
@@ -595,7 +598,7 @@ class BatchPhases:
         self.waiting = kept
 
     def _book_batch(self, batch: Batch, phase: int) -> None:
-        """Book a batch under a phase; -1: by what is known of its loader."""
+        """Books a batch under a phase; -1: by what is known of its loader."""
         if phase < 0:
             phase = self.phase_of(batch.passes[0]) if batch.passes else TRAIN
         declared = self._declared(batch)

@@ -150,27 +150,27 @@ class StepBook:
         self._by_step = by_step
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
-        """Book training time, which belongs to the open step."""
+        """Books training time, which belongs to the open step."""
         self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
         self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), _PRODUCTIVE)
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
-        """Book a step outside training."""
+        """Books a step outside training."""
         self._serial += 1
         step = Step(self._serial, phase, loader)
         self._book(items, step, loaders, Activity.EVAL)
         self.gathered.rows["steps"].extend(_ROW(step))
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
-        """Book time of a phase that is of no step, as of asks that gave no batch."""
+        """Books time of a phase that is of no step, as of asks that gave no batch."""
         self._book(items, Step(-1, phase, loader), loaders, Activity.EVAL)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
-        """Book time in no batch: before the first, outside, in checkpoints."""
+        """Books time in no batch: before the first, outside, in checkpoints."""
         self._book(items, Step(-1, NO_PHASE), (), activity)
 
     def close_step(self, *, counted: bool = True) -> None:
-        """The open training step ends with what has been booked."""
+        """Ends the open training step with what has been booked."""
         if self.open.started_ns < 0:  # two manual marks with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
@@ -179,12 +179,12 @@ class StepBook:
         self.open = Step(self._serial, TRAIN)
 
     def take(self) -> ClosedSteps:
-        """Everything booked since the last call."""
+        """Returns everything booked since the last call."""
         closed, self.gathered = self.gathered.close(self.open.serial), Gathered()
         return closed
 
     def book_home(self, home: Home, *, over: bool = False) -> None:
-        """Book what is known of a call under its row; ``over``: no more is booked of it."""
+        """Books what is known of a call under its row; ``over``: no more is booked of it."""
         home.known = home.known or over or bool(home.ended and not home.waiting)
         if not home.known:
             return
@@ -198,11 +198,11 @@ class StepBook:
             home.ended = None
 
     def waits(self, item: Item) -> bool:
-        """Whether its time is a wait for data."""
+        """Returns whether its time is a wait for data."""
         return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
     def _book(self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity) -> None:
-        """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
+        """Books items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
         had_ns, had_waited_ns = step.duration_ns, step.wait_ns
@@ -287,7 +287,7 @@ class StepBook:
             step.samples += max(0, samples)
 
     def _follow(self, item: Item, step: Step) -> None:
-        """Note what an item shows; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        """Records what an item shows; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
         step.trained = step.trained or item.shows >= GRADIENTS_MADE
         if step.phase != TRAIN:
             return
@@ -306,7 +306,7 @@ class StepBook:
         step.loss_from_ns = -1
 
     def _follow_loss(self, lasted_ns: int, step: Step) -> None:
-        """The same of a user stage ``loss``."""
+        """Records the same of a user stage ``loss``."""
         if step.training_from_ns < 0:
             step.training_from_ns = step.duration_ns
         step.training_ns = step.duration_ns - step.training_from_ns
@@ -337,7 +337,7 @@ class StepSourceDecision:
         self._pass_over = False
 
     def observe(self, ns: int, code: int, kind: int) -> None:
-        """Take in the next edge."""
+        """Takes in the next edge."""
         op = code & OP_MASK
         if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
@@ -355,11 +355,11 @@ class StepSourceDecision:
             self._weigh(ns)
 
     def mark(self) -> None:
-        """A step was marked manually."""
+        """Records that a step was marked manually."""
         self.source, self.decided, self.final, self.manual = StepSource.MANUAL, True, True, True
 
     def decide(self) -> None:
-        """Go by what there is: enough was seen, or no more can be."""
+        """Goes by what there is: enough was seen, or no more can be."""
         self.decided = True
         if not self.final:
             self.source = self._strongest
@@ -380,7 +380,7 @@ class StepSourceDecision:
         self._weigh(ns)
 
     def _weigh(self, now_ns: int) -> None:
-        """Decide if that can be. All but updates are weighed after the end of a pass, or when there are many."""
+        """Decides if that can be. All but updates are weighed after the end of a pass, or when there are many."""
         sign = self._strongest
         long_ago = 0 <= self._first_ns.get(sign, self._began_ns) <= now_ns - SURE_AFTER_NS
         if sign is StepSource.UPDATE:

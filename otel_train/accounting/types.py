@@ -67,7 +67,7 @@ class SourceTable:
     losses: list[bool] = field(default_factory=list)
 
     def extend(self, sources: Iterable[Instrumented]) -> SourceTable:
-        """Take in further sources."""
+        """Takes in further sources."""
         for source in sources:
             self.kinds.append(int(source.kind))
             self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
@@ -77,7 +77,7 @@ class SourceTable:
 
 
 def phase_of_name(name: str) -> int:
-    """Phase that the name of a loader says; -1 for none."""
+    """Returns the phase that the name of a loader says; -1 for none."""
     return next((phase for prefix, phase in PREFIXES if name.lower().startswith(prefix)), -1)
 
 
@@ -218,7 +218,7 @@ class ClosedSteps(NamedTuple):
     moved: np.ndarray
 
     def without_steps(self) -> ClosedSteps:
-        """The same time and calls, of no step."""
+        """Returns the same time and calls, of no step."""
         return self._replace(
             steps=NOTHING.steps,
             occurrences=self.occurrences._replace(step=np.full_like(self.occurrences.step, -1)),
@@ -265,7 +265,7 @@ class Gathered:
         self.updates = self.skipped_updates = 0
 
     def close(self, open_step: int = -1) -> ClosedSteps:
-        """All of it; ``open_step``: serial number of the step that has not closed."""
+        """Returns all of it; ``open_step``: serial number of the step that has not closed."""
         for (phase, loader, step), by_source in self.times.items():
             for source, (self_ns, around_ns) in by_source.items():
                 inclusive_ns = self_ns + around_ns if source >= 0 else 0
@@ -285,7 +285,7 @@ class Gathered:
 
 
 def _table(rows: list[int], width: int, by: tuple[int, ...]) -> np.ndarray:
-    """int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
+    """Returns int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
     found = np.fromiter(rows, dtype=np.int64, count=len(rows)).reshape(
         -1, width
     )  # two thirds of the time of np.array

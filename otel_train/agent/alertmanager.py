@@ -90,11 +90,11 @@ class AlertPoller:
             self._client.prepare()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Starts the thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, and whatever it waits for."""
+        """Ends the thread, and whatever it waits for."""
         self._stop.set()
         self._client.close()
         if self._thread.is_alive():
@@ -105,7 +105,7 @@ class AlertPoller:
         return {PART: self.faults + self._guard.faults}
 
     def poll(self) -> None:
-        """Poll once; request captures that are due."""
+        """Polls once; requests captures that are due."""
         try:
             firing = {alert: None for labels in self._questions() for alert in self._ask(labels)}
         except OSError as error:
@@ -133,7 +133,7 @@ class AlertPoller:
                 self.poll()
 
     def _questions(self) -> Iterator[Mapping[str, str]]:
-        """Label matchers of the queries. An alert about another rank names it in ``train_peer_rank``."""
+        """Yields label matchers of the queries. An alert about another rank names it in ``train_peer_rank``."""
         yield {PEER_RANK: f"={_quoted(self._rank)}"}
         yield {PEER_RANK: '=""', RANK: '=~"0?"' if self._rank == "0" else f"={_quoted(self._rank)}"}
 
@@ -154,7 +154,7 @@ class AlertPoller:
         return filter(None, (self._read(each) for each in document))
 
     def _read(self, alert: Any) -> FiringAlert | None:
-        """Parse and check one alert; None if it is not of this run."""
+        """Parses and checks one alert; returns None if it is not of this run."""
         labels, status = (_object(alert, name) for name in ("labels", "status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
         ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")

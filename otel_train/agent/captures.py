@@ -94,7 +94,7 @@ class RankCaptures:
     # -- setting up --------------------------------------------------------------------------------
 
     def set_up(self) -> Capturing | None:
-        """What captures; None where there can be none."""
+        """Returns what captures; None where there can be none."""
         opened = self._client.opened
         if self.capturing is not None or opened is None or not opened.run_directory:
             return self.capturing
@@ -115,7 +115,7 @@ class RankCaptures:
         return self.capturing
 
     def set_up_now(self) -> Capturing | None:
-        """As ``set_up``, with the current state of the loop, which the agent does not send continuously."""
+        """Does what ``set_up`` does with the current state of the loop, which the agent does not send continuously."""
         capturing = self.set_up()
         if capturing is not None and not self.follows:
             with self._accounted():
@@ -123,7 +123,7 @@ class RankCaptures:
         return capturing
 
     def count_flops(self) -> None:
-        """Count the FLOP of one step, unless that is done already."""
+        """Counts the FLOP of one step, unless that is done already."""
         if self.flops is None:
             from otel_train.profiler.flops import FlopCount
 
@@ -139,7 +139,7 @@ class RankCaptures:
     # -- the service thread ------------------------------------------------------------------------
 
     def poll(self, *, asked: bool) -> None:
-        """Run one iteration. ``asked``: a capture was requested."""
+        """Runs one iteration. ``asked``: a capture was requested."""
         client = self._client
         if self.flops is not None:
             with self._flops_guard, client.reporting:
@@ -158,14 +158,14 @@ class RankCaptures:
                     capturing.poll()
 
     def stop(self) -> None:
-        """End what is recorded and counted now."""
+        """Ends what is recorded and counted now."""
         if self.flops is not None:
             self.flops.stop(STOP_S)
         if self.capturing is not None:
             self.capturing.stop()
 
     def end(self, timeout_s: float) -> None:
-        """Write what was recorded. Nothing is recorded any more."""
+        """Writes what was recorded. Nothing is recorded any more."""
         if self.capturing is None:
             return
         if self.capturing.controller.unfinished:
@@ -175,7 +175,7 @@ class RankCaptures:
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """A context in which all events are accounted and the service thread makes no report."""
+        """Has all events accounted, and lets the service thread make no report until the block ends."""
         client = self._client
         with client.reporting:
             client.report(fresh=True)

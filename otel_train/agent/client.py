@@ -137,7 +137,7 @@ class AgentClient:
         _services.add(self)
 
     def start(self) -> None:
-        """Start recording and reporting.
+        """Starts recording and reporting.
 
         Raises:
             ConfigError: an agent in a thread cannot honour a setting. One in a process logs it.
@@ -169,7 +169,7 @@ class AgentClient:
             raise
 
     def _preload_modules(self) -> None:
-        """Import what the service thread needs: an import during training would hold the GIL."""
+        """Imports what the service thread needs: an import during training would hold the GIL."""
         wanted = []
         if self.info.world_size > 1:
             wanted.append("otel_train.distributed.store")
@@ -224,7 +224,7 @@ class AgentClient:
         return self.here.link
 
     def _install_sigusr2(self) -> None:
-        """Handle SIGUSR2 if the program does not: its default action ends the process."""
+        """Handles SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
         if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             signal.signal(signal.SIGUSR2, self._on_sigusr2)
@@ -296,20 +296,20 @@ class AgentClient:
         return self.captures.capture(request)
 
     def summary(self, state: str) -> dict[str, Any]:
-        """The summary up to now, or since ``reset_window``; empty where there is no agent any more."""
+        """Returns the summary up to now, or since ``reset_window``; empty where there is no agent any more."""
         return self._last[0] if self._last is not None else self._ask_fresh("summary", state) or {}
 
     def reset_window(self) -> None:
-        """Let ``summary`` start from now."""
+        """Lets ``summary`` start from now."""
         if self._last is None:
             self._ask_fresh("reset_window")
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
-        """What could not be instrumented, with the reason."""
+        """Returns what could not be instrumented, with the reason."""
         return self._last[1] if self._last is not None else self._ask_fresh("instrumentation_gaps") or []
 
     def close(self, state: str, *, assumed: bool = False) -> None:
-        """Have the agent count to the end, and give everything back. Never raises. ``assumed``: see ``ExitHook``."""
+        """Has the agent count to the end, and gives everything back. Never raises. ``assumed``: see ``ExitHook``."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
@@ -372,7 +372,7 @@ class AgentClient:
                 os.close(process)
 
     def _serve_one(self) -> None:
-        """Send reports and execute requests until the connection closes or the session ends."""
+        """Sends reports and executes requests until the connection closes or the session ends."""
         interval_s = self._config.tuned().poll_interval_s
         turned_s = time.monotonic()
         while not self._over:
@@ -392,7 +392,7 @@ class AgentClient:
                     return
 
     def _start_again(self) -> None:
-        """The agent has died: connect to a new one with the same memory, in a thread of this process if none can be started."""
+        """Connects to a new agent after one has died, with the same memory; in a thread of this process if none can be started."""
         if self._channel.is_closed_elsewhere():
             self._over = True
             _log.warning(
@@ -431,7 +431,7 @@ class AgentClient:
         )  # fmt: skip
 
     def report(self, *, fresh: bool = False) -> None:
-        """Report what is new. Waits for another report, but not for long."""
+        """Reports what is new. Waits for another report, but not for long."""
         if not self.reporting.acquire(timeout=self._send_s or self._config.exit_timeout_s):
             return
         hurried = threading.current_thread() is not self._thread or self._ending
@@ -478,7 +478,7 @@ class AgentClient:
             print_while_taken(text, sys.stderr)
 
     def _do_refused(self, why: str) -> None:
-        """The agent rejects a setting that could not be checked here."""
+        """Handles a setting that the agent rejects and that could not be checked here."""
         if self.here is None or self._is_unawaited:
             _log.error("Nothing is exported: %s", why)
         self._refusal = why
@@ -486,12 +486,12 @@ class AgentClient:
         self._is_open.set()
 
     def _do_up(self, pid: int) -> None:
-        """The agent in this process runs; nothing has been opened yet."""
+        """Handles the start of the agent in this process; nothing has been opened yet."""
         self._agent = pid
         self._is_up.set()
 
     def _do_report(self) -> None:
-        """The agent requests a report; it is sent when no other request is pending."""
+        """Handles a request of the agent for a report; it is sent when no other request is pending."""
         self._asked_for_report = True
 
     def _do_log(self, level: int, text: str) -> None:
@@ -531,7 +531,7 @@ class AgentClient:
     # -- trackers and captures ---------------------------------------------------------------------
 
     def _check_settings(self) -> None:
-        """Reject settings that the agent could only reject later."""
+        """Rejects settings that the agent could only reject later."""
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE
         if asked and config.exporters.strip() not in ("auto", "off"):
@@ -571,7 +571,7 @@ class AgentClient:
                 )
 
     def _capture_is_requested(self) -> bool:
-        """Whether a signal, a file or an out-of-memory error requests a capture."""
+        """Returns whether a signal, a file or an out-of-memory error requests a capture."""
         if self._config.profiler == "off":
             return False
         captures = self._reports.captures
@@ -580,7 +580,7 @@ class AgentClient:
         return bool(asked or (none_yet and self.recording.devices.ooms()))
 
     def _run_once(self) -> None:
-        """Run one iteration of trackers and captures."""
+        """Runs one iteration of trackers and captures."""
         if self._reports.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self._make_trackers()
@@ -590,7 +590,7 @@ class AgentClient:
         self._update_end_work()
 
     def _update_end_work(self) -> None:
-        """Determine what must be closed before SIGTERM ends the process, such as an agent in the same container."""
+        """Determines what must be closed before SIGTERM ends the process, such as an agent in the same container."""
         if self._ending:
             return
         trackers, captures = self._reports.trackers, self._reports.captures
@@ -609,7 +609,7 @@ class AgentClient:
         return self.here is None and not self._in_container
 
     def _await_agent(self, timeout_s: float) -> None:
-        """Wait until the agent accepts messages, unless it is idle and outlives this process."""
+        """Waits until the agent accepts messages, unless it is idle and outlives this process."""
         if self._agent_outlives_us:
             self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s, reading=True)
             self._wait_while_working(self._is_open.wait, WRITING_S, reading=True)  # its packages
@@ -654,7 +654,7 @@ class AgentClient:
         return self._reports.trackers
 
     def _hand_over(self) -> bool:
-        """Called before a thread of the program finishes a tracker run: write the rows up to now first."""
+        """Writes the rows up to now before a thread of the program finishes a tracker run."""
         patience_s = self._config.exit_timeout_s
         self.report(fresh=True)
         self.ask("hand_over", timeout_s=patience_s)
@@ -678,17 +678,17 @@ class AgentClient:
         return self.opened
 
     def tell(self, what: str, *args: Any) -> None:
-        """Have the agent do something."""
+        """Has the agent do something."""
         self._channel.tell(what, *args)
 
     def ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
-        """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
+        """Returns what the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
         if os.getpid() != self.info.pid or self._over:
             return None
         return self._channel.ask(partial(self._await_response, timeout_s=timeout_s, busy=busy), what, *args)
 
     def _ask_fresh(self, what: str, *args: Any) -> Any:
-        """As ``ask``, after all events up to now are accounted."""
+        """Does what ``ask`` does after all events up to now are accounted."""
         self._open()
         self.report(fresh=True)
         return self.ask(what, *args)
@@ -696,7 +696,7 @@ class AgentClient:
     def _wait_while_working(
         self, wait: Callable[[float], object], timeout_s: float, *, reading: bool = False
     ) -> bool:
-        """Wait for the agent as long as it makes progress. Returns whether it finished."""
+        """Waits for the agent as long as it makes progress. Returns whether it finished."""
         work, deadline_s = ProcessActivity(self._agent, reading=reading), time.monotonic() + BUSY_S
         while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
             pass
@@ -731,13 +731,13 @@ class AgentClient:
             self.here.join(self._config.exit_timeout_s)
 
     def let_go_in_fork(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Leaves the connection to the parent, in a forked child."""
         self._over = True
         self._channel.close_in_fork()
 
 
 def _is_finding_module() -> bool:
-    """Whether a finder of the import system has called this thread: no other thread can import meanwhile."""
+    """Returns whether a finder of the import system has called this thread: no other thread can import meanwhile."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way
     while frame is not None:
         code, frame = frame.f_code, frame.f_back

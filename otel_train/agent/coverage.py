@@ -117,7 +117,7 @@ class CoverageReporter:
         self._logged: set[tuple[str, str]] = set()
 
     def log_gaps(self, *, final: bool = False) -> None:
-        """Log gaps that were not logged before; before the end of the run, only those that can no longer be closed."""
+        """Logs gaps that were not logged before; before the end of the run, only those that can no longer be closed."""
         now_ns, run = self._clock(), self._run
         early = not final and run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (now_ns - run.started_ns) / NS_PER_S < STEPLESS_S:
@@ -134,12 +134,12 @@ def _is_hooked(run: RunState) -> bool:
 
 
 def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:
-    """Whether the program computes with JAX, as far as known."""
+    """Returns whether the program computes with JAX, as far as known."""
     return bool(run.compiles.jax.functions) or WAIT in stages or ("jax" in loaded and "torch" not in loaded)
 
 
 def _has_no_step(run: RunState, stages: set[str]) -> bool:
-    """Whether no step of JAX or torch was observed."""
+    """Returns whether no step of JAX or torch was observed."""
     if run.totals.updates or stages & {"forward", "backward"}:
         return False
     updating = any(source.kind in _OF_JAX for source in run.totals.names.sources)

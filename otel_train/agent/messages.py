@@ -71,7 +71,7 @@ class OomKills:
 
 
 def _counters(pid: int, groups: Path) -> list[Path]:
-    """Files with a row ``oom_kill``, of version 2 and version 1 of control groups (cgroup-v2.rst; memory.rst)."""
+    """Returns the files with a row ``oom_kill``, of version 2 and version 1 of control groups (cgroup-v2.rst; memory.rst)."""
     try:
         rows = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -282,11 +282,11 @@ class MessageChannel:
         self.limit_sends(_SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
-        """Of the socket; -1 once it is closed."""
+        """Returns the descriptor of the socket; -1 once it is closed."""
         return self._socket.fileno()
 
     def set_aside(self) -> None:
-        """Move the socket to a number that the program does not reach; nothing may be receiving."""
+        """Moves the socket to a number that the program does not reach; nothing may be receiving."""
         with self._alone():
             copy = set_aside(self.fileno())
             if copy >= 0:  # before the other is closed: what closes the connection meanwhile ends both
@@ -296,7 +296,7 @@ class MessageChannel:
                 before.close()
 
     def is_closed_elsewhere(self) -> bool:
-        """Whether the program has closed the socket, with all descriptors that it does not know."""
+        """Returns whether the program has closed the socket, with all descriptors that it does not know."""
         try:
             os.fstat(self.fileno())
         except OSError:
@@ -304,13 +304,13 @@ class MessageChannel:
         return False
 
     def limit_sends(self, seconds: float) -> None:
-        """From now on the other end may take nothing for so long before ``send`` gives up."""
+        """Limits how long the other end may take nothing before ``send`` gives up."""
         self._patience_s = seconds
         with suppress(OSError):  # it is closed
             self._limit(socket.SO_SNDTIMEO, seconds)
 
     def send(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message, with file descriptors.
+        """Sends one message, with file descriptors.
 
         Where the other end takes only a part of it in time, the rest goes ahead of the next message: no end ever reads half
         of one.
@@ -337,12 +337,12 @@ class MessageChannel:
                     raise
 
     def tell(self, what: str, *args: Any) -> None:
-        """Have the other end do something, if it is there."""
+        """Has the other end do something, if it is there."""
         with suppress(OSError):
             self.send(Request(0, what, args))
 
     def ask(self, wait: Callable[[ResponseBox], Response], what: str, *args: Any) -> Any:
-        """Send a request and return its answer; None if the connection is closed or no answer arrives in time.
+        """Sends a request and returns its answer; None if the connection is closed or no answer arrives in time.
 
         Any thread may ask, also in a handler of a signal that came while it asked. ``wait`` takes the response out of its
         box, and raises ``queue.Empty`` where none comes in time.
@@ -361,18 +361,18 @@ class MessageChannel:
         return response.value
 
     def take_response(self, response: Response) -> None:
-        """Hand a response to the thread that waits for it, if it still does."""
+        """Hands a response to the thread that waits for it, if it still does."""
         box = self._boxes.get(response.number)
         if box is not None:
             box.put(response)
 
     def fail_questions(self) -> None:
-        """Fail all pending requests: no further response will arrive."""
+        """Fails all pending requests: no further response will arrive."""
         for number in list(self._boxes):
             self.take_response(Response(number, None))
 
     def receive(self) -> Any:
-        """Return the next message; blocks.
+        """Returns the next message; blocks.
 
         Raises:
             EOFError: the other end is gone.
@@ -380,7 +380,7 @@ class MessageChannel:
         return self._read(self._exactly(_LENGTH.size))
 
     def receive_first(self, descriptors: int, timeout_s: float) -> tuple[Any, list[int]]:
-        """Return the next message with at most that many descriptors; ``timeout_s`` limits each pause within it.
+        """Returns the next message with at most that many descriptors; ``timeout_s`` limits each pause within it.
 
         Raises:
             EOFError: the other end is gone, or silent.
@@ -398,7 +398,7 @@ class MessageChannel:
         return message, list(found)
 
     def wait(self, timeout_s: float, *others: int) -> list[int]:
-        """Wait for a message, or for one of these descriptors; which of them are ready."""
+        """Waits for a message, or for one of these descriptors; returns which of them are ready."""
         poll = select.poll()
         for descriptor in (self.fileno(), *others):
             if descriptor >= 0:
@@ -406,7 +406,7 @@ class MessageChannel:
         return [descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1e3)]
 
     def takes(self, timeout_s: float) -> bool:
-        """Whether the other end takes messages, or will in time: the most of what was sent to it has been received."""
+        """Returns whether the other end takes messages, or will in time: the most of what was sent to it has been received."""
         if self.fileno() < 0:  # it is closed: what is sent is refused at once
             return True
         poll = select.poll()
@@ -414,14 +414,14 @@ class MessageChannel:
         return bool(poll.poll(timeout_s * 1e3))
 
     def close(self) -> None:
-        """End the connection: the other end reads EOF, whatever processes have inherited this one."""
+        """Ends the connection: the other end reads EOF, whatever processes have inherited this one."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):  # the program has closed it
             self._socket.close()
 
     def close_in_fork(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Leaves the connection to the parent, in a forked child."""
         with suppress(OSError):
             os.close(self._socket.detach())
 
@@ -467,6 +467,6 @@ class MessageChannel:
 
 
 def user_of(connection: socket.socket) -> int:
-    """Number of the user at the other end of a Unix socket."""
+    """Returns the number of the user at the other end of a Unix socket."""
     text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(text)[1])

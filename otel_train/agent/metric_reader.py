@@ -79,7 +79,7 @@ class MetricReader:
         }
 
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
-        """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
+        """Returns every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
         reduced = self._profile.reduced
         builder = MetricBuilder(
             self._emitters.__getitem__,
@@ -106,7 +106,7 @@ class MetricReader:
         return Snapshot(self._info.started_unix_ns, time.time_ns(), builder.families())
 
     def counted(self) -> dict[tuple[str, str, str], int]:
-        """Samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
+        """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
         found: dict[tuple[str, str, str], int] = {}
         if not self._info.dp_leader:
             return found
@@ -155,7 +155,7 @@ class MetricReader:
             builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
     def _write_throughput(self, builder: MetricBuilder) -> None:
-        """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
+        """Writes the samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
 
         Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
         """
@@ -189,7 +189,7 @@ class MetricReader:
             builder.put(c.MODEL_FLOPS, sum(trained) * per_sample)
 
     def _counted_per_sample(self) -> float:
-        """FLOP of the counted step over the mean samples per step up to it; constant afterwards."""
+        """Returns FLOP of the counted step over the mean samples per step up to it; constant afterwards."""
         step_flops, totals = self.step_flops(), self._run.totals
         samples = sum(number for (_, phase), number in totals.samples.items() if phase == TRAIN)
         if not self._per_sample and step_flops and samples:
@@ -228,7 +228,7 @@ class LoggedValueReader:
         self._warned: set[str] = set()
 
     def read(self) -> None:
-        """Read everything that has been handed over since the last call."""
+        """Reads everything that has been handed over since the last call."""
         while self._logged:
             entry = self._logged.popleft()
             if isinstance(entry, Value):
@@ -237,7 +237,7 @@ class LoggedValueReader:
                 self._pending.append(entry)
 
     def emit_events(self) -> None:
-        """Emit the values read as events, now that their step is known."""
+        """Emits the values read as events, now that their step is known."""
         pending, self._pending = self._pending, []
         for event in pending:
             plain = with_plain_attributes(event).attributes

@@ -36,7 +36,7 @@ _served: ContextVar[MessageChannel | None] = ContextVar("_served", default=None)
 
 
 def main(connection: int, listener: int) -> None:
-    """Serve ranks until the last one has ended, in the agent's own process.
+    """Serves ranks until the last one has ended, in the agent's own process.
 
     Args:
         connection: descriptor of a socket to the rank that has started it; -1: it connects like the others.
@@ -79,7 +79,7 @@ class NodeAgent:
             listener.setblocking(False)
 
     def run(self) -> None:
-        """Serve until the last rank has ended and everything of it is delivered, or kept."""
+        """Serves until the last rank has ended and everything of it is delivered, or kept."""
         until_s = 0.0 if self.links else time.monotonic() + _FIRST_S
         while True:
             waited = [self._wake_read] + ([self._listener] if self._listener is not None else [])
@@ -94,20 +94,20 @@ class NodeAgent:
         self._shared.connections.close()
 
     def _serves(self) -> bool:
-        """Whether a rank is served. One that has ended and only waits for a hanging disk is abandoned after a while."""
+        """Returns whether a rank is served. One that has ended and only waits for a hanging disk is abandoned after a while."""
         with self._lock:
             services = list(self._services)
         late_s = time.monotonic() - DELIVERY_S - _WRITING_S
         return len(self.links) > sum(each.left_s < late_s for each in services)
 
     def take(self, connection: socket.socket) -> None:
-        """Serve the rank at the other end, in a thread."""
+        """Serves the rank at the other end, in a thread."""
         link = MessageChannel(connection)
         self.links.append(link)
         daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
 
     def terminate(self) -> None:
-        """Handle SIGTERM: the ranks receive it too."""
+        """Handles SIGTERM: the ranks receive it too."""
         self._terminated = True
         for service in list(self._services):
             service.terminate()
@@ -162,7 +162,7 @@ def opened(
     deliver_s: float,
     shared: SharedExporters,
 ) -> RankConnection | None:
-    """What serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
+    """Returns what serves the rank; None where a setting is refused, and the rank gets the reason. See ``RankConnection``."""
     link.tell("up", os.getpid())  # before the imports, which take a while
     from otel_train.agent.rank_connection import RankConnection
 
@@ -184,7 +184,7 @@ class LogsToRanks(logging.Handler):
         self._agent = agent
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
+        """Sends one record."""
         link = _served.get() or next(iter(self._agent.links), None)
         if link is not None:
             link.tell("log", record.levelno, self.format(record))

@@ -67,7 +67,7 @@ class AgentConnection(FastNamedTuple):
 
 
 def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
-    """Connect to the agent of this node; start it if there is none.
+    """Connects to the agent of this node; starts it if there is none.
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
     abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
@@ -91,7 +91,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
 
 
 def _start_and_connect(address: bytes) -> AgentConnection | None:
-    """Start an agent and connect to it; None if another rank has bound the name."""
+    """Starts an agent and connects to it; returns None if another rank has bound the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(address)
@@ -111,7 +111,7 @@ def _start_and_connect(address: bytes) -> AgentConnection | None:
 
 
 def _connect_to_running(address: bytes) -> AgentConnection:
-    """Connect to the agent that another rank has started.
+    """Connects to the agent that another rank has started.
 
     Raises:
         ConnectionRefusedError: no process listens.
@@ -134,7 +134,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
-    """Socket name of the agent, from everything that must be equal for its ranks."""
+    """Returns the socket name of the agent, from everything that must be equal for its ranks."""
     spaces = [_namespace(name) for name in ("pid", "mnt", "net", "user")]
     variables = sorted(
         (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
@@ -154,7 +154,7 @@ def _namespace(name: str) -> str:
 
 
 def _folder() -> str:
-    """Working directory of the rank, and so of its agent: paths of settings are relative to it."""
+    """Returns the working directory of the rank, and so of its agent: paths of settings are relative to it."""
     try:
         return os.getcwd()  # noqa: PTH109 - it may be gone
     except OSError:
@@ -162,7 +162,7 @@ def _folder() -> str:
 
 
 def _start_alone() -> AgentConnection:
-    """Start an agent for this rank alone and connect to it."""
+    """Starts an agent for this rank alone and connects to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -184,7 +184,10 @@ def _start(connection: int, listener: int) -> int:
 
 
 def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
-    """Run a command that ends at once; what it prints. Without a call of the program's SIGCHLD handler: that is for its own children."""
+    """Runs a command that ends at once, and returns what it prints.
+
+    The program's SIGCHLD handler is not called: that is for its children.
+    """
     before = signal.getsignal(signal.SIGCHLD)
     ours = callable(before) and threading.current_thread() is threading.main_thread()
     heard: list[int] = []
@@ -237,7 +240,7 @@ class AgentThread(DaemonThread):
             raise
 
     def run(self) -> None:
-        """Serve the rank."""
+        """Serves the rank."""
         shared: SharedExporters | None = None
         try:
             from otel_train.agent.node import opened
@@ -280,13 +283,13 @@ class ProcessActivity:
         self._before_ns = time.monotonic_ns(), self._cpu_time()[0]
 
     def is_working(self) -> bool:
-        """Whether it has run since the last call, or is runnable. False if the system does not say."""
+        """Returns whether it has run since the last call, or is runnable. False if the system does not say."""
         before_ns, (spent_ns, is_runnable) = self._before_ns, self._cpu_time()
         self._before_ns = now_ns, _ = time.monotonic_ns(), spent_ns
         return is_runnable or spent_ns - before_ns[1] > LEAST_SHARE * (now_ns - before_ns[0])
 
     def _cpu_time(self) -> tuple[int, bool]:
-        """Nanoseconds running or runnable, and whether a thread is now.
+        """Returns the nanoseconds running or runnable, and whether a thread is now.
 
         The kernel adds the time of a wait when that is over, so a process that starves shows in its state alone.
         """
@@ -314,7 +317,7 @@ def start_of_job(environ: Mapping[str, str]) -> str:
 
 
 def descriptor_of(pid: int) -> int:
-    """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
+    """Returns a descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
 
     -1 where this system has none: then the end of the connection is the end of the process.
     """
@@ -325,5 +328,5 @@ def descriptor_of(pid: int) -> int:
 
 
 def ends_its_container() -> bool:
-    """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
+    """Returns whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
     return _namespace("pid") != f"pid:[{_MACHINE}]"

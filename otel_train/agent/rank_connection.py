@@ -116,7 +116,7 @@ class RankConnection:
         self._worker = daemon_thread(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
-        """Serve the rank until it has ended and everything of it is delivered, or kept."""
+        """Serves the rank until it has ended and everything of it is delivered, or kept."""
         self._open()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
@@ -143,12 +143,12 @@ class RankConnection:
         self._deliver()
 
     def _is_cut_off(self) -> bool:
-        """Whether the rank records without a connection: its program has closed all descriptors that it does not know."""
+        """Returns whether the rank records without a connection: its program has closed all descriptors that it does not know."""
         ended = self._reported_state or self.rings.ended_ns
         return self._process >= 0 and not ended and maps_file(self.info.pid, self._inode)
 
     def _open(self) -> None:
-        """Start all components and send the rank their addresses."""
+        """Starts all components and sends the rank their addresses."""
         with ExitStack() as undo:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
@@ -172,7 +172,7 @@ class RankConnection:
             self._captures.ask_for_alerts()
 
     def _hangs(self) -> bool:
-        """Whether the rank can no longer report, so that later events must be interpreted without it."""
+        """Returns whether the rank can no longer report, so that later events must be interpreted without it."""
         now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
         if written != self._written:
             self._written, self._moved_s = written, now_s
@@ -181,7 +181,7 @@ class RankConnection:
         return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
 
     def terminate(self) -> None:
-        """The agent got SIGTERM: the ranks get it as well, soon."""
+        """Records that the agent got SIGTERM: the ranks get it as well, soon."""
         self._said = self._said or "terminated"
 
     def _take(self, message: object) -> None:
@@ -197,7 +197,7 @@ class RankConnection:
             self._channel.take_response(message)
 
     def _assume(self, assumed: bool) -> None:  # noqa: FBT001 - a message
-        """Whether the kernel may still say that the rank ended otherwise."""
+        """Returns whether the kernel may still say that the rank ended otherwise."""
         self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
 
     # -- what the rank asks ----------------------------------------------------------------------
@@ -260,20 +260,20 @@ class RankConnection:
             self.exporters.add_elsewhere(RemoteProviders(self._remote))
 
     def _do_close_run(self) -> None:
-        """Recording has ended: number the last steps."""
+        """Numbers the last steps after recording has ended."""
         self.loop.stop(self._hello.config.exit_timeout_s)
         with self.loop.lock:
             self.loop.read_rings()
             self.service.run.close(self.rings.ended_ns or system_clock())
 
     def _do_end(self, state: str, *_: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """The run has ended: return summary and instrumentation gaps. Does not wait for the disk."""
+        """Returns summary and instrumentation gaps after the run has ended. Does not wait for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
         return self.service.document(state, self._window), self.service.instrumentation_gaps()
 
     def _do_written(self) -> bool:
-        """After the end: wait for the disk; returns whether everything was written."""
+        """Waits for the disk after the end; returns whether everything was written."""
         return self.exporters.disk.written(self._deliver_s)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -298,12 +298,12 @@ class RankConnection:
                 self._close_files()
 
     def _close_files(self) -> None:
-        """Release the run directory first: the next start of this rank must not wait for a Collector."""
+        """Releases the run directory first: the next start of this rank must not wait for a Collector."""
         with Guard("run directory"):
             self.exporters.close_files()
 
     def _correct(self) -> None:
-        """Replace an assumed end state when the kernel reports another exit code."""
+        """Replaces an assumed end state when the kernel reports another exit code."""
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
             if state == "failed" and cause != "exec":
@@ -311,7 +311,7 @@ class RankConnection:
         self._close_files()
 
     def _finish_without_it(self) -> None:
-        """Finish for a rank that has died or lost its connection."""
+        """Finishes for a rank that has died or lost its connection."""
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
             return
@@ -338,7 +338,7 @@ class RankConnection:
             self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
 
     def _deliver(self) -> None:
-        """Send pending requests, or leave them in the spool."""
+        """Sends pending requests, or leaves them in the spool."""
         self._launcher.closed()
         self.exporters.close(self._deliver_s)
         self._channel.close()

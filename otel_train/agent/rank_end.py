@@ -33,7 +33,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tuple[str, str]:
-    """State and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
+    """Returns state and cause: the name of the signal, or ``exit code <n>``; "killed" and "" where that is not known.
 
     The kernel keeps it until the parent has waited for the process, and from Linux 6.15 on as long as there is a descriptor
     of it: ``process``, -1 where there is none.
@@ -54,7 +54,7 @@ def how_it_ended(pid: int, process: int, patience_s: float = _PATIENCE_S) -> tup
 
 
 def maps_file(pid: int, inode: int) -> bool:
-    """Whether a process has a file in its memory: it has not become another program since it mapped that."""
+    """Returns whether a process has a file in its memory: it has not become another program since it mapped that."""
     try:
         rows = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:
@@ -128,16 +128,16 @@ class LauncherFolder:
         self._path = Path(folder) / str(pid) if folder else None
 
     def opened(self, agent: int = 0) -> None:
-        """The rank is observed by this process; 0: by one that starts."""
+        """Reports that ``agent``, a process, observes the rank; 0: one that starts."""
         self._write(_OPEN, {"agent": agent})
 
     def ended(self, end: RankEnd) -> None:
-        """Report that the rank has ended and its data is complete."""
+        """Reports that the rank has ended and its data is complete."""
         self._write(_ENDED, {**end._asdict(), "rank_path": str(end.rank_path)})
         self.closed()
 
     def closed(self) -> None:
-        """There is nothing more to wait for."""
+        """Records that there is nothing more to wait for."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.with_suffix(_OPEN).unlink()
@@ -150,7 +150,7 @@ class LauncherFolder:
 
 
 def wait_for_ends(folder: Path) -> list[RankEnd]:
-    """The ranks below a launcher that ended without a word, in order. Waits until their agents have counted them."""
+    """Returns the ranks below a launcher that ended without a word, in order. Waits until their agents have counted them."""
     began_s = time.monotonic()
     while any(_is_worth_waiting(path, time.monotonic() - began_s) for path in folder.glob(f"*{_OPEN}")):
         time.sleep(_FOLDER_POLL_S)

@@ -88,7 +88,7 @@ class RemoteRecording:
         self._asking = threading.Lock()
 
     def advance(self) -> None:
-        """Let the export loop read the events written up to now. Request a report first if one is needed to interpret them."""
+        """Lets the export loop read the events written up to now. Requests a report first if one is needed to interpret them."""
         if self.state.follows:  # it reports by itself; its report tells whether a step was captured
             return
         self.recorder.advance()
@@ -100,7 +100,7 @@ class RemoteRecording:
             self.send("report")
 
     def take_in(self, report: Report) -> None:
-        """Store a report of the rank."""
+        """Stores a report of the rank."""
         self.asked_s = 0.0
         if report.state is not None:
             self.state = report.state
@@ -123,26 +123,26 @@ class RemoteRecording:
         self.recorder.limit(report.positions, report.changes)
 
     def take_in_unreported(self) -> None:
-        """After the rank has died: read from shared memory what it had not reported."""
+        """Reads from shared memory what a rank that has died had not reported."""
         values, operations = self.recorder.unreported()
         self.logged.extend(values)
         if len(operations):
             self._operations.append(operations)
 
     def compiles(self) -> list[Compile]:
-        """What compilers have done since the last call."""
+        """Returns what compilers have done since the last call."""
         return list(_drained(self._compiles))
 
     def builds(self) -> Iterator[tuple[str, BatchBuildTimes]]:
-        """Batches that workers have built since the last call, by loader."""
+        """Yields batches that workers have built since the last call, by loader."""
         return _drained(self._builds)
 
     def exits(self) -> Iterator[tuple[str, WorkerExit]]:
-        """Workers that have died since the last call, by loader."""
+        """Yields workers that have died since the last call, by loader."""
         return _drained(self._exits)
 
     def outcomes(self) -> Outcomes:
-        """Of updates under a gradient scaler, since the last call."""
+        """Returns the outcomes of updates under a gradient scaler since the last call."""
         return Outcomes(*map(sum, zip((0, 0, 0), *_drained(self._outcomes), strict=True)))
 
     def operations(self) -> np.ndarray:
@@ -150,7 +150,7 @@ class RemoteRecording:
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self._operations)])
 
     def device_times(self) -> DeviceTimes | None:
-        """Device times since the last call, from reports or from shared memory."""
+        """Returns the device times since the last call, from reports or from shared memory."""
         times = self._pairs.take()
         if times is None:
             return None
@@ -168,13 +168,13 @@ class RemoteRecording:
         return self.recorder.spent_ns + self.state.spent_ns
 
     def dataset_bytes(self, loaders: Iterable[str]) -> int | None:
-        """Bytes of the datasets of these loaders, each counted once; None where none is known."""
+        """Returns the bytes of the datasets of these loaders, each counted once; None where none is known."""
         known = self.state.datasets
         found = dict(known[name] for name in loaders if name in known)
         return sum(found.values()) if found else None
 
     def faults(self) -> Mapping[str, int]:
-        """otel_train's faults in the rank and in the copy of its last steps, by component."""
+        """Returns the otel_train's faults in the rank and in the copy of its last steps, by component."""
         copy = self.recorder.guard
         return {**self.state.faults, copy.part: copy.faults}
 
@@ -234,11 +234,11 @@ class RemoteProviders:
         self._remote = remote
 
     def export(self, batch: ExportBatch) -> None:
-        """Hand over one batch."""
+        """Hands over one batch."""
         self._remote.send("batch", batch)
 
     def close(self, timeout_s: float) -> None:
-        """The rank does."""
+        """Does nothing: the rank closes its own."""
 
 
 class RemoteCaptures:
@@ -269,7 +269,7 @@ class RemoteCaptures:
             )  # fmt: skip
 
     def post(self, body: bytes, token: str) -> tuple[int, object]:
-        """Handle a ``POST /capture``; the rank answers one with the right token."""
+        """Handles a ``POST /capture``; the rank answers one with the right token."""
         if not self._on:
             return 404, {"error": "captures are off"}
         refusal = self.folder.refusal(token)
@@ -279,16 +279,16 @@ class RemoteCaptures:
         return answer or (503, {"error": _NO_ANSWER})
 
     def publish(self) -> None:
-        """Write the token where its owner finds it."""
+        """Writes the token where its owner finds it."""
         self._disk.do(self._guard, self.folder.publish)
 
     def request_done(self) -> None:
-        """The request in the folder has been dealt with."""
+        """Records that the request in the folder has been dealt with."""
         self._request = None
         self._disk.do(self._guard, self.folder.done)
 
     def ask_for_alerts(self) -> None:
-        """Start polling for alerts. The rank knows its run directory by now, so it can capture."""
+        """Starts polling for alerts. The rank knows its run directory by now, so it can capture."""
         if self._alerts is not None:
             self._alerts.start()
 
@@ -297,7 +297,7 @@ class RemoteCaptures:
         return self._alerts.counted_faults() if self._alerts is not None else {}
 
     def poll(self, run: RunState, account: Callable[[], None]) -> None:
-        """Send the rank the state of its loop if it has changed."""
+        """Sends the rank the state of its loop if it has changed."""
         if self._remote.state.needs_step_numbers:
             account()
         self._disk.refresh(self._guard, self._look_for_request)
@@ -314,7 +314,7 @@ class RemoteCaptures:
             self._remote.send("loop", loop)
 
     def close(self, timeout_s: float = ALERTS_END_S) -> None:
-        """Stop asking for alerts. What is recorded the rank stops and writes."""
+        """Stops asking for alerts. What is recorded the rank stops and writes."""
         if self._alerts is not None:
             self._alerts.close(min(timeout_s, ALERTS_END_S))
 
@@ -322,7 +322,7 @@ class RemoteCaptures:
         self._request = self.folder.waiting()
 
     def _arm(self, alert: str) -> str:
-        """Request a capture by an alert; "" if accepted, else the reason."""
+        """Requests a capture by an alert; returns "" if accepted, else the reason."""
         refusal: str | None = self._ask("alert", alert)
         return _NO_ANSWER if refusal is None else refusal
 
@@ -344,24 +344,24 @@ class RequestFolder:
         self._token = token or secrets.token_urlsafe(24)
 
     def refusal(self, token: str) -> str:
-        """Why a client with this token is refused; "" if it is not."""
+        """Returns why a client with this token is refused; "" if it is not."""
         if hmac.compare_digest(token.encode(), self._token.encode()):
             return ""
         where = str(self._folder / KEY_FILE) if self._folder else variable_of("profiler_token")
         return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
 
     def publish(self) -> None:
-        """Write the token to a file of the owner's alone."""
+        """Writes the token to a file of the owner's alone."""
         if self._folder is not None:
             replace_text(self._folder / KEY_FILE, self._token + "\n")
 
     def withdraw(self) -> None:
-        """Remove that file."""
+        """Removes that file."""
         if self._folder is not None:
             (self._folder / KEY_FILE).unlink(missing_ok=True)
 
     def waiting(self) -> object:
-        """The waiting request, or text that says why it cannot be read; None if there is none."""
+        """Returns the waiting request, or text that says why it cannot be read; None if there is none."""
         if self._folder is None:
             return None
         try:
@@ -372,12 +372,12 @@ class RequestFolder:
             return f"{self._folder / REQUEST_FILE}: {error}"
 
     def done(self) -> None:
-        """It has been dealt with."""
+        """Records that it has been dealt with."""
         if self._folder is not None:
             (self._folder / REQUEST_FILE).unlink(missing_ok=True)
 
     def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Leave a request with another rank of this run; why that is not possible."""
+        """Leaves a request with another rank of this run; returns why that is not possible."""
         if self._folder is None:
             return "without a run directory only the rank that is asked can be captured"
         folder = self._folder.parent / f"rank{rank}"
@@ -400,7 +400,7 @@ def rule_of(run: RunState) -> StepRule | None:
 
 
 def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
-    """The state of the loop as a message to the rank."""
+    """Returns the state of the loop as a message to the rank."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0

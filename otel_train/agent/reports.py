@@ -91,7 +91,7 @@ class ReportBuilder:
         self._datasets: dict[str, tuple[int, int]] = {}
 
     def send(self, send: Callable[[Report], None], *, fresh: bool = False, pause_s: float = 0.0) -> None:
-        """Make a report, and send it behind those that could not be sent before.
+        """Makes a report, and sends it behind those that could not be sent before.
 
         Args:
             send: sends one; raises OSError where it cannot.
@@ -114,7 +114,7 @@ class ReportBuilder:
         timers.reported()
 
     def make(self, *, fresh: bool = False) -> Report:
-        """What is new.
+        """Returns what is new.
 
         Args:
             fresh: with the state, whether or not it is time for it.
@@ -165,7 +165,7 @@ class ReportBuilder:
         return self.captures is not None and self.captures.follows
 
     def pause_s(self, interval_s: float) -> float:
-        """Seconds between two reports that the agent does not request.
+        """Returns the seconds between two reports that the agent does not request.
 
         Args:
             interval_s: as long where something is new all the time, which nothing announces.
@@ -289,7 +289,7 @@ class ReportBuilder:
             self._hardware = self._do("devices", devices.hardware_ids, {})
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Bytes of the dataset by loader. Reads past properties: no code of the program is run."""
+        """Returns the bytes of the dataset by loader. Reads past properties: no code of the program is run."""
         from otel_train.instrumentation.dataset_size import dataset_bytes  # imported with the trackers
 
         found, known = {}, dict[int, int]()
@@ -313,12 +313,12 @@ class ReportBuilder:
 
 
 def may_use_trackers(config: Config) -> bool:
-    """Whether there may be a tracker to log to, now or later."""
+    """Returns whether there may be a tracker to log to, now or later."""
     return any(getattr(config, name) != "off" for name in TRACKERS) or bool(config.console_metrics)
 
 
 def uses_trackers(config: Config) -> bool:
-    """Whether a tracker is in use: requested by a setting, or imported by the program."""
+    """Returns whether a tracker is in use: requested by a setting, or imported by the program."""
     wishes = {name: getattr(config, name) for name in TRACKERS}
     loaded = (
         any(module in sys.modules for module in TRACKER_MODULES[name])
@@ -329,7 +329,7 @@ def uses_trackers(config: Config) -> bool:
 
 
 def has_automatic_captures(config: Config) -> bool:
-    """Whether captures start without a request: by schedule, or for slow steps."""
+    """Returns whether captures start without a request: by schedule, or for slow steps."""
     return config.profiler == "auto" or (config.profiler != "off" and bool(config.profiler_every))
 
 

@@ -115,7 +115,7 @@ class SharedRings:
         self.main = self._find()[0]
 
     def touch(self) -> None:
-        """Have the system give all memory of the first ring: else the training thread waits for it with every 256th edge.
+        """Has the system give all memory of the first ring: else the training thread waits for it with every 256th edge.
 
         4 MiB take 3 ms of this process.
         """
@@ -123,7 +123,7 @@ class SharedRings:
         words[:: PAGE // words.itemsize].max()
 
     def unreported(self) -> tuple[list[Value | UserEvent], np.ndarray]:
-        """Logged values and timed operations since the last report. Call it after the rank has died."""
+        """Returns the logged values and timed operations since the last report. Call it after the rank has died."""
         values, operations = (self._memory.pending(index) for index in (0, 1))
         return unreported_values(values), unreported_operations(operations)
 
@@ -162,12 +162,12 @@ class SharedRings:
         return int(self._memory.ended_word[0])
 
     def run_clock(self) -> int:
-        """Now, on the monotonic clock; once the rank has ended its run and waits for the agent, when it did."""
+        """Returns now, on the monotonic clock; once the rank has ended its run and waits for the agent, when it did."""
         now_ns = system_clock()
         return self.ended_ns or now_ns
 
     def limit(self, positions: Iterable[tuple[int, int]] | None, changes: int = 0) -> None:
-        """Let the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there.
+        """Lets the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there.
 
         Args:
             positions: edges written before the rank made a report.
@@ -188,7 +188,7 @@ class SharedRings:
         return not self._limited or self._memory.changes_word[0] == self._reported_changes
 
     def advance(self) -> None:
-        """Let the export loop read what is there now, unless the rank has to report first."""
+        """Lets the export loop read what is there now, unless the rank has to report first."""
         with self._limiting:
             written = [(thread.ring, thread.ring.written) for thread in self._find().values()]
             # Asked after the positions: the word changes before an edge that needs it.
@@ -197,20 +197,20 @@ class SharedRings:
                     ring.limit = max(ring.limit, edges)
 
     def release(self, thread: SharedThread) -> None:
-        """Give back the ring of a thread that is over and has been read to its end."""
+        """Gives back the ring of a thread that is over and has been read to its end."""
         self._spent_before_ns += thread.ring.spent_ns
         self._threads.pop(thread.slot, None)
         if thread.slot > 0:
             self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
-        """Copy what is new to the file, if it is time."""
+        """Copies what is new to the file, if it is time."""
         if time.monotonic() - self._copied_s >= _COPY_EVERY_S:
             self._copied_s = time.monotonic()
             self.copy_now(unix_ns)
 
     def copy_now(self, unix_ns: int) -> None:
-        """Copy what is new to the file at once, unless its disk hangs."""
+        """Copies what is new to the file at once, unless its disk hangs."""
         copy = self._copy
         if copy is not None:
             self._disk.refresh(self.guard, lambda: copy.save(unix_ns))
@@ -227,7 +227,7 @@ class SharedRings:
         return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
 
     def close(self) -> None:
-        """Copy the remaining events and close the file."""
+        """Copies the remaining events and closes the file."""
         copy = self._copy
         if copy is not None:
             self._disk.do(self.guard, lambda: copy.save(time.time_ns()))
@@ -257,7 +257,7 @@ class FlightCopy:
         self._names = b""
 
     def save(self, unix_ns: int) -> None:
-        """Copy what was written since the last call.
+        """Copies what was written since the last call.
 
         Raises:
             OSError: the disk is full, or gone.
@@ -277,7 +277,7 @@ class FlightCopy:
         os.pwrite(self._file, head, 0)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Lets go of the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -67,7 +67,7 @@ _READ = -1
 
 
 def gil_release(clock: Clock) -> Callable[[], None]:
-    """A function that sleeps for a moment where ``MAX_GIL_HOLD_NS`` have passed since it last did."""
+    """Returns a function that sleeps for a moment where ``MAX_GIL_HOLD_NS`` have passed since it last did."""
     since_ns = clock()
 
     def release() -> None:
@@ -80,7 +80,7 @@ def gil_release(clock: Clock) -> Callable[[], None]:
 
 
 def _no_gil_release() -> None:
-    """A separate process has no GIL to release."""
+    """Does nothing: a separate process has no GIL to release."""
 
 
 class PeriodicTask(NamedTuple):
@@ -142,23 +142,23 @@ class ExportLoop:
         return faults
 
     def start(self) -> None:
-        """Start the thread."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread; the last poll is the caller's."""
+        """Ends the thread; the last poll is the caller's."""
         self._stop.set()
         self._woken.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """The rank has reported: where many edges wait they are accounted now, not at the next poll."""
+        """Wakes the loop after a report: where many edges wait they are accounted now, not at the next poll."""
         if self._is_full():
             self._woken.set()
 
     def run_once(self, *, final: bool = False) -> None:
-        """One round: read, account, export. Tests call it directly."""
+        """Runs one round: read, account, export. Tests call it directly."""
         self._recorder.publish(time.time_ns())
         if self._is_full() or self._is_due(_READ, READ_INTERVAL_S):
             self.read_rings()
@@ -188,7 +188,7 @@ class ExportLoop:
                 self.lock.release()
 
     def read_rings(self) -> None:
-        """Read every ring up to now and account its edges."""
+        """Reads every ring up to now and accounts its edges."""
         self.advance()
         now_ns = self._clock()
         threads = list(self._recorder.threads)
@@ -221,7 +221,7 @@ class ExportLoop:
         return any(thread.ring.pending >= READ_EDGES for thread in self._recorder.threads)
 
     def _is_abandoned(self) -> bool:
-        """Whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
+        """Returns whether this is the loop's thread after ``stop``. The last iteration, on another thread, continues from here."""
         return self._stop.is_set() and threading.current_thread() is self._thread
 
     def _read(self, thread: SharedThread, most: int) -> None:
@@ -239,7 +239,7 @@ class ExportLoop:
         return piece
 
     def _with_engine(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add the events of autograd's threads to the backward that waits for them."""
+        """Adds the events of autograd's threads to the backward that waits for them."""
         if not self._engine or not len(times):
             return times, codes
         engine_times = np.concatenate([part[0] for part in self._engine])
@@ -275,7 +275,7 @@ class ExportLoop:
                 route.exporter.export(batch)
 
     def _wait_for_next(self) -> bool:
-        """Wait for the next iteration. Returns whether the loop has stopped."""
+        """Waits for the next iteration. Returns whether the loop has stopped."""
         until_s = time.monotonic() + self._every_s
         left_s: float = self._every_s
         while left_s > 0:
@@ -292,7 +292,7 @@ class ExportLoop:
         return self._stop.is_set()
 
     def _pause_s(self) -> float:
-        """Seconds until the next poll: less than a full interval while many events arrive."""
+        """Returns the seconds until the next poll: less than a full interval while many events arrive."""
         (then_s, before), now_s = self._counted, time.monotonic()
         if now_s - then_s >= _RATE_OVER_S:
             written = sum(thread.ring.written for thread in self._recorder.threads)
@@ -371,7 +371,7 @@ class AgentService:
         return reader
 
     def _rank_coordinator(self, attempt: int) -> RankCoordinator:
-        """Create the rank coordinator; ``attempt`` is the launcher's count, which is equal on all ranks."""
+        """Creates the rank coordinator; ``attempt`` is the launcher's count, which is equal on all ranks."""
         recording = self._recording
         job = Job(
             lambda: recording.state.job, lambda: recording.state.barrier, self._reporter.events,
@@ -428,18 +428,18 @@ class AgentService:
             self.loop.between = lambda: memory.sample() if self.tracking.listened() else None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Starts the thread."""
         self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         self.loop.start()
 
     def hand_over(self) -> None:
-        """Let the trackers have what happened up to now, unless a poll takes longer than half the time of the end."""
+        """Lets the trackers have what happened up to now, unless a poll takes longer than half the time of the end."""
         with self.loop.up_to_date(self._config.exit_timeout_s / 2) as done:
             if done:
                 self.tracking.hand_over()
 
     def last_poll(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
-        """Account and export everything, and write the summary, after the loop's thread has stopped. ``cause``: the signal.
+        """Accounts and exports everything, and writes the summary, after the loop's thread has stopped. ``cause``: the signal.
 
         ``ended_ns``: when the rank said so; 0 for now.
         """
@@ -467,28 +467,28 @@ class AgentService:
             self.exporters.print_summary(document)
 
     def correct(self, state: str) -> None:
-        """After the last poll: the run has ended otherwise."""
+        """Corrects how the run ended, after the last poll."""
         self._reporter.state = "finished" if state == "finished" else "failed"
         self.loop.run_once(final=True)
         self.exporters.write_summary(self.document(state), final=True)
 
     def undo(self) -> None:
-        """Stop everything that was started: the session is not created."""
+        """Stops everything that was started: the session is not created."""
         self.loop.stop(1.0)
         self.captures.close()
         self.close()
 
     def close(self) -> None:
-        """Let go of the devices' readings, and hand the last rows to the trackers."""
+        """Lets go of the devices' readings, and hands the last rows to the trackers."""
         self._hardware.close()
         self.tracking.close()
 
     def document(self, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-        """What ``summary.json`` holds."""
+        """Returns what ``summary.json`` holds."""
         return summary_document(self, state, window)
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
-        """What could not be instrumented, with reason and remedy."""
+        """Returns what could not be instrumented, with reason and remedy."""
         found = instrumentation_gaps(self.run, self._recording.state)
         if why := self._recording.state.uncounted:
             found.append({"what": "flops", "name": "step", "reason": why, "cause": "never_seen"})
@@ -506,7 +506,7 @@ class AgentService:
         self.tracking.hold(calls)
 
     def _overhead_s(self) -> float:
-        """Overhead on the training thread, from its samples."""
+        """Returns the overhead on the training thread, from its samples."""
         return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:

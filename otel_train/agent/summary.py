@@ -39,7 +39,7 @@ def summary_values(
     processors: int | None = None,
     gaps: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches."""
+    """Returns the values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches."""
     rows = totals.rows()
     activities = _activities(totals, wall_s)
     steps = totals.steps_by_phase()
@@ -73,7 +73,7 @@ def summary_values(
 
 
 def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
-    """Seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``."""
+    """Returns the seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``."""
     activities = dict.fromkeys(ACTIVITIES, 0.0)
     activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
     pending_s = wall_s - sum(activities.values())
@@ -103,7 +103,7 @@ def _rule_inputs(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dic
 
 
 def _pace(pace: Pace) -> dict[str, Any] | None:
-    """Number of steps timed on the device, and its mean lag; None if none was."""
+    """Returns the number of steps timed on the device, and its mean lag; None if none was."""
     if not pace.sampled:
         return None
     return {
@@ -146,7 +146,7 @@ def _stage(row: StageTotals) -> dict[str, Any]:
 
 
 def per_second(count: float | None, seconds: float) -> float | None:
-    """The one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
+    """Returns the one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
     return count / seconds if count is not None and seconds > 0 else None
 
 
@@ -175,7 +175,7 @@ def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str,
 
 
 def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
-    """Training over the wall clock of the run, with everything that was not training."""
+    """Returns the throughput of training over the wall clock of the run, with everything that was not training."""
     trained = [pair for pair in totals.rated() if pair[1] == TRAIN]
     batches = sum(totals.batches[pair] for pair in trained)
     samples = [totals.samples[pair] for pair in trained if pair in totals.samples]
@@ -205,14 +205,14 @@ def _step_durations(totals: Totals) -> list[dict[str, Any]]:
 
 
 def _processors() -> int | None:
-    """Number of processors that this process may use."""
+    """Returns the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def _cost(service: AgentService) -> tuple[float, float, int, int]:
-    """Overhead on the training thread and of the agent, in seconds; records, and lost ones."""
+    """Returns the overhead on the training thread and of the agent, in seconds; records, and lost ones."""
     loop = service.loop
     return service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed
 
@@ -226,12 +226,12 @@ class WindowStart(NamedTuple):
 
     @classmethod
     def now(cls, service: AgentService) -> WindowStart:
-        """Here."""
+        """Returns the start of a window that begins here."""
         return cls(service.run.totals.copy(), service.run.final_ns, _cost(service))
 
 
 def summary_document(service: AgentService, state: str, window: WindowStart | None = None) -> dict[str, Any]:
-    """``summary()`` and ``summary.json``; without a window of the whole session."""
+    """Returns ``summary()`` and ``summary.json``; without a window of the whole session."""
     run, info, loaders = service.run, service.info, service.watch.facts()
     totals, since_ns = run.totals, run.started_ns
     if window is not None:

@@ -569,7 +569,7 @@ class Totals:
         self.step_counts += np.bincount(numbers, minlength=len(self.step_counts))
 
     def _by_pair(self, source: np.ndarray, phase: np.ndarray) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
-        """Each pair of loader and phase, and which rows are of it."""
+        """Yields each pair of loader and phase, and which rows are of it."""
         flat = self.names.loader(source) * _PHASES + phase
         for value in set(flat.tolist()):
             yield divmod(value, _PHASES), flat == value
@@ -591,7 +591,7 @@ class Totals:
                 self.samples[pair] += int(samples[samples >= 0].sum())
 
     def rated(self) -> list[tuple[int, int]]:
-        """Loaders and phases whose batches belong to steps.
+        """Returns the loaders and phases whose batches belong to steps.
 
         A loader that another thread reads is one of them, unless the thread that runs the steps asks a loader of its own in the
         same phase: the queue between the two, which gives the same batches again. Before the first step of a phase, that is not known.

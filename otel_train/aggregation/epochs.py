@@ -168,7 +168,7 @@ class EpochTracker:
             yield self._boundary()
 
     def _are_all(self) -> bool:
-        """Whether no further loader is expected in this epoch."""
+        """Returns whether no further loader is expected in this epoch."""
         if self._before:
             return self._before <= self._over.keys()
         names, facts = self._names, self._loaders()

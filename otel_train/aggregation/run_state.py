@@ -387,12 +387,12 @@ class RunState:
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
-        """Of the thread that called `instrument` it is known once another one computes."""
+        """Returns whether a thread only reads. Of the one that called `instrument` that is known once another one computes."""
         beside = not thread.main or (self._leading is not None and self._leading is not thread)
         return beside and not thread.works
 
     def _helps(self, thread: ThreadState) -> bool:
-        """Whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
+        """Returns whether a thread only computes gradients or updates, or marks steps, of another thread's forwards."""
         others = (each.account for each in self._threads.values())
         computed = self._computed or any(other.computes and not other.is_part for other in others)
         return computed and thread.account.is_part
@@ -459,5 +459,5 @@ class RunState:
 
 
 def _rank(thread: ThreadState) -> int:
-    """Precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
+    """Returns the precedence of a thread for the time of the run: reads a loader, evaluates or does part of a step, trains."""
     return int(thread.works) + int(thread.account.trains and not thread.account.is_part)

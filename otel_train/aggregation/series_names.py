@@ -100,7 +100,7 @@ class _NameTable:
         self._bound = bound
 
     def published(self, name: str) -> str:
-        """The name that ``name`` has in series: its own, or that of all beyond the bound."""
+        """Returns the name that ``name`` has in series: its own, or that of all beyond the bound."""
         full = len(self.names) == self._bound
         return OTHER_VALUE if full and name not in self._numbers else name
 

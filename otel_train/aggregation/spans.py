@@ -117,7 +117,7 @@ class SpanSampler:
         return chosen
 
     def _reasons(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray, median: int) -> np.ndarray:
-        """The highest-priority reason of each step; "" for none."""
+        """Returns the highest-priority reason of each step; "" for none."""
         durations = steps.duration_ns[rows]
         reasons = np.full(len(rows), "", dtype="<U9")
         reasons[numbers % self._every(median) == 0] = "baseline"
@@ -137,7 +137,7 @@ class SpanSampler:
         return reasons
 
     def _every(self, median: int) -> int:
-        """A power of two, so that a rank with half the rate samples a subset of the same steps."""
+        """Returns a power of two, so that a rank with half the rate samples a subset of the same steps."""
         if self._rules.every_steps or self._agreed:
             return self._rules.every_steps or self._agreed
         if not median:

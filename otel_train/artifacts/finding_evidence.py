@@ -34,14 +34,14 @@ class Bounds(NamedTuple):
     most: float
 
     def __contains__(self, number: object) -> bool:
-        """Whether a number lies there, rounding apart."""
+        """Returns whether a number lies there, rounding apart."""
         if not isinstance(number, (int, float)):
             return False
         slack = CLOSE * max(abs(self.least), abs(self.most), CLOSE)
         return self.least - slack <= number <= self.most + slack
 
     def __str__(self) -> str:
-        """One number, or both ends."""
+        """Returns one number, or both ends."""
         return f"{self.least}" if self.least == self.most else f"between {self.least} and {self.most}"
 
 
@@ -75,7 +75,7 @@ class Summary:
         return self.self_s(TRAIN)
 
     def rows(self, *phases: str, stage: str | None = None, loader: str | None = None) -> list[Row]:
-        """Rows of these phases; of one stage, of one loader where they are given."""
+        """Returns the rows of these phases; of one stage, of one loader where they are given."""
         return [
             row
             for row in self.stages
@@ -85,7 +85,7 @@ class Summary:
         ]
 
     def self_s(self, *phases: str, stage: str | None = None, loader: str | None = None) -> float:
-        """Self time of those rows."""
+        """Returns the self time of those rows."""
         rows = self.rows(*phases, stage=stage, loader=loader)
         return float(sum(row["self_seconds"] or 0.0 for row in rows))
 
@@ -100,11 +100,11 @@ class Summary:
         return [row for row in self.rows(TRAIN, stage="data") if row["loader"]]
 
     def loader(self, name: str) -> Row:
-        """What is known of a loader."""
+        """Returns what is known of a loader."""
         return next((row for row in self.document["loaders"] if row["loader"] == name), {})
 
     def start(self, name: str, field: str) -> Bounds:
-        """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
+        """Returns a field of `start` of a loader in training; an upper bound if it was read in other phases too."""
         start = self.loader(name).get("start") or {}
         number = start.get(field, 0)
         batches = [
@@ -116,7 +116,7 @@ class Summary:
         return Bounds(known, known)
 
     def _starts_as_usual(self, name: str) -> bool:
-        """Without workers the first batch of a pass is waited for like any other, unless it takes longer."""
+        """Returns whether the first batch of a pass is waited for like any other: without workers, unless it takes longer."""
         loader, rows = self.loader(name), self.rows(TRAIN, stage="data", loader=name)
         start = loader.get("start")
         if loader.get("workers") != 0 or not start or not rows:
@@ -127,13 +127,13 @@ class Summary:
         return bool(others <= 0 or first_s * others <= _USUAL * start["count"] * (called_s - first_s))
 
     def starts(self, *names: str) -> Bounds:
-        """What the beginning of all passes of training over these loaders has cost."""
+        """Returns what the beginning of all passes of training over these loaders has cost."""
         fields = ("making_seconds", "first_batch_seconds")
         parts = [self.start(name, field) for name in names for field in fields]
         return Bounds(sum(part.least for part in parts), sum(part.most for part in parts))
 
     def ends(self, *names: str) -> Bounds:
-        """What requests without a batch at the ends of all passes of training over these loaders have cost, with workers."""
+        """Returns what requests without a batch at the ends of all training passes over these loaders have cost, with workers."""
         least = most = 0.0
         for name in (name for name in names if self.loader(name).get("workers")):
             made = self.start(name, "making_seconds")
@@ -156,7 +156,7 @@ class Summary:
         return found
 
     def steady_wait(self, name: str) -> Bounds:
-        """The wait for a loader in mid-pass."""
+        """Returns the wait for a loader in mid-pass."""
         if name in self.exposed:
             spent_s, start = self.exposed[name], self.start(name, "first_batch_seconds")
         else:
@@ -169,7 +169,7 @@ class Summary:
         return Bounds(max(0.0, spent_s - start.most), max(0.0, spent_s - start.least))
 
     def batches(self, name: str) -> int:
-        """Batches of training that a loader gave."""
+        """Returns the batches of training that a loader gave."""
         return sum(row["count"] for row in self.waits if row["loader"] == name)
 
 
@@ -207,7 +207,7 @@ def _dispatch(summary: Summary) -> tuple[float, float]:
 
 
 def _key(*path: str) -> Rule:
-    """Evidence that is a key."""
+    """Returns the rule of evidence that is a key."""
     return lambda summary, _: reduce(getitem, path, summary.document)
 
 
@@ -259,7 +259,7 @@ RULES: dict[str, Rule] = {
 
 
 def rule_of(name: str, summary: Summary) -> Rule | None:
-    """The rule of a number; those about one loader or one stage have its name in theirs."""
+    """Returns the rule of a number; those about one loader or one stage have its name in theirs."""
     if name in RULES:
         return RULES[name]
     loader, stage = name.removesuffix(".wait_seconds"), name.removesuffix("_ratio")
@@ -271,7 +271,7 @@ def rule_of(name: str, summary: Summary) -> Rule | None:
 
 
 def numbers_of(summary: Summary, finding: Finding) -> Iterator[str]:
-    """Which numbers of a finding do not follow from keys."""
+    """Yields which numbers of a finding do not follow from keys."""
     for name, number in finding["evidence"].items():
         rule = rule_of(name, summary)
         about = f"findings: {name} of {finding['name']} is {number}"

@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 def check(folder: Path) -> list[Fault]:
-    """Everything that is missing or does not agree in a folder of artifacts; empty when all is well."""
+    """Returns everything that is missing or does not agree in a folder of artifacts; empty when all is well."""
     try:
         summary = _read(folder, SUMMARY, "profiler_summary")
     except RunDirectoryError as error:
@@ -220,7 +220,7 @@ def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterato
 
 
 def _metrics(rows: Mapping[tuple[str, ...], Document], metrics: Document) -> Iterator[Fault]:
-    """Loader names may be ``_OTHER`` in metrics, so phases are compared."""
+    """Yields what is wrong in the metrics. Loader names may be ``_OTHER`` there, so phases are compared."""
     exported = defaultdict[str, int](int)
     for row in metrics["metrics"]:
         if row["name"] == "train.stage.duration":
@@ -250,7 +250,7 @@ moment after they became final."""
 
 
 def laws_of(summary: Mapping[str, Any]) -> list[str]:
-    """What is broken in ``summary``, as ``session.summary()`` gives it or ``summary.json`` holds it; empty when every law holds.
+    """Returns what is broken in ``summary``, from ``session.summary()`` or ``summary.json``; empty when every law holds.
 
     A KeyError, TypeError or ArithmeticError where a value has the wrong type.
     """
@@ -258,13 +258,16 @@ def laws_of(summary: Mapping[str, Any]) -> list[str]:
 
 
 def applicable(summary: Mapping[str, Any]) -> Iterator[partial[Iterable[str]]]:
-    """The laws that hold for a summary of its kind, each to be called for what is broken."""
+    """Yields the laws that hold for a summary of its kind, each to be called for what is broken."""
     checked = Summary(summary)
     return (partial(law, checked) for needs, law in LAWS if not needs or getattr(checked, needs))
 
 
 def activities_add_up(summary: Summary) -> Iterator[str]:
-    """The activities add up to the wall time. Of a run that goes on to a thousandth: the clock is read a moment later."""
+    """Demands that the activities add up to the wall time.
+
+    Of a run that goes on to a thousandth: the clock is read a moment later.
+    """
     for name, seconds in summary.activities.items():
         if seconds < 0:
             yield f"activities.{name} is {seconds} s: less than nothing"
@@ -275,7 +278,7 @@ def activities_add_up(summary: Summary) -> Iterator[str]:
 
 
 def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
-    """Time in which a stage was innermost is time in which it was open.
+    """Demands that time in which a stage was innermost is time in which it was open.
 
     The time of a call of a user stage, or of an update in which loaders are asked, is in the row of the call, and its
     self time where it was spent, so such a stage is looked at as a whole, once its calls have ended.
@@ -298,7 +301,7 @@ def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
 
 
 def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
-    """From min to max, with the average between them; none of what did not occur."""
+    """Demands an order from min to max, with the average between them, and no quantiles of what did not occur."""
     where = [("stages", row) for row in summary.stages]
     where += [("step_durations", row) for row in summary.document["step_durations"]]
     for key, row in where:
@@ -315,7 +318,7 @@ def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
 
 
 def steps_are_counted_once(summary: Summary) -> Iterator[str]:
-    """Every counted step has a duration."""
+    """Demands a duration for every counted step."""
     counts = defaultdict[str, int](int)
     for row in summary.document["step_durations"]:
         counts[row["phase"]] += row["count"]
@@ -325,7 +328,7 @@ def steps_are_counted_once(summary: Summary) -> Iterator[str]:
 
 
 def rows_add_up_to_activities(summary: Summary) -> Iterator[str]:
-    """Self times of a phase are its activities, so that shares of a phase sum to one.
+    """Demands that self times of a phase are its activities, so that shares of a phase sum to one.
 
     One training thread. What a compiler or a stall took is in both the stage in which it happened and an activity of
     its own.
@@ -344,7 +347,7 @@ def rows_add_up_to_activities(summary: Summary) -> Iterator[str]:
 
 
 def steps_are_in_their_phase(summary: Summary) -> Iterator[str]:
-    """Steps fill their phase, but for asks that gave no batch or one that was not used, and for what is left of a step.
+    """Demands that steps fill their phase, but for asks that gave no batch or an unused one, and for what is left of a step.
 
     One training thread. What is missing is looked for in phase train, of a run that has ended and left no step
     unfinished, with steps counted by updates.
@@ -363,7 +366,7 @@ def steps_are_in_their_phase(summary: Summary) -> Iterator[str]:
 
 
 def waits_are_data_rows(summary: Summary) -> Iterator[str]:
-    """The wait for a loader is its rows of stage data, of all phases."""
+    """Demands that the wait for a loader is its rows of stage data, of all phases."""
     counts: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for row in summary.stages:
@@ -384,7 +387,7 @@ def waits_are_data_rows(summary: Summary) -> Iterator[str]:
 
 
 def rates_are_of_counts(summary: Summary) -> Iterator[str]:
-    """A rate times its time is a count: of every batch in a phase, and of no more batches than the loader gave.
+    """Demands that a rate times its time is a count: of every batch in a phase, and of no more batches than the loader gave.
 
     Batches that were fetched in no phase, as in a checkpoint, are in no rate.
     """
@@ -410,7 +413,7 @@ def rates_are_of_counts(summary: Summary) -> Iterator[str]:
 
 
 def rates_are_over_the_time_of_batches(summary: Summary) -> Iterator[str]:
-    """A rate is over what the loader's batches took: its rows, perhaps without asks that gave none; more only with others.
+    """Demands a rate over what the loader's batches took: its rows, perhaps without asks that gave none; more only with others.
 
     Others are those that are asked together with it, as by ``zip``: the rows of the batch are of the last that was asked.
     """
@@ -426,7 +429,7 @@ def rates_are_over_the_time_of_batches(summary: Summary) -> Iterator[str]:
 
 
 def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
-    """Training counts, over the wall time."""
+    """Demands training counts over the wall time."""
     throughput, trained = summary.document["throughput"], defaultdict[str, int](int)
     wall_s = throughput["wall_seconds"]
     if not near(wall_s, summary.wall_s):
@@ -445,7 +448,7 @@ def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
 
 
 def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
-    """Every number beside a finding is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
+    """Demands that every number beside a finding is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
     loaders = {row["loader"] for row in summary.stages} | set(summary.document["batches"])
     waits = any(row["loader"] for row in summary.rows(TRAIN, stage="data"))
     for finding in summary.document["findings"]:
@@ -464,17 +467,17 @@ def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
 
 
 def near(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
-    """Whether two values are the same within a share of the larger, or within ``slack``."""
+    """Returns whether two values are the same within a share of the larger, or within ``slack``."""
     return abs(one - other) <= max(slack, share * max(abs(one), abs(other)))
 
 
 def slack(seconds: float) -> float:
-    """What two sums of so many seconds may differ by."""
+    """Returns what two sums of so many seconds may differ by."""
     return max(ROUNDED_S, ROUNDED * abs(seconds))
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """What a row is about."""
+    """Returns what a row is about."""
     return " ".join(filter(None, (row["phase"], row["loader"], row.get("stage", ""), row.get("model", ""))))
 
 
@@ -502,7 +505,7 @@ _LINES_NAMED = 3
 
 
 def check_run(run: Path) -> list[Fault]:
-    """Everything that is missing or does not agree in a run directory and in the artifacts in it."""
+    """Returns everything that is missing or does not agree in a run directory and in the artifacts in it."""
     faults = list(_document(run / ABOUT, "files/run", ABOUT))
     for path in sorted((run / CAPTURES_FOLDER).glob(f"*{METADATA_SUFFIX}")):
         faults += _document(path, "files/capture", f"{CAPTURES_FOLDER}/{path.name}")
@@ -540,7 +543,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
 
 
 def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
-    """What is wrong in a file of one JSON object."""
+    """Yields what is wrong in a file of one JSON object."""
     try:
         document = read_json(path)
     except RunDirectoryError as error:
@@ -552,7 +555,7 @@ def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
 
 
 def _lines(path: Path, schema: str) -> Iterator[Fault]:
-    """Complete lines must be JSON of their schema; the last one may be cut by a crash."""
+    """Demands that complete lines are JSON of their schema; the last one may be cut by a crash."""
     for part in parts_of(path):
         name, broken, wrong = f"{part.parent.name}/{part.name}", 0, 0
         try:
@@ -574,7 +577,7 @@ def _lines(path: Path, schema: str) -> Iterator[Fault]:
 
 
 def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
-    """Violated laws, and lost records. A law about a key that is missing, which is a fault of its own, is passed over."""
+    """Yields violated laws, and lost records. A law about a key that is missing, which is a fault of its own, is passed over."""
     for law in applicable(summary) if summary else ():
         with suppress(KeyError):
             try:

@@ -54,18 +54,18 @@ _NUMBERS = (
 
 
 def schema(name: str) -> str:
-    """Value of the key ``schema`` of a document."""
+    """Returns the value of the key ``schema`` of a document."""
     return f"otel_train.artifacts.{name}/{VERSIONS.get(name, 1)}"
 
 
 def config(left: RunReader) -> dict[str, Any]:
-    """Identity, host, versions and settings, without secrets."""
+    """Returns the identity, host, versions and settings, without secrets."""
     about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
     return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
 
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
-    """``run.json`` with secret settings reduced to whether they are set. Settings are always an object."""
+    """Returns ``run.json`` with secret settings reduced to whether they are set. Settings are always an object."""
     settings = about.get("settings")
     settings = dict(settings) if isinstance(settings, dict) else {}
     hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
@@ -73,13 +73,13 @@ def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(left: RunReader) -> dict[str, Any]:
-    """What every document begins with."""
+    """Returns what every document begins with."""
     known = {**left.about, **left.summary}
     return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": left.rank}
 
 
 def metrics(left: RunReader) -> dict[str, Any]:
-    """The last value of every metric that this rank has exported."""
+    """Returns the last value of every metric that this rank has exported."""
     rows = list(_metric_rows(left.metrics)) if left.metrics else []
     instants = [row.pop("at") for row in rows]
     return {
@@ -118,7 +118,7 @@ def _list(owner: object, key: str) -> list[dict[str, Any]]:
 
 
 def number(value: object) -> float | int | None:
-    """A finite number, also one that JSON holds as text; None for anything else."""
+    """Returns a finite number, also one that JSON holds as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -153,7 +153,7 @@ def _with_mean(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows per step, the last ones, and rows per epoch."""
+    """Returns the rows per step, the last ones, and rows per epoch."""
     timeline = left.timeline
     if timeline is None or not len(timeline):
         return [], []
@@ -190,7 +190,7 @@ def _seconds_by_name(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str,
 
 
 def first_step(left: RunReader) -> int:
-    """Number of the first step on file: counted back from the summary where the file begins later."""
+    """Returns the number of the first step on file: counted back from the summary where the file begins later."""
     timeline = left.timeline
     if timeline is None or timeline.whole:
         return 0
@@ -199,7 +199,7 @@ def first_step(left: RunReader) -> int:
 
 
 def _first_epoch(left: RunReader) -> int:
-    """Number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
+    """Returns the number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
     timeline = left.timeline
     if timeline is None or timeline.whole or timeline.marked:
         return 0 if timeline is not None and timeline.marked else 1
@@ -228,7 +228,7 @@ def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]])
 
 
 def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same totals by the name of the stage alone, as a stage timer has them."""
+    """Returns the same totals by the name of the stage alone, as a stage timer has them."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         one = found.setdefault(row["stage"], {"count": 0, "total_seconds": 0.0, "self_seconds": 0.0})
@@ -246,7 +246,7 @@ _log = logging.getLogger("otel_train")
 
 
 def write_at_end_of_run(config: Config, rank: int, run: Path | None) -> None:
-    """Write them, on rank 0; an error is logged, not raised. ``run`` is None where no run directory could be made."""
+    """Writes them, on rank 0; an error is logged, not raised. ``run`` is None where no run directory could be made."""
     if not config.artifacts or rank != 0:
         return
     if run is None:
@@ -286,22 +286,22 @@ class WrittenArtifacts:
     warnings: list[str] = field(default_factory=list)  # what could not be read, a sentence each
 
     def put(self, name: str) -> None:
-        """A file is there."""
+        """Records a file that is there."""
         self.files[name] = {"bytes": (self.folder / name).stat().st_size}
 
     def leave_out(self, name: str, reason: str) -> None:
-        """A file is not there, nor one of an earlier time."""
+        """Records a file that is not there, nor one of an earlier time."""
         (self.folder / name).unlink(missing_ok=True)
         self.files[name] = {"absent": reason}
 
 
 def artifact_folder(run: Path, rank: int) -> Path:
-    """Default folder of a rank's artifacts."""
+    """Returns the default folder of a rank's artifacts."""
     return run / FOLDER if rank == 0 else run / FOLDER / f"rank{rank}"
 
 
 def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
-    """Write the artifacts of one rank to ``folder``. Existing files are replaced atomically.
+    """Writes the artifacts of one rank to ``folder``. Existing files are replaced atomically.
 
     Nothing in the run directory is changed but its folder of artifacts. A RunDirectoryError where the rank has left nothing,
     or the folder is another user's or cannot be written.
@@ -340,7 +340,7 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
 
 
 def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
-    """The values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
+    """Returns the values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
     timeline = left.timeline
     steps = left.summary.get("steps")
     if not left.ended and timeline is not None and timeline.whole:
@@ -372,7 +372,7 @@ def _remarks(left: RunReader, source: str) -> list[str]:
 
 
 def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any]:
-    """Write ``op_stats.csv`` from the analysis of the newest capture."""
+    """Writes ``op_stats.csv`` from the analysis of the newest capture."""
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
         return {"absent": _NO_CAPTURE}
@@ -413,7 +413,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenAr
 
 
 def _captures(left: RunReader, written: WrittenArtifacts) -> None:
-    """Copy the captures with their metadata; copies of removed captures stay."""
+    """Copies the captures with their metadata; copies of removed captures stay."""
     if not left.captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
@@ -429,7 +429,7 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
-    """Create the folder, or check that files of these names in it are ours; else raise RunDirectoryError."""
+    """Creates the folder, or checks that files of these names in it are ours; else raises RunDirectoryError."""
     if ours and (folder.is_symlink() or folder.parent.is_symlink()):
         raise RunDirectoryError(
             f"{folder}: is a link, so it is left alone. Say where to write with --output-dir"
@@ -466,7 +466,7 @@ _NS_PER_US = 1e3
 
 
 def _unpack(capture: Path, target: Path) -> None:
-    """Write a capture as plain JSON with a key that names it; RunDirectoryError if it is too large for a viewer."""
+    """Writes a capture as plain JSON with a key that names it; RunDirectoryError if it is too large for a viewer."""
     about = {"source": "capture", "capture": capture.name}
     with replacing(target) as sink, open_given(capture) as file:
         source = gzip.GzipFile(fileobj=file) if capture.suffix == ".gz" else file
@@ -487,7 +487,7 @@ def _unpack(capture: Path, target: Path) -> None:
 
 
 def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, Any]:
-    """The last steps and the calls in them, one track each; ``first`` is the number of the first step on file."""
+    """Returns the last steps and the calls in them, one track each; ``first`` is the number of the first step on file."""
     begin = max(0, len(timeline) - LAST_STEPS)
     origin_ns = int(timeline.started_ns[begin])
     events = [

@@ -87,7 +87,7 @@ class Attachment:
                     import_module(name)
 
     def _end_wait(self, session: Session | None) -> None:
-        """End the wait when a session has started; None: the program has disabled it."""
+        """Ends the wait when a session has started; None: the program has disabled it."""
         if session is None:
             self._give_up()
             return
@@ -121,6 +121,6 @@ class Attachment:
 
 
 def _is_loader_worker() -> bool:
-    """Whether this process is a DataLoader worker."""
+    """Returns whether this process is a DataLoader worker."""
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None

@@ -105,6 +105,6 @@ class JaxTrainingDetector(FirstSign):
 
 
 def _is_helper() -> bool:
-    """Whether this process is a child of multiprocessing: a pool, a loader, a fork."""
+    """Returns whether this process is a child of multiprocessing: a pool, a loader, a fork."""
     processes: Any = sys.modules.get("multiprocessing.process")
     return processes is not None and processes.parent_process() is not None

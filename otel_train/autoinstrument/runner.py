@@ -71,7 +71,7 @@ def command_line(
 
 
 def _is_python(path: Path) -> bool:
-    """Whether to run it with ``python path``: unless it is executable and names another interpreter."""
+    """Returns whether to run it with ``python path``: unless it is executable and names another interpreter."""
     if path.suffix in (".py", ".pyw", ".pyc", ".pyz", ".zip") or not os.access(path, os.X_OK):
         return True
     with path.open("rb") as opened:

@@ -77,7 +77,7 @@ class LoaderThroughput(NamedTuple):
 def with_costs_of_passes(
     loaders: Mapping[str, LoaderThroughput], training: Iterable[StageTotals]
 ) -> dict[str, LoaderThroughput]:
-    """``loaders`` with what the ends of passes cost where there are workers, which stop then.
+    """Returns ``loaders`` with what the ends of passes cost where there are workers, which stop then.
 
     Where there are none, the training thread builds the batches itself: the first of a pass are waited for like any
     other, unless they take longer.

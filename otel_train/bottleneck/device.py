@@ -52,13 +52,13 @@ class Compiled(NamedTuple):
 
 
 def training_finding(name: str, text: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
-    """A finding about training, with defaults for the fields that are not given."""
+    """Returns a finding about training, with defaults for the fields that are not given."""
     usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
     return Finding(name=name, summary=text, **{**usual, **facts})
 
 
 def is_jax(training: Iterable[StageTotals], compiled: Compiled) -> bool:
-    """Whether JAX updates or waits are timed."""
+    """Returns whether JAX updates or waits are timed."""
     return bool(compiled.calls) or any(row.key.stage == WAIT for row in training)
 
 

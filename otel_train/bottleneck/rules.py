@@ -96,14 +96,14 @@ class RuleInput(NamedTuple):
         return [row for row in self.training if row.key.stage == "data" and row.key.loader]
 
     def by_stage(self) -> dict[str, float]:
-        """Self time by stage."""
+        """Returns the self time by stage."""
         found: dict[str, float] = {}
         for row in self.training:
             found[row.key.stage] = found.get(row.key.stage, 0.0) + row.self_s
         return found
 
     def model_stages(self) -> dict[str, float]:
-        """Self time by stage of the model."""
+        """Returns the self time by stage of the model."""
         names = model_stages(self.training, self.compiled)
         return {stage: seconds for stage, seconds in self.by_stage().items() if stage in names}
 
@@ -118,7 +118,7 @@ class RuleInput(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def wait_evidence(self) -> dict[str, float]:
-        """Evidence about waits for loaders; empty without a loader."""
+        """Returns the evidence about waits for loaders; empty without a loader."""
         if not self.waits:
             return {}
         host_s = sum(row.self_s for row in self.waits)
@@ -210,7 +210,7 @@ def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def _limit(run: RuleInput, beside: Sequence[Finding]) -> Finding:
-    """The main finding if no leading rule applies: what limits the steps."""
+    """Returns the main finding if no leading rule applies: what limits the steps."""
     for rule in LIMIT_RULES:
         found = rule.find(run)
         if found is not None:
@@ -238,7 +238,7 @@ def _since_first_batch_s(run: RuleInput) -> float:
 
 
 def _stepless(run: RuleInput) -> bool:
-    """Whether step counting cannot be instrumented, so that more time does not help."""
+    """Returns whether step counting cannot be instrumented, so that more time does not help."""
     return any(gap["what"] == "stage" and gap["name"] in _STEP_STAGES for gap in run.gaps)
 
 
@@ -341,7 +341,7 @@ def _slow_start(run: RuleInput) -> Finding | None:
 
 
 def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE, **facts: str) -> _Find:
-    """A finding about an activity that takes at least ``least`` of the wall time."""
+    """Makes a rule about an activity that takes at least ``least`` of the wall time."""
 
     def find(run: RuleInput) -> Finding | None:
         spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
@@ -374,7 +374,7 @@ _ACTING = _heavy(
 
 
 def _eval_heavy(run: RuleInput) -> Finding | None:
-    """Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
+    """Finds heavy evaluation. Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
     own = [row for row in run.rows if row.key.phase not in ("train", "")]
     alone_s = sum(row.self_s for row in own if not row.key.loader)
     acts = bool(run.steps) and alone_s > sum(row.self_s for row in own) / 2
@@ -408,7 +408,7 @@ def _compute_bound(run: RuleInput) -> Finding | None:
 
 
 def _unattributed(run: RuleInput) -> Finding:
-    """Training time that neither the model nor a loader explains."""
+    """Finds training time that neither the model nor a loader explains."""
     total_s, unexplained_s = run.total_s, _unexplained_s(run)
     named = run.by_stage().keys() - run.model_stages().keys() - {"data", "other"}
     stage = max(named, key=lambda one: run.by_stage()[one], default="other")
@@ -434,7 +434,7 @@ def _unattributed(run: RuleInput) -> Finding:
 
 
 def _unexplained_s(run: RuleInput) -> float:
-    """Seconds of training in no stage, or in a data stage without a known loader."""
+    """Returns the seconds of training in no stage, or in a data stage without a known loader."""
     return sum(
         row.self_s
         for row in run.training

@@ -32,7 +32,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add = parser.add_argument
     add("trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: the newest run)")
     top = "operators and kernels listed (default: 10)"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyze the traces and print the result."""
+    """Analyzes the traces and prints the result."""
     traces = read_all(chosen(args.trace, Path(args.run_dir)))
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):

@@ -30,7 +30,7 @@ _EVERY_S = 0.2
 
 
 def is_trace(target: str) -> bool:
-    """Whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
+    """Returns whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
     path = Path(target)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RunDirectoryError(
@@ -40,7 +40,7 @@ def is_trace(target: str) -> bool:
 
 
 def chosen(targets: Sequence[str], root: Path) -> list[Path]:
-    """The trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
+    """Returns the trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
     if files and all(map(is_trace, targets)):
         return files
@@ -56,12 +56,12 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """Read the traces, with a progress line on a terminal."""
+    """Reads the traces, with a progress line on a terminal."""
     return [_numbered(read(path, progress=progress(path, sys.stderr))) for path in paths]
 
 
 def _numbered(trace: Trace) -> Trace:
-    """Set the rank of a trace from its file name if it contains none."""
+    """Sets the rank of a trace from its file name if it contains none."""
     match = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or match is None:
         return trace
@@ -70,7 +70,7 @@ def _numbered(trace: Trace) -> Trace:
 
 
 def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
-    """What shows on a terminal how far a large file is; None where nothing should."""
+    """Returns what shows on a terminal how far a large file is; None where nothing should."""
     try:
         large = path.stat().st_size >= LARGE_BYTES
     except OSError as error:
@@ -101,7 +101,7 @@ def add_arguments(
     rank: str = "only this rank (default: all)",
     documents: str = "print JSON: one object per rank and line",
 ) -> None:
-    """The arguments of every command that reads a run, with the help of two of them."""
+    """Adds the arguments of every command that reads a run, with the help of two of them."""
     which = "a run directory, one of its rank folders, or a run id (default: newest)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
     parser.add_argument("--rank", type=whole(0), metavar="N", help=rank)
@@ -110,7 +110,7 @@ def add_arguments(
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--run-dir``."""
+    """Adds the option ``--run-dir``."""
     folder = "folder of the run directories (default: the setting run_dir, else runs)"
     parser.add_argument("--run-dir", default=default_run_dir(), metavar="D", help=folder)
 
@@ -119,7 +119,7 @@ MOST_INT: Final = 2**63 - 1
 
 
 def whole(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str], int]:
-    """Parser of an option that is a whole number in these bounds; ``zero``: what 0 means, for the message."""
+    """Returns a parser of an option that is a whole number in these bounds; ``zero``: what 0 means, for the message."""
     rule = f"from {least} to {most}" if most < MOST_INT else f"from {least} on"
 
     def parse(given: str) -> int:
@@ -131,7 +131,7 @@ def whole(least: int, most: int = MOST_INT, *, zero: str = "") -> Callable[[str]
 
 
 def amount(unit: str, most: float, *, above: bool = False) -> Callable[[str], float]:
-    """Parser of an option that is a number of ``unit`` from 0 to ``most``; ``above``: 0 itself is none."""
+    """Returns a parser of an option that is a number of ``unit`` from 0 to ``most``; ``above``: 0 itself is none."""
 
     def parse(given: str) -> float:
         with suppress(ValueError):
@@ -148,19 +148,19 @@ class FormerOption(argparse.Action):
     """An option under its former name; prints the new name to standard error."""
 
     def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
-        """Set the present option."""
+        """Sets the present option."""
         present = f"--{self.dest.replace('_', '-')}"
         complain(f"{option} is now {present}; version 0.2 refuses the former name")
         setattr(namespace, self.dest, values)
 
 
 def default_run_dir() -> str:
-    """The run folder that settings in this folder select."""
+    """Returns the run folder that settings in this folder select."""
     return resolve().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
-    """The folder of each selected rank that has ``file_name``, by rank."""
+    """Returns the folder of each selected rank that has ``file_name``, by rank."""
     run = find_run(args.run, Path(args.run_dir))
     every = rank_folders(run).items()
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
@@ -176,7 +176,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
 
 
 def print_earlier_trainings(run: Path) -> None:
-    """Print to standard error that the run has earlier trainings, and how to show them."""
+    """Prints to standard error that the run has earlier trainings, and how to show them."""
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
@@ -185,7 +185,7 @@ def print_earlier_trainings(run: Path) -> None:
 
 
 def rank_argument(args: argparse.Namespace) -> int | None:
-    """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
+    """Returns the rank named by ``--rank``, or by the folder of a rank given as RUN."""
     rank: int | None = args.rank
     if rank is None and args.run:
         found = re.fullmatch(r"rank(\d+)", Path(args.run).resolve().name)

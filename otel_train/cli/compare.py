@@ -29,7 +29,7 @@ _TRAIN = "train"
 
 
 def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
-    """One rank of a run: the histograms of its training steps and stages, as last exported."""
+    """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
     line = read_metrics(folder / METRICS)
     samples: dict[str, list[Sample]] = {}
     for metric in ("train.step.duration", "train.stage.duration"):
@@ -62,7 +62,7 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
 
 
 def sample_of(point: Mapping[str, Any]) -> Sample:
-    """The occurrences of one point of a histogram."""
+    """Returns the occurrences of one point of a histogram."""
     low, high, number = buckets_of(point)
     used = number > 0
     buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
@@ -89,7 +89,7 @@ _STYLES = {"slower": "red", "faster": "green"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add = parser.add_argument
     add("before", metavar="A", help="trace file, run directory or run id")
     add("after", metavar="B", help="the same kind as A")
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; exit code 1 if it is slower than allowed."""
+    """Prints the comparison; exit code 1 if it is slower than allowed."""
     document = compare(*(_side(target, args) for target in (args.before, args.after)))
     slower = None if args.fail_if_slower is None else is_slower(document, args.fail_if_slower)
     if args.json:

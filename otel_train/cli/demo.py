@@ -55,7 +55,7 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add = parser.add_argument
     minutes = amount("minutes", MOST_MINUTES, above=True)
     add("--minutes", type=minutes, default=1.0, metavar="M", help="train for M minutes (default: 1)")
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, print the run summary and what to try next."""
+    """Trains, prints the run summary and what to try next."""
     require("tqdm", extra="demo")
     torch: Any = require("torch", extra="demo")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 def closing_text(
     summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False, workers: int = 0
 ) -> str:
-    """Where things were, and what to try next, by the main finding."""
+    """Returns where things were, and what to try next, by the main finding."""
     metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
     lines = []
     if metrics_url:
@@ -120,7 +120,7 @@ def closing_text(
 
 
 def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
-    """The remedy of the main finding, as options of the demo."""
+    """Returns the remedy of the main finding, as options of the demo."""
     finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     if finding.get("name") == "too_early":
         return ["Let it run longer otel-train demo --minutes 1"]
@@ -132,7 +132,7 @@ def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
 
 
 def _close() -> Mapping[str, Any]:
-    """Close the script's session, which prints the run summary; return the summary."""
+    """Closes the script's session, which prints the run summary; returns the summary."""
     import otel_train
 
     session = otel_train.current()

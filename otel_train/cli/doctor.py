@@ -56,7 +56,7 @@ SENDING_WITHIN_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add = parser.add_argument
     endpoint = "OTLP endpoint (default: from the OTEL_EXPORTER_OTLP_* variables)"
     add("--endpoint", default="", metavar="URL", help=endpoint)
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the checks and print the results; the exit code is the worst result."""
+    """Runs the checks and prints the results; returns the exit code of the worst result."""
     findings = run_all_checks(os.environ, _targets(args), endpoint_url=args.endpoint, wait_s=args.wait)
     code = CODES[worst(findings)]
     if args.json:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def run_all_checks(
     environ: Mapping[str, str], places: end_to_end.ProbeTargets, *, endpoint_url: str = "", wait_s: float
 ) -> list[CheckResult]:
-    """Make all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
+    """Makes all checks, in the order in which telemetry depends on them; ``wait_s=0`` sends nothing."""
     config = resolve(environ=environ).config
     wanted = config.otlp == "on"
     ours = environment.installed_version("otel-train")
@@ -116,7 +116,7 @@ def run_all_checks(
 
 
 def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
-    """The diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
+    """Returns the diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
     listed = list(findings)
     text: list[str] = []
     for area, of_area in groupby(listed, lambda finding: finding.area):

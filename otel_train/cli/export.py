@@ -35,7 +35,7 @@ Exit codes: 0 written; 2 no such run, no data in it, or the folder holds files t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     documents = "print JSON: what was written, what is absent and why"
     arguments.add_arguments(parser, rank="the rank to export (default: the first)", documents=documents)
     where = "folder to write to (default: artifacts in the run directory)"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the artifacts and print what was written."""
+    """Writes the artifacts and prints what was written."""
     home = find_run(args.run, Path(args.run_dir))
     folder = Path(args.output_dir) if args.output_dir else None
     say(write(home, _rank(args, home), folder), as_json=args.json)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
-    """Print what was written, what is absent and why."""
+    """Prints what was written, what is absent and why."""
     if as_json:
         folder = str(written.folder)
         print(dump_json({"folder": folder, "artifacts": written.files, "warnings": written.warnings}))
@@ -75,7 +75,7 @@ def _entry_text(entry: Mapping[str, object]) -> str:
 
 
 def _rank(args: argparse.Namespace, home: Path) -> int:
-    """The selected rank, else the first."""
+    """Returns the selected rank, else the first."""
     there = rank_folders(home)
     asked = arguments.rank_argument(args)
     rank = min(there, default=0) if asked is None else asked

@@ -80,7 +80,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code.
+    """Runs one command; returns the exit code.
 
     Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no ``OtelTrainError``.
     """
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def unexpected(error: Exception) -> str:
-    """The message to the user about an error that is no ``OtelTrainError``."""
+    """Returns the message to the user about an error that is no ``OtelTrainError``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return (
@@ -138,7 +138,7 @@ def _run(words: list[str]) -> int:
 
 
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command
-    """The parser, and the module of the selected command; only its arguments are defined."""
+    """Returns the parser, and the module of the selected command; only its arguments are defined."""
     raw = argparse.RawDescriptionHelpFormatter
     form = partial(raw, max_help_position=16)
     parser = _Parser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
@@ -159,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser, also for the subcommands, whose help is not lost without a word where it cannot be written."""
 
     def print_help(self, file: Any = None) -> None:  # argparse's own ignores the error of the write
-        """Print the help, as output of the command."""
+        """Prints the help, as output of the command."""
         print(self.format_help(), end="", file=file)
 
 
@@ -175,7 +175,7 @@ class _Version(argparse.Action):
 
 
 def _forget_stdout() -> None:
-    """The reader of stdout has closed it: redirect it to /dev/null, since Python flushes it again at exit."""
+    """Redirects stdout, which its reader has closed, to /dev/null, since Python flushes it again at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

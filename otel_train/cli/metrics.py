@@ -24,14 +24,14 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON, reserved names included")
     how.add_argument("--prometheus", action="store_true", help="only metrics, under their Prometheus names")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is published by name; or the metrics' names in Prometheus; or everything as JSON."""
+    """Prints what is published by name; or the metrics' names in Prometheus; or everything as JSON."""
     if args.json:
         print(json.dumps(_facts(), indent=2))
     elif args.prometheus:
@@ -86,5 +86,5 @@ def _named(types: Iterable[SpanType]) -> list[dict[str, object]]:
 
 
 def labels_of(metrics: Iterable[Metric]) -> list[Label]:
-    """The attributes that they carry, each once."""
+    """Returns the attributes that they carry, each once."""
     return list(dict.fromkeys(label for metric in metrics for label in metric.labels))

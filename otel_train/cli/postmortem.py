@@ -39,12 +39,12 @@ _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     arguments.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print which rank the others were waiting for, and what each rank's flight file holds."""
+    """Prints which rank the others were waiting for, and what each rank's flight file holds."""
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(page: TextLayout, report: Report) -> str:
-    """One rank's report as a page to read."""
+    """Returns one rank's report as a page to read."""
     ended = report.get("state") not in (None, "running")
     gone = ("● ended", "green") if ended else ("✖ gone", "red")
     badge = ("● alive", "cyan") if report.get("alive") else gone
@@ -89,7 +89,7 @@ def _head(page: TextLayout, report: Report, badge: tuple[str, str], said: str) -
 
 
 def headline(report: Report) -> str:
-    """One sentence: which rank, in which stage of which step and loader, how long after that stage began."""
+    """Returns one sentence: which rank, in which stage of which step and loader, how long after that stage began."""
     rank = f"rank {known(report.get('rank'))}"
     state = _state(report)
     running = {"alive": "is alive, ", "gone": "died ", "unknown": "was last seen "}
@@ -177,7 +177,7 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
 
 
 def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
-    """The newest captures of the run."""
+    """Yields the newest captures of the run."""
     for record in records[-1:]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
         yield page.line("the last capture", "bold")
@@ -200,7 +200,7 @@ _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
 def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
-    """One line per rank, the suspects marked, and a sentence on them."""
+    """Returns one line per rank, the suspects marked, and a sentence on them."""
     named = {suspect.rank for suspect in suspects}
     lines = [
         *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects)),
@@ -225,7 +225,7 @@ def _rank_line(*cells: str) -> str:
 
 
 def sentence(suspects: Sequence[HangSuspect]) -> str:
-    """The rank that is suspected first, or that none can be determined."""
+    """Returns the rank that is suspected first, or that none can be determined."""
     if not suspects:
         return "Nothing tells one rank from the others: look at what they were all doing."
     first = suspects[0]

@@ -60,7 +60,7 @@ _POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     parser.usage = "otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]"
     arguments.add_arguments(parser, rank="the same as --ranks N")
     add = parser.add_argument
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the request for each rank and print the result; or run a program."""
+    """Writes the request for each rank and prints the result; or runs a program."""
     if args.program or (args.output_dir and not args.run):
         return run_program(args)
     folders = _chosen(args)
@@ -158,7 +158,7 @@ def _records(captures: Path, rank: int) -> set[Path]:
 
 
 def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:
-    """Metadata of each rank's new capture, with its finding if the analysis is done soon."""
+    """Returns the metadata of each rank's new capture, with its finding if the analysis is done soon."""
     found: dict[int, dict[str, Any]] = {}
     while time.monotonic() < deadline:
         for rank in before:
@@ -200,7 +200,7 @@ DEMO_STEPS_BESIDE = 60
 
 
 def run_program(args: argparse.Namespace) -> int:
-    """Run the program, or the demo where none is given; how it ended, or 1 if nothing was captured."""
+    """Runs the program, or the demo where none is given; returns how it ended, or 1 if nothing was captured."""
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
     settings = _settings(args)
@@ -227,7 +227,7 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
-    """One capture, as soon as the program has warmed up."""
+    """Returns one capture, as soon as the program has warmed up."""
     wanted = {
         "profiler": "on_demand",
         "profiler_schedule": f"active={args.steps},warmup={args.warmup},skip_first={SKIPPED_STEPS},repeat=1",

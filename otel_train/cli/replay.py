@@ -39,7 +39,7 @@ RECORDED, WAITS, REJECTED = "recorded", "waits", "rejected"
 
 
 def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
-    """Every metrics request on disk of a rank, with its files. Most are in several files."""
+    """Yields every metrics request on disk of a rank, with its files. Most are in several files."""
     yield from ((RECORDED, line) for line in _recorded(rank, "metrics") if line is not None)
     queue = SpoolQueue(rank, "metrics", on_error=_raised)
     yield from ((WAITS, line) for line in queue.waiting())
@@ -50,7 +50,7 @@ def stored_requests(rank: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
-    """The requests in a recording; None for a line cut by a crash."""
+    """Yields the requests in a recording; None for a line cut by a crash."""
     for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
         with open_binary(part) as file:
             for line in lines_of(file, MOST_LINE_BYTES):
@@ -58,7 +58,7 @@ def _recorded(rank: Path, signal: str) -> Iterator[bytes | None]:
 
 
 def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
-    """Write OpenMetrics text of metrics older than that many seconds; print the next command; return the exit code."""
+    """Writes OpenMetrics text of metrics older than that many seconds; prints the next command; returns the exit code."""
     make_folder(folder)
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
@@ -111,7 +111,7 @@ class RankExports:
 
 
 def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
-    """Query Prometheus for every export of a run, print the missing ones, and return the exit code.
+    """Queries Prometheus for every export of a run, prints the missing ones, and returns the exit code.
 
     An export counts as there if the heartbeat of its rank has a sample of its time: every profile has that metric, and a
     request is stored as a whole or, where it is too old, not at all.
@@ -130,7 +130,7 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
 
 
 def _exports(rank: Path) -> Iterable[RankExports]:
-    """By identity: after a restart elsewhere the labels may be others."""
+    """Returns the exports by identity: after a restart elsewhere the labels may be others."""
     found: dict[tuple[tuple[str, str], ...], RankExports] = {}
     for place, line in stored_requests(rank):
         time_ms = time_ms_of(line)
@@ -248,7 +248,7 @@ class RequestCounts:
     rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
     def take(self, answer: ExportResponse) -> None:
-        """Count a request that was accepted or refused; any other is counted with what is kept."""
+        """Counts a request that was accepted or refused; any other is counted with what is kept."""
         if answer.result is ExportResult.ACCEPTED:
             self.accepted += 1
         elif answer.result is ExportResult.REFUSED:
@@ -256,14 +256,14 @@ class RequestCounts:
             self.rejected_because[answer.reason] += 1
 
     def keep(self, number: int, reason: str) -> None:
-        """Count requests that are kept."""
+        """Counts requests that are kept."""
         if number:
             self.kept += number
             self.kept_because[reason] += number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add, hidden = parser.add_argument, argparse.SUPPRESS
     add("run", nargs="?", metavar="RUN", help="run directory or run id (default: the newest run)")
     add_run_dir(parser)
@@ -288,7 +288,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status."""
+    """Runs the command; returns the exit status."""
     try:
         directory = find_run(args.run, Path(args.run_dir))
         if args.blocks:
@@ -331,7 +331,7 @@ def replay(
     dry_run: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> RequestCounts:
-    """Send what the spools of all ranks of a run hold, oldest first."""
+    """Sends what the spools of all ranks of a run hold, oldest first."""
     if dry_run:
         return _count_all(run_directory, recorded=recorded, rejected=rejected)
     if not endpoint and not otlp_configured(environ):
@@ -366,7 +366,7 @@ class _Signal:
         """Why nothing more is tried; "" while something is."""
 
     def send_spool(self, queue: SpoolQueue) -> None:
-        """Send what a rank's queue holds, and remove what was accepted."""
+        """Sends what a rank's queue holds, and removes what was accepted."""
         counts = self._counts
         counts.old += sum(map(_is_old, queue.waiting())) if self._signal == "metrics" else 0
         while not self._away:
@@ -383,7 +383,7 @@ class _Signal:
         queue.close()
 
     def send_rejected(self, queue: SpoolQueue) -> None:
-        """Send what a rank's queue was refused, and remove what is accepted now."""
+        """Sends what a rank's queue was refused, and removes what is accepted now."""
         path = queue.rejected_file
         waiting = len(rejected_in(path)) if path is not None else 0
         if path is None or not waiting:
@@ -400,7 +400,7 @@ class _Signal:
         self._counts.keep(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> ExportResponse | None:
-        """The response to a request; None if the receiver cannot be reached."""
+        """Returns the response to a request; None if the receiver cannot be reached."""
         if self._away:
             return None
         send = self._transport.send
@@ -408,7 +408,7 @@ class _Signal:
         return None if answer is None or answer.result is ExportResult.RETRY else answer
 
     def send_recorded(self, rank: Path) -> None:
-        """Send every request of a recording, which stays as it is."""
+        """Sends every request of a recording, which stays as it is."""
         for line in _recorded(rank, self._signal):
             if line is None:
                 self._counts.torn += 1
@@ -426,7 +426,7 @@ class _Signal:
         return delivery
 
     def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
-        """Retry a request until it is accepted, a few times at most; ``send`` receives whether it is the last attempt."""
+        """Retries a request until it is accepted, a few times at most; ``send`` receives whether it is the last attempt."""
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):
             delivery = send(not left)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
-    """What the report shows: the rank, and the document for scripts with the newest capture of each rank."""
+    """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY) for folder in folders.values()]
     taken = captures_of(run)
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
@@ -57,7 +57,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     documents = "print the data of the report as one JSON object"
     arguments.add_arguments(parser, rank="the rank of the pages (default: the first)", documents=documents)
     where = f"file to write (default: {FILE_NAME} in the run directory)"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file and print its path."""
+    """Writes the file and prints its path."""
     chosen = arguments.chosen_ranks(args, SUMMARY)
     rank, folder = next(iter(chosen.items()))
     home = folder.parent

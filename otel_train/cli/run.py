@@ -70,7 +70,7 @@ FORMER_OPTIONS: Final = ("prometheus_port", "export_every_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     parser.usage = "otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]"
     parser.allow_abbrev = False
     add = parser.add_argument
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program; what it ends with."""
+    """Runs the program; returns what it ends with."""
     from otel_train.autoinstrument import runner
 
     if args.module is not None:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> int:
-    """Run a program with these variables, wait for its agents, and return its exit code."""
+    """Runs a program with these variables, waits for its agents, and returns its exit code."""
     from otel_train.agent.rank_end import wait_for_ends
     from otel_train.autoinstrument import runner
 
@@ -124,7 +124,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
 
 def _folder() -> Path:
-    """Make the folder in which agents write how their ranks ended. Where that fails, a path at which nothing can be."""
+    """Makes the folder in which agents write how their ranks ended. Where that fails, a path at which nothing can be."""
     try:
         return Path(tempfile.mkdtemp(prefix="otel-train-"))
     except OSError as error:
@@ -133,7 +133,7 @@ def _folder() -> Path:
 
 
 def _print_ends(ends: Sequence[RankEnd]) -> None:
-    """Print how killed ranks ended, and what was counted of them."""
+    """Prints how killed ranks ended, and what was counted of them."""
     from otel_train.cli.postmortem import headline
     from otel_train.rundata.flight import read_postmortem
 
@@ -148,7 +148,7 @@ def _print_ends(ends: Sequence[RankEnd]) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """The environment variables for the given options."""
+    """Returns the environment variables for the given options."""
     options = (*OPTIONS, *FORMER_OPTIONS)
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for item in args.set:

@@ -46,7 +46,7 @@ LINES = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     up = _add_up(actions)
     down = _add(actions, "down", "stop the stack; keep its data")
@@ -88,7 +88,7 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the subcommand."""
+    """Runs the subcommand."""
     if args.action == "up":
         return _up_local(args) if args.local else _up_compose(args)
     local = LocalStack.of(args.state)
@@ -134,7 +134,7 @@ def _up_local(args: argparse.Namespace) -> int:
 
 
 def _stop_undisturbed(stack: LocalStack) -> None:
-    """Stop the stack; a second Ctrl-C must not leave half of it running."""
+    """Stops the stack; a second Ctrl-C must not leave half of it running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _show(dict.fromkeys(stack.stop(), "stopped"))

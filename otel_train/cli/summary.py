@@ -33,12 +33,12 @@ _COLUMNS = (5, 12, 10, 9, 9, 10, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     arguments.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print ``summary.json`` of the selected ranks."""
+    """Prints ``summary.json`` of the selected ranks."""
     folders = arguments.chosen_ranks(args, SUMMARY)
     summaries = [
         _with_capture_findings(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
-    """The summary, with findings of captures that were analysed after the run."""
+    """Returns the summary, with findings of captures that were analysed after the run."""
     found = [dict(row) for row in summary.get("captures") or ()]
     for row in found:
         if row.get("file") and not row.get("finding"):
@@ -67,7 +67,7 @@ def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> M
 
 
 def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
-    """One row per rank, so that the odd one out is seen before anything else."""
+    """Returns one row per rank, so that the odd one out is seen before anything else."""
     first = summaries[0]
     name = page.safe(first.get("run_name") or first.get("run_id") or ABSENT)
     heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))

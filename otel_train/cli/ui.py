@@ -31,7 +31,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     add = parser.add_argument
     runs = "folder of run directories, or one run directory (default: the setting run_dir, else runs)"
     add("runs", nargs="?", metavar="RUNS", help=runs)
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C."""
+    """Serves the page until Ctrl-C."""
     for module in ("starlette", "uvicorn"):
         require(module, extra="web")
     from otel_train.ui import server
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(runs: str | None) -> tuple[Path, str | None]:
-    """The folder of runs, and the one run to show if a run was given."""
+    """Returns the folder of runs, and the one run to show if a run was given."""
     root = Path(runs or default_run_dir()).resolve()
     if is_run(root):
         return root.parent, root.name

@@ -48,7 +48,7 @@ Exit codes: 0 no faults, 1 faults, 2 no such folder.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this command."""
+    """Adds the arguments of this command."""
     where = "folder of artifacts, or a run (default: the newest run)"
     parser.add_argument("dir", nargs="?", metavar="DIR", help=where)
     analysis = "also print the run summary and the analysis of the newest capture"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the files and print faults by file."""
+    """Checks the files and prints faults by file."""
     folder, made = _chosen(args)
     faults = check(folder) if made else check_run(folder)
     if args.json:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
-    """The folder, and whether it holds artifacts."""
+    """Returns the folder, and whether it holds artifacts."""
     if args.dir:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
@@ -98,7 +98,7 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
 
 
 def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
-    """The summary, and the results of the newest capture if there is one."""
+    """Returns the summary, and the results of the newest capture if there is one."""
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
         return summary, summary["capture"]

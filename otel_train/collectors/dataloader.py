@@ -48,12 +48,12 @@ class LoaderWatch:
         self._clock = clock
 
     def add_builds(self, builds: Iterable[tuple[str, BatchBuildTimes]]) -> None:
-        """Workers have built batches, by loader."""
+        """Adds batches that workers have built, by loader."""
         for name, built in builds:
             self._run.totals.loaders.add_builds(name, *built)
 
     def add_exits(self, exits: Iterable[tuple[str, WorkerExit]]) -> None:
-        """Workers have died, by loader: each is an event."""
+        """Adds workers that have died, by loader: each is an event."""
         for loader, (worker, pid, cause) in exits:
             self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
             attributes: dict[str, str | int] = {
@@ -70,7 +70,7 @@ class LoaderWatch:
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
-        """Write the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
+        """Writes the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
         for name, probe in list(self._loaders().items()):
             label = folded.limit(name)
             self._write_endings(builder, name, label, sized=probe.sized)

@@ -39,7 +39,7 @@ sparsity (1979, 1671, 1513, 242 TFLOP/s), which is twice this. A model that is n
 
 
 def peak_flops(model: str) -> float:
-    """Of a device of exactly this model; 0 where that is not known, as of a part of a device (MIG)."""
+    """Returns the peak of a device of exactly this model; 0 where that is not known, as of a part of a device (MIG)."""
     return PEAK_FLOPS.get(model, 0.0)
 
 
@@ -84,13 +84,13 @@ class HardwareReader:
 
     @classmethod
     def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
-        """As the settings want it."""
+        """Returns the reader that the settings want."""
         given = split_address(config.hardware) is not None
         mode, endpoint = ("auto", config.hardware) if given else (config.hardware, DCGM_ENDPOINT)
         return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint))
 
     def write(self, builder: MetricBuilder) -> None:
-        """Write the current values. A value that a device does not provide has no row."""
+        """Writes the current values. A value that a device does not provide has no row."""
         if self._over or self.guard.closed:
             return
         with self.guard:
@@ -100,7 +100,7 @@ class HardwareReader:
                     self._write(builder, name, uuid)
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Gives NVML back."""
         self._over = True
         if self._nvml is not None:
             with self.guard:
@@ -108,7 +108,7 @@ class HardwareReader:
             self._nvml = None
 
     def _ready(self) -> bool:
-        """Initialise NVML with the first device. If that fails, it is not tried again."""
+        """Initialises NVML with the first device. If that fails, it is not tried again."""
         if self._nvml is not None:
             return True
         self._over = True
@@ -151,7 +151,7 @@ class HardwareReader:
         return self._handles[uuid]
 
     def _found(self, uuid: str) -> Any:
-        """The device, or the MIG instance that this rank uses; None if it cannot be identified.
+        """Returns the device, or the MIG instance that this rank uses; None if it cannot be identified.
 
         CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
         """
@@ -175,7 +175,7 @@ class HardwareReader:
         return self._asked(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
-        """A value of the device; None if it does not provide it: laptops have no power meter, MIG slices no utilisation."""
+        """Returns a value of the device; None if it has none: laptops have no power meter, MIG slices no utilisation."""
         try:
             return ask()
         except self._nvml.NVMLError:
@@ -183,7 +183,7 @@ class HardwareReader:
 
 
 def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a DCGM exporter publishes at ``endpoint`` (host:port). Takes no longer than ``timeout_s``, about."""
+    """Returns whether a DCGM exporter publishes at ``endpoint`` (host:port). Takes no longer than ``timeout_s``, about."""
     deadline = time.monotonic() + timeout_s
     try:
         connection = http.client.HTTPConnection(endpoint, timeout=timeout_s)
@@ -224,7 +224,7 @@ class AcceleratorReader:
         self._guard = Guard("device memory")
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put the present readings. Without a device in use there is no row: not measured is not zero."""
+        """Writes the present readings. Without a device in use there is no row: not measured is not zero."""
         if self._guard.closed:
             return
         with self._guard:  # a device that fails takes no other reading with it

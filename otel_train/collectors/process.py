@@ -49,7 +49,7 @@ class ProcessReader:
         self._limit, self._files = limited[0] if limited else (total, [])
 
     def write(self, builder: MetricBuilder) -> None:
-        """Write the current values; those of the machine alone if the process has ended."""
+        """Writes the current values; those of the machine alone if the process has ended."""
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
                 self._write_process(builder)
@@ -67,7 +67,7 @@ class ProcessReader:
         builder.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
 
     def rss_of(self, pid: int) -> int:
-        """Resident bytes of another process; 0 if it has ended."""
+        """Returns the resident bytes of another process; 0 if it has ended."""
         try:
             return int(self._psutil.Process(pid).memory_info().rss)
         except self._psutil.Error:
@@ -79,7 +79,7 @@ class ProcessReader:
         return None
 
     def host_memory(self) -> tuple[int, int] | None:
-        """(used, limit) in bytes: of the control group where it has a limit, else of the machine."""
+        """Returns (used, limit) in bytes: of the control group where it has a limit, else of the machine."""
         machine = self._machine()
         if machine is None:
             return None
@@ -91,7 +91,7 @@ class ProcessReader:
 
 
 def _inactive_bytes(stat: Path) -> int:
-    """Bytes of file cache that the kernel would give back: not what the processes need."""
+    """Returns the bytes of file cache that the kernel would give back: not what the processes need."""
     try:
         lines = [line.split() for line in stat.read_text().splitlines() if line]
     except OSError:
@@ -137,7 +137,7 @@ class Peak:
         self._level: int | None = None  # before the first of them
 
     def add(self, reading: Reading) -> None:
-        """Take one more, later than those before."""
+        """Takes one more, later than those before."""
         self._readings.append(reading)
         if len(self._readings) > MOST_READINGS:
             pairs = zip(*[iter(self._readings)] * 2, strict=False)
@@ -146,7 +146,7 @@ class Peak:
             self._readings = deque([*halved, *last])
 
     def take(self, until_ns: int) -> int | None:
-        """The maximum up to ``until_ns``; later samples count for the next call. None without a sample."""
+        """Returns the maximum up to ``until_ns``; later samples count for the next call. None without a sample."""
         most = []
         while self._readings and self._readings[0].at_ns <= until_ns:
             reading = self._readings.popleft()
@@ -167,13 +167,13 @@ class ChildProcess:
         self._shared = 0
 
     def sample(self, now_ns: int) -> None:
-        """Sample which part is shared with other processes. The kernel walks the pages: milliseconds per gigabyte."""
+        """Samples which part is shared with other processes. The kernel walks the pages: milliseconds per gigabyte."""
         self.sampled_ns = now_ns
         known = self._process.memory_full_info()
         self._shared = known.rss - known.uss
 
     def held(self) -> int:
-        """Resident bytes that are its own."""
+        """Returns the resident bytes that are its own."""
         return max(0, int(self._process.memory_info().rss) - self._shared)
 
 
@@ -199,7 +199,7 @@ class ProcessTreeReader:
         self._highest: int | None = None
 
     def read(self) -> Reading:
-        """Sample once. A new all-time peak of this process is exact."""
+        """Samples once. A new all-time peak of this process is exact."""
         now_ns = self._clock()
         if now_ns - self._listed_ns >= _LIST_EVERY_NS:
             self._listed_ns = now_ns
@@ -217,7 +217,7 @@ class ProcessTreeReader:
         return Reading(now_ns, own + others, (highest if risen else own) + others)
 
     def _status(self) -> tuple[int, int]:
-        """Resident bytes of this process: current and all-time peak."""
+        """Returns the resident bytes of this process: current and all-time peak."""
         try:
             text = (self._proc / "status").read_bytes()
         except OSError:
@@ -244,7 +244,7 @@ class ProcessTreeReader:
         return found
 
     def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
-        """A value of a process; None if it has ended, or belongs to another user."""
+        """Returns a value of a process; None if it has ended, or belongs to another user."""
         try:
             return ask(of)
         except self._psutil.Error:
@@ -252,7 +252,7 @@ class ProcessTreeReader:
 
 
 def _descendants(proc: Path) -> list[int]:
-    """Ids of all descendants of the process at ``proc``. Reads no other process: a node may have thousands."""
+    """Returns the ids of all descendants of the process at ``proc``. Reads no other process: a node may have thousands."""
     found: list[int] = []
     for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
         found += map(int, (proc / "task" / thread / "children").read_text().split())
@@ -307,7 +307,7 @@ class MemoryMonitor:
         self._lock = threading.Lock()
 
     def sample(self) -> float | None:
-        """Read what is held now; in how many seconds again, None for not any more."""
+        """Reads what is held now; returns in how many seconds again, None for not any more."""
         if self.guard.closed:
             return None
         with self.guard, self._lock:
@@ -319,7 +319,7 @@ class MemoryMonitor:
         return LOOK_EVERY_S
 
     def values(self, loaders: Iterable[str], until_ns: int) -> dict[str, float]:
-        """Memory of the epoch that ended at ``until_ns``, by flat name, in MiB. The next epoch begins there."""
+        """Returns the memory of the epoch that ended at ``until_ns``, by flat name, in MiB. The next epoch begins there."""
         if self.guard.closed:
             return {}
         with self.guard:
@@ -332,7 +332,7 @@ class MemoryMonitor:
         return {}
 
     def _estimate(self, loaders: tuple[str, ...]) -> int | None:
-        """Bytes of the loaders' datasets; None without one. Cached, because epochs may be short."""
+        """Returns the bytes of the loaders' datasets; None without one. Cached, because epochs may be short."""
         now_ns = self._clock()
         at_ns, known = self._estimates.get(loaders, (0, None))
         if known is not None and now_ns - at_ns < _ESTIMATE_EVERY_NS:

@@ -67,7 +67,7 @@ def _address(parts: dict[str, Any]) -> str:
 
 
 def _largest(parts: dict[str, Any]) -> object:
-    """The larger limit: no label value becomes ``_OTHER`` that was kept before."""
+    """Returns the larger limit: no label value becomes ``_OTHER`` that was kept before."""
     loaders, stages = parts.get("loaders", 16), parts.get("stages", 8)
     twice = 2 * _number(stages)
     return int(twice) if _number(loaders) < twice < float("inf") else loaders
@@ -135,7 +135,7 @@ FORMER: Final = {**RENAMED, **{name: new for new, fold in FOLDED.items() for nam
 def present(
     given: Mapping[str, Any], *, variables: bool = False, secrets: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings of one source under their present names, and a warning for each former name or value: what to write instead.
+    """Returns the settings of a source under their present names, and a warning for each former name or value.
 
     Where both names are given, the present one wins.
     """
@@ -160,7 +160,7 @@ def present(
 
 
 def unknown(name: str, known: Iterable[str], *, variables: bool) -> str:
-    """What the user reads when there is no such setting, of names or of environment variables."""
+    """Returns what the user reads when there is no such setting, of names or of environment variables."""
     # The prefix, which all variables share, would make any two names look alike.
     name = printable(name)
     present = {
@@ -176,7 +176,7 @@ def unknown(name: str, known: Iterable[str], *, variables: bool) -> str:
 def _translated(
     given: Mapping[str, Any],
 ) -> Iterator[tuple[list[str], str, Any]]:  # Any: values as they are given
-    """Former names, the present one, and its value."""
+    """Yields former names, the present one, and its value."""
     for old in filter(RENAMED.__contains__, given):
         yield [old], RENAMED[old], given[old]
     for new, fold in FOLDED.items():
@@ -190,7 +190,7 @@ def _spelled(name: str, *, variables: bool) -> str:
 
 
 def _assigned(name: str, value: object, *, variables: bool, secrets: tuple[str, ...]) -> str:
-    """The setting as it is to be written."""
+    """Returns the setting as it is to be written."""
     if name in secrets:
         return f"{_spelled(name, variables=variables)} to the same value"
     return f"{_spelled(name, variables=variables)}={text_of(value)}" if variables else f"{name}={value!r}"

@@ -102,7 +102,7 @@ T = TypeVar("T", bool, int, float, str)
 
 
 def setting(*, default: T, rule: ValueRule = ValueRule(), secret: bool = False) -> T:  # noqa: B008 - a rule has no state
-    """Define a field of ``Config``. Its docstring is the row of the setting on the reference page."""
+    """Defines a field of ``Config``. Its docstring is the row of the setting on the reference page."""
     made: T = field(default=default, metadata={"rule": rule, "secret": secret})
     return made
 
@@ -323,16 +323,16 @@ class Config:
             warn((), deprecated)
 
     def schedule(self) -> ProfilerSchedule:
-        """The parts of ``profiler_schedule``."""
+        """Returns the parts of ``profiler_schedule``."""
         return read_parts(ProfilerSchedule, self.profiler_schedule)
 
     def tuned(self) -> Tuning:
-        """The parts of ``tuning``."""
+        """Returns the parts of ``tuning``."""
         return read_parts(Tuning, self.tuning)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
-        """Read the variables ``OTEL_TRAIN_*``. An empty value counts as not set.
+        """Reads the variables ``OTEL_TRAIN_*``. An empty value counts as not set.
 
         A wrong value, or a variable with this prefix that is not a setting, is logged and ignored.
         """
@@ -342,7 +342,7 @@ class Config:
         return config
 
     def to_env(self) -> dict[str, str]:
-        """The settings that differ from their default, as environment variables.
+        """Returns the settings that differ from their default, as environment variables.
 
         ``Config.from_env(config.to_env()) == config``.
         """
@@ -398,7 +398,7 @@ class ResolvedConfig(FastNamedTuple):
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """The settings that differ from their default."""
+    """Returns the settings that differ from their default."""
     values = {name: getattr(config, name) for name in DEFAULTS}
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
@@ -414,7 +414,7 @@ def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[
 
 
 def unknown(name: str, *, variables: bool = False) -> str:
-    """The message for a setting or variable that does not exist."""
+    """Returns the message for a setting or variable that does not exist."""
     from otel_train.config import deprecated
 
     known = (*map(variable_of, SETTINGS), FILE_VARIABLE) if variables else tuple(SETTINGS)
@@ -430,7 +430,7 @@ class GivenSettings(FastNamedTuple):
 
 
 def settings_in(environ: Mapping[str, str]) -> GivenSettings:
-    """Read the settings in an environment."""
+    """Reads the settings in an environment."""
     texts: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX)
@@ -457,7 +457,7 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
 def _read_standard_interval(
     environ: Mapping[str, str], values: dict[str, Any], ignored: list[IgnoredSetting]
 ) -> None:
-    """Read ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, unless the environment sets the interval for us."""
+    """Reads ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, unless the environment sets the interval for us."""
     text = environ.get(INTERVAL_VARIABLE, "").strip()
     if not text or "export_interval_s" in values:
         return
@@ -469,7 +469,7 @@ def _read_standard_interval(
 
 
 def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[IgnoredSetting, ...]:
-    """The ignored settings, each with the value that is used instead."""
+    """Returns the ignored settings, each with the value that is used instead."""
     return tuple(
         each._replace(used=_used(each.name.removeprefix(PREFIX).lower(), config)) for each in ignored
     )
@@ -480,7 +480,7 @@ def _used(name: str, config: Config) -> str:
 
 
 def warn(ignored: Iterable[IgnoredSetting], deprecated: Iterable[str] = ()) -> None:
-    """Log each setting that is ignored and each former name, once per process."""
+    """Logs each setting that is ignored and each former name, once per process."""
     texts = {each.problem: str(each) for each in ignored} | {each: each for each in deprecated}
     for problem, text in texts.items():
         if problem not in _warned:

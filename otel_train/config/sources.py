@@ -57,7 +57,7 @@ def resolve(
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> ResolvedConfig:
-    """Resolve all settings: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
+    """Resolves all settings: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
     A field of ``config`` that has its default value says nothing, so a source further away may fill it. Where one of
     the first three says ``disabled``, no file is read. What is wrong in the environment or in a file counts as not
@@ -95,7 +95,7 @@ def resolve(
 
 
 def _merged(sources: list[_Source]) -> ResolvedConfig:
-    """Take each setting from the nearest source that has it."""
+    """Takes each setting from the nearest source that has it."""
     values: dict[str, Any] = {}
     origins = Origins()
     for origin, given in sources:
@@ -125,7 +125,7 @@ def _files(
 
 
 def project_file(folder: Path | None = None) -> Path | None:
-    """The nearest ``pyproject.toml``: from ``folder`` up to the root of its repository; outside of one, in ``folder``."""
+    """Returns the nearest ``pyproject.toml``, up to the root of the repository of ``folder``; outside of one, in ``folder``."""
     try:
         begin = Path.cwd() if folder is None else folder.absolute()
     except OSError:  # the working directory is gone
@@ -142,7 +142,7 @@ def _read(path: Path) -> bytes:
 
 
 def _from_project(path: Path) -> _Source:
-    """Settings in the table ``[tool.otel_train]``."""
+    """Returns the settings in the table ``[tool.otel_train]``."""
     try:
         raw = _read(path)
         if not re.search(_MAY_HAVE_TABLE, raw):  # parsing takes 5 ms, with the import of the parser
@@ -168,7 +168,7 @@ def _wrong(name: str, origin: str, problem: str) -> _Source:
 
 
 def _from_yaml(path: Path, named: str) -> _Source:
-    """Settings in a YAML file that was given."""
+    """Returns the settings in a YAML file that was given."""
     try:
         import yaml
     except ModuleNotFoundError:
@@ -186,7 +186,7 @@ def _from_yaml(path: Path, named: str) -> _Source:
 
 
 def _checked(held: object, origin: str, where: str) -> _Source:
-    """The settings in a file, checked as in code."""
+    """Returns the settings in a file, checked as in code."""
     if held is not None and not isinstance(held, Mapping):
         rule = "expected names of settings with a value each"
         return _unread(Path(origin), f"{where}: {type(held).__name__}: {rule}. Write run_name: mine")
@@ -205,7 +205,7 @@ def _checked(held: object, origin: str, where: str) -> _Source:
 
 
 def _native(name: str, value: object) -> object:
-    """Convert a value of a file to the form that code uses."""
+    """Converts a value of a file to the form that code uses."""
     if name not in DEFAULTS:
         raise ConfigError(unknown(str(name)[:MOST_CHARS]))
     known = SETTINGS[name]

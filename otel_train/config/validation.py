@@ -57,12 +57,12 @@ class ValueRule:
     """Whether a list may stand for words that are divided by commas."""
 
     def converted(self, value: object) -> object:
-        """``value`` as the setting holds it, where it is given in another way."""
+        """Returns ``value`` as the setting holds it, where it is given in another way."""
         listed = self.listed and isinstance(value, Sequence) and not isinstance(value, str)
         return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
 
     def broken(self, value: Any) -> str:  # Any: of the type of the setting
-        """What is expected in place of ``value``; "" where it fits."""
+        """Returns what is expected in place of ``value``; "" where it fits."""
         del value
         return ""
 
@@ -74,7 +74,7 @@ class Between(ValueRule):
         self.low, self.high = low, high
 
     def broken(self, value: float) -> str:
-        """The range, where ``value`` is outside of it."""
+        """Returns the range, where ``value`` is outside of it."""
         if self.low <= value <= self.high:
             return ""
         return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
@@ -84,7 +84,7 @@ class PowerOfTwo(Between):
     """A power of two in the range."""
 
     def broken(self, value: float) -> str:
-        """The range, or what a power of two looks like."""
+        """Returns the range, or what a power of two looks like."""
         return super().broken(value) or (
             "a power of two, such as 262144" if int(value) & int(value) - 1 else ""
         )
@@ -97,7 +97,7 @@ class MoreThan(ValueRule):
         self.low = low
 
     def broken(self, value: float) -> str:
-        """The limit, where ``value`` is not beyond it."""
+        """Returns the limit, where ``value`` is not beyond it."""
         return "" if value > self.low and math.isfinite(value) else f"more than {self.low}"
 
 
@@ -108,7 +108,7 @@ class OneOf(ValueRule):
         self.choices = choices
 
     def broken(self, value: str) -> str:
-        """The words, where ``value`` is none of them."""
+        """Returns the words, where ``value`` is none of them."""
         return "" if value in self.choices else "one of " + ", ".join(self.choices)
 
 
@@ -124,7 +124,7 @@ class TrackerChoice(OneOf):
         super().__init__(*TRACKER_CHOICES)
 
     def converted(self, value: object) -> object:
-        """The word for a switch."""
+        """Returns the word for a switch."""
         switch = _SWITCH.get(str(value).lower())
         return value if switch is None else "on" if switch else "off"
 
@@ -138,7 +138,7 @@ class SomeOf(ValueRule):
         self.choices = choices
 
     def broken(self, value: str) -> str:
-        """The words, where another one is in ``value``."""
+        """Returns the words, where another one is in ``value``."""
         if {word.strip() for word in value.split(",")} <= set(self.choices):
             return ""
         return "some of " + ",".join(filter(None, self.choices))
@@ -151,7 +151,7 @@ class Plain(ValueRule):
         self.filled, self.listed = filled, listed
 
     def broken(self, value: str) -> str:
-        """What is wrong with ``value``."""
+        """Returns what is wrong with ``value``."""
         if self.filled and not value:
             return "not empty"
         return "no control characters" if has_control(value) else ""
@@ -161,7 +161,7 @@ class HttpUrl(Plain):
     """An HTTP URL, or empty."""
 
     def broken(self, value: str) -> str:
-        """What an address looks like."""
+        """Returns what an address looks like."""
         try:
             parts = urlsplit(value)
             fits = not value or (parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)
@@ -174,7 +174,7 @@ class Address(ValueRule):
     """``host:port``; an IPv6 address stands in brackets."""
 
     def broken(self, value: str) -> str:
-        """What an address looks like."""
+        """Returns what an address looks like."""
         return "" if split_address(value) else "host:port with a port from 0 to 65535, such as 127.0.0.1:9464"
 
 
@@ -182,7 +182,7 @@ class ChoiceOrAddress(OneOf):
     """One word of a closed set, or ``host:port``."""
 
     def broken(self, value: str) -> str:
-        """The words, and what an address looks like."""
+        """Returns the words, and what an address looks like."""
         return (
             "" if split_address(value) else super().broken(value) and f"{super().broken(value)} or host:port"
         )
@@ -204,7 +204,7 @@ class NamedNumbers(ValueRule):
         self.defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
 
     def converted(self, value: object) -> object:
-        """The text for a dict; of text the parts that are not left at their default, in order."""
+        """Returns the text for a dict; of text the parts that are not left at their default, in order."""
         if isinstance(value, Mapping):
             pairs = [(name, each) for name, given in value.items() for each in _listed(given)]
             value = ",".join(f"{name}={each}" for name, each in pairs)
@@ -213,7 +213,7 @@ class NamedNumbers(ValueRule):
         return value
 
     def broken(self, value: str) -> str:
-        """What may stand in the text."""
+        """Returns what may stand in the text."""
         for word in words_of(value):
             name, equals, text = (each.strip() for each in word.partition("="))
             low, high = self.limits.get(name, (0, math.inf))
@@ -239,7 +239,7 @@ class NamedNumbers(ValueRule):
 
 
 def read_parts(kind: type[T], text: str) -> T:
-    """The parts that a text gives, and the default of every other."""
+    """Returns the parts that a text gives, and the default of every other."""
     defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
     values: dict[str, Any] = {}
     for word in words_of(text):
@@ -250,7 +250,7 @@ def read_parts(kind: type[T], text: str) -> T:
 
 
 def parts_text(parts: tuple[Any, ...]) -> str:
-    """What ``read_parts`` makes ``parts`` of: those that differ from their default."""
+    """Returns what ``read_parts`` makes ``parts`` of: those that differ from their default."""
     defaults: dict[str, Any] = parts._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
     pairs = [(name, each) for name in defaults for each in _listed(getattr(parts, name))]
     return ",".join(f"{name}={each}" for name, each in pairs if each != defaults[name])
@@ -280,14 +280,14 @@ class Setting(FastNamedTuple):
     secret: bool = False
 
     def checked(self, value: object) -> Any:  # Any: of the type of the default
-        """``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own."""
+        """Returns ``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own."""
         typed = self._typed(self.rule.converted(value), value)
         if rule := self.rule.broken(typed):
             raise self.refused(typed, rule)
         return typed
 
     def read(self, variable: str, text: str) -> Any:  # Any: as above
-        """Parse the text of a value."""
+        """Parses the text of a value."""
         kind, word = type(self.default), text.strip().lower()
         value: object = text
         if kind is not str:
@@ -301,7 +301,7 @@ class Setting(FastNamedTuple):
             raise ConfigError(variable + str(error).removeprefix(self.name)) from None
 
     def refused(self, value: object, rule: str, name: str = "") -> ConfigError:
-        """The error for a value that does not fit: value, rule, remedy."""
+        """Returns the error for a value that does not fit: value, rule, remedy."""
         shown = "(not shown)" if self.secret else _Shown().repr(value)
         return ConfigError(
             f"{name or self.name}={shown}: expected {rule}. Leave it out for the default, {self.default!r}"
@@ -342,12 +342,12 @@ class IgnoredSetting(FastNamedTuple):
         return f"{self.problem}{end} Ignored{f'; in force: {self.used}' if self.used else ''}"
 
     def document(self) -> dict[str, str]:
-        """As ``summary.json`` has it."""
+        """Returns what ``summary.json`` has of it."""
         return {"name": self.name, "from": self.origin, "problem": self.problem, "used": self.used}
 
 
 def split_address(text: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port``; None for any other text."""
+    """Returns host and port of ``host:port``; None for any other text."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -359,23 +359,23 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port in the value of a setting with the rule ``Address``."""
+    """Returns host and port in the value of a setting with the rule ``Address``."""
     found = split_address(text)
     return found if found is not None else ("", 0)
 
 
 def words_of(text: str) -> list[str]:
-    """What a text names that names several things, divided by commas."""
+    """Returns what a text names that names several things, divided by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def switch_of(text: str) -> bool | None:
-    """Parse the text of a switch; None if it is none."""
+    """Parses the text of a switch; returns None if it is none."""
     return _SWITCH.get(text.strip().lower())
 
 
 def text_of(value: object) -> str:
-    """A value as an environment variable holds it."""
+    """Returns a value as an environment variable holds it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -389,5 +389,5 @@ class _Shown(reprlib.Repr):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     return PREFIX + name.upper()

@@ -17,7 +17,7 @@ PRINT_S: Final = 0.5
 
 
 def terminal_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> tuple[int, bool, bool]:
-    """Columns of a stream, whether it shows colours, and whether characters outside ASCII: a ``text.TextLayout``.
+    """Returns the columns of a stream, whether it shows colours, and whether characters outside ASCII: a ``text.TextLayout``.
 
     ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured.
     """
@@ -58,7 +58,7 @@ def print_while_taken(text: str, stream: TextIO) -> None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text in parts of whole lines that fit into a pipe's atomic write."""
+    """Yields the text in parts of whole lines that fit into a pipe's atomic write."""
     part = ""
     for line in text.splitlines(keepends=True):
         if part and len((part + line).encode(errors="replace")) > select.PIPE_BUF:
@@ -70,7 +70,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _takes_text(stream: TextIO) -> bool:
-    """Whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
+    """Returns whether a part of a text can be printed now, or soon. What has no descriptor always takes it."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

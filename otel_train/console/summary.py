@@ -42,7 +42,7 @@ _BAD_ENDS = {"short": "fell short of len()", "error": "ended by an exception"}
 
 
 def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
-    """Lines about loaders that have workers or a problem."""
+    """Returns lines about loaders that have workers or a problem."""
     entries = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
     if not entries:
         return []
@@ -105,7 +105,7 @@ _MILLION = 1_000_000
 
 
 def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
-    """Lines that show each stage of each phase and loader: how often, how long, and which share of its phase."""
+    """Returns lines that show each stage of each phase and loader: how often, how long, and which share of its phase."""
     stages: dict[Group, list[Row]] = defaultdict(list)
     for row in summary.get("stages") or ():
         stages[_group(row)].append(row)
@@ -203,7 +203,7 @@ def _label(page: TextLayout, row: Row, *, models: bool) -> str:
 
 
 def _rates(summary: Summary, group: Group) -> list[str]:
-    """Time and rates of a loader's batches."""
+    """Returns the time and rates of a loader's batches."""
     for row in summary.get("rates") or ():
         if (row.get("phase"), row.get("loader")) == group:
             facts = [duration(row.get("seconds")), plural(row.get("batches"), "batch")]
@@ -264,7 +264,7 @@ _MARGIN = 11
 
 
 def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unicode: bool) -> str:
-    """Everything worth knowing about a run at one glance, laid out for a terminal of 80 to 120 columns.
+    """Returns everything worth knowing about a run at one glance, laid out for a terminal of 80 to 120 columns.
 
     Keys may be missing in the summary and values null: they show as a dash. No line is wider than the layout, addresses and
     paths excepted. Without ``unicode`` it is ASCII alone.
@@ -391,7 +391,7 @@ def _evidence(name: str, value: float | None) -> str:
 
 
 def _entry(page: TextLayout, name: str, lines: Iterable[str], *, indent: str) -> list[str]:
-    """A label in the margin with its text."""
+    """Returns a label in the margin with its text."""
     margins = chain([page.paint(pad(name, _MARGIN), "dim")], repeat(" " * _MARGIN))
     return [indent + margin + line for margin, line in zip(margins, lines, strict=False)]
 
@@ -433,7 +433,7 @@ def _footer(page: TextLayout, summary: Summary) -> list[str]:
 
 
 def _settings(page: TextLayout, summary: Summary) -> list[str]:
-    """Settings from files, and ignored ones, which the user may not know of."""
+    """Returns the settings from files, and ignored ones, which the user may not know of."""
     files: dict[str, list[str]] = {}
     for name, origin in (summary.get("settings_from") or {}).items():
         if origin not in {"code", "environment"}:
@@ -476,7 +476,7 @@ class Progress:
         self._before = _Counted()
 
     def line(self, page: TextLayout, summary: Mapping[str, Any], step: int) -> str:
-        """The next line, of what ``summary.json`` would hold now; training is at ``step``."""
+        """Returns the next line, of what ``summary.json`` would hold now; training is at ``step``."""
         waits = (row for row in summary["stages"] if row["stage"] == "data" and row["phase"] == "train")
         loaders = {row["loader"] for row in waits}
         now = _Counted(
@@ -499,13 +499,13 @@ class Progress:
 
 
 def data_wait_s(summary: Mapping[str, Any]) -> float | None:
-    """Seconds that training waited for its loaders; None where the summary knows of no loader."""
+    """Returns the seconds that training waited for its loaders; None where the summary knows of no loader."""
     waited: float | None = (summary.get("activities") or {}).get("data_wait")
     return waited if waited or summary.get("batches") else None
 
 
 def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Each activity's share of the wall time: they sum to one. Waiting is absent where no loader is known."""
+    """Returns each activity's share of the wall time: they sum to one. Waiting is absent where no loader is known."""
     spent: Mapping[str, float] = summary.get("activities") or {}
     whole_s = sum(spent.values())
     known = {name: s for name, s in spent.items() if name != "data_wait" or data_wait_s(summary) is not None}
@@ -513,6 +513,6 @@ def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def steps_per_second(summary: Mapping[str, Any]) -> float | None:
-    """Training steps over the wall time; None in a summary that has no throughput."""
+    """Returns the training steps over the wall time; None in a summary that has no throughput."""
     found: float | None = (summary.get("throughput") or {}).get("steps_per_second")
     return found

@@ -25,7 +25,7 @@ _SMALLEST = 0.01
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds with three significant digits, in the unit that suits them."""
+    """Returns the seconds with three significant digits, in the unit that suits them."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if not seconds:
@@ -38,7 +38,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A ratio as percent; what is not nothing is not shown as nothing."""
+    """Returns a ratio as percent; what is not nothing is not shown as nothing."""
     if share is None or not math.isfinite(share):
         return ABSENT
     hundredths = share * 100
@@ -48,14 +48,14 @@ def percent(share: float | None) -> str:
 
 
 def rounded(number: float | None) -> str:
-    """A number with three significant digits; whole and large ones in full."""
+    """Returns a number with three significant digits; whole and large ones in full."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:,.0f}" if number == int(number) or abs(number) >= _WHOLE else _three(number)
 
 
 def bytes_of(size: float | None) -> str:
-    """Bytes with the unit that suits them."""
+    """Returns the bytes with the unit that suits them."""
     if size is None or not math.isfinite(size):
         return ABSENT
     shown = abs(float(f"{size:.3g}"))  # 999.9 kB are 1.00 MB
@@ -66,23 +66,23 @@ def bytes_of(size: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A whole number with its thousands marked."""
+    """Returns a whole number with its thousands marked."""
     return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
 
 
 def plural(number: float | None, noun: str) -> str:
-    """``1 step``, ``1,234 steps``, ``2 batches``."""
+    """Returns a count with its noun: ``1 step``, ``1,234 steps``, ``2 batches``."""
     suffix = "" if number == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count(number)} {noun}{suffix}"
 
 
 def rate(number: float | None, seconds: float | None) -> float | None:
-    """So many per second; None where either is unknown or no time has passed."""
+    """Returns so many per second; None where either is unknown or no time has passed."""
     return None if number is None or not seconds else number / seconds
 
 
 def known(value: object) -> object:
-    """The value, or the sign for a missing one."""
+    """Returns the value, or the sign for a missing one."""
     return ABSENT if value is None or value == "" else value
 
 
@@ -127,7 +127,7 @@ class TextLayout(FastNamedTuple):
 
     @classmethod
     def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> TextLayout:
-        """The page that suits ``stream``."""
+        """Returns the page that suits ``stream``."""
         return cls(*terminal_of(stream, environ))
 
     @property
@@ -136,16 +136,16 @@ class TextLayout(FastNamedTuple):
         return max(NARROWEST, min(self.width, WIDEST))
 
     def paint(self, text: str, *styles: str) -> str:
-        """``text`` in the given styles, or as it is where there are no colours or nothing to colour."""
+        """Returns ``text`` in the given styles, or as it is where there are no colours or nothing to colour."""
         codes = ";".join(_STYLES[style] for style in styles if style)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.color and codes and text.strip() else text
 
     def line(self, text: str, *styles: str) -> str:
-        """A painted line, indented."""
+        """Returns a painted line, indented."""
         return INDENT + self.paint(text, *styles)
 
     def safe(self, value: object) -> str:
-        """A stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
+        """Returns a stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
         text = str(value)[:_NAME_CHARACTERS]
         if self.unicode:
             return printable(text)
@@ -153,12 +153,12 @@ class TextLayout(FastNamedTuple):
         return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
 
     def prose(self, value: object, *, indent: int) -> list[str]:
-        """A sentence, from us or from the program, wrapped to what the indent leaves of the page."""
+        """Returns a sentence, from us or from the program, wrapped to what the indent leaves of the page."""
         words = [self.safe(word) for word in str(value).split()]
         return wrap(words, self.columns - indent)
 
     def rule(self, left: Sequence[tuple[str, str]], right: tuple[str, str]) -> str:
-        """A line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
+        """Returns a line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
         used = sum(display_width(text) + 4 for text, _ in left[:-1]) + display_width(right[0]) + 8
         titles = [*left[:-1], (cut(left[-1][0], max(8, self.columns - used - 4)), left[-1][1])]
         edge = self.paint("━" * 2, "dim")
@@ -168,20 +168,20 @@ class TextLayout(FastNamedTuple):
         return f"{text}{fill} {self.paint(*right)} {edge}"
 
     def finish(self, lines: Iterable[str]) -> str:
-        """The lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""
+        """Returns the lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""
         text = "\n".join(line.rstrip() for line in lines) + "\n"
         return text if self.unicode else text.translate(_ASCII)
 
 
 def display_width(text: str) -> int:
-    """Columns a text takes: two for wide East Asian characters, none for combining ones."""
+    """Returns the columns a text takes: two for wide East Asian characters, none for combining ones."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
 
 
 def cut(text: str, columns: int) -> str:
-    """Shorten ``text`` to at most ``columns`` columns by removing its middle: both ends distinguish names."""
+    """Shortens ``text`` to at most ``columns`` columns by removing its middle: both ends distinguish names."""
     if display_width(text) <= columns:
         return text
     if columns <= 1:
@@ -192,7 +192,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int) -> str:
-    """``text`` cut or filled up on the right to exactly ``columns`` columns."""
+    """Returns ``text`` cut or filled up on the right to exactly ``columns`` columns."""
     text = cut(text, columns)
     return text + " " * (columns - display_width(text))
 
@@ -203,7 +203,7 @@ def right(text: str, columns: int) -> str:
 
 
 def wrap(words: Iterable[str], columns: int) -> list[str]:
-    """Words in lines of at most ``columns`` columns. A word longer than a line is broken."""
+    """Wraps words into lines of at most ``columns`` columns. A word longer than a line is broken."""
     lines: list[str] = []
     for whole in words:
         word = whole
@@ -220,7 +220,7 @@ def wrap(words: Iterable[str], columns: int) -> list[str]:
 
 
 def flow(items: Iterable[str], columns: int) -> list[str]:
-    """Short facts side by side with a dot between them, as many per line as fit."""
+    """Puts short facts side by side with a dot between them, as many per line as fit."""
     lines: list[str] = []
     for whole in items:
         item = cut(whole, columns)
@@ -232,7 +232,7 @@ def flow(items: Iterable[str], columns: int) -> list[str]:
 
 
 def bar(share: float | None, columns: int) -> str:
-    """A bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column. Anything at all shows."""
+    """Returns a bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column. Anything at all shows."""
     if share is None or not share > 0:
         return ""
     eighths = max(1, min(columns * 8, round(share * columns * 8)))
@@ -240,7 +240,7 @@ def bar(share: float | None, columns: int) -> str:
 
 
 def stacked(weights: Sequence[float], columns: int) -> list[int]:
-    """Columns for each weight in a bar of ``columns``: they add up to it, by largest remainder."""
+    """Returns the columns for each weight in a bar of ``columns``: they add up to it, by largest remainder."""
     total = sum(weights)
     if not total > 0:
         return [0] * len(weights)

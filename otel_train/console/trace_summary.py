@@ -39,7 +39,7 @@ _PARTS = {
 
 
 def render(page: TextLayout, document: Document) -> str:
-    """The analysis of one trace, findings first."""
+    """Returns the analysis of one trace, findings first."""
     sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _shapes, _kernels, _memory, _missing)
     return page.finish(line for section in sections for line in section(page, document))
 

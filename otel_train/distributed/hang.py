@@ -77,7 +77,7 @@ def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankRepor
 
 
 def _reached(report: RankReport) -> int | None:
-    """Position within the step; None if the stage has none."""
+    """Returns the position within the step; None if the stage has none."""
     if report.stage in ORDER:
         return ORDER[report.stage]
     return ORDER[report.after] + 1 if report.after in ORDER else None
@@ -119,7 +119,7 @@ def _vanished(document: PostmortemDocument) -> bool:
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:
-    """The last report that the rank would have sent."""
+    """Returns the last report that the rank would have sent."""
     inside = (document.get("open") or [{}])[-1]
     stage = inside.get("stage") or "other"
     state = document.get("state")

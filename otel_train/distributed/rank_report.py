@@ -159,7 +159,7 @@ def _short(name: str) -> str:
 
 
 def _packed(counted: Counted) -> list[list[object]]:
-    """The largest counts by name; the rest of each metric and phase without a loader."""
+    """Returns the largest counts by name; the rest of each metric and phase without a loader."""
     largest = sorted(counted, key=lambda key: -counted[key])
     small: Counter[tuple[str, str, str]] = Counter()
     for place, (metric, loader, phase) in enumerate(largest):
@@ -180,7 +180,7 @@ def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from anot
 
 
 def _train_s(run: RunState) -> dict[str, float]:
-    """Seconds of phase train by built-in stage; user-defined stages together."""
+    """Returns the seconds of phase train by built-in stage; user-defined stages together."""
     spent: defaultdict[str, float] = defaultdict(float)
     totals = run.totals
     for key, self_ns in zip(totals.names.keys, totals.self_ns.tolist(), strict=False):

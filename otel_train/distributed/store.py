@@ -30,7 +30,7 @@ class Store(Protocol):
     """Key-value store shared by all ranks."""
 
     def reachable(self) -> bool:
-        """Whether the store accepts connections."""
+        """Returns whether the store accepts connections."""
 
     def put(self, key: str, value: str) -> None:
         """Sets a key."""
@@ -185,7 +185,7 @@ class JobStore:
         self._store = store if own else _own_connection(store, self._address)
 
     def reachable(self) -> bool:
-        """Whether the store accepts connections. Checked by a socket, because torch prints its connection errors."""
+        """Returns whether the store accepts connections. Checked by a socket, because torch prints its connection errors."""
         try:
             _peek(self._address)
         except OSError:

@@ -229,11 +229,11 @@ class _Measured(NamedTuple):
         return float(np.ptp(self.per_step.sum(axis=1))) <= SYNCHRONOUS_RATIO * self.step_s
 
     def excess_s(self, row: int) -> float:
-        """Seconds of own work per step beyond the median of the others."""
+        """Returns the seconds of own work per step beyond the median of the others."""
         return float(self.work[row] - np.median(np.delete(self.work, row)))
 
     def worst(self, row: int) -> str:
-        """The stage with the largest excess over the median of the others."""
+        """Returns the stage with the largest excess over the median of the others."""
         over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
         return self.stages[self.mine[_largest(over[self.mine])]]
 
@@ -261,7 +261,7 @@ class _Measured(NamedTuple):
 
 
 def _largest(values: np.ndarray) -> int:
-    """Place of the largest value; of those that only rounding tells apart, the first."""
+    """Returns the place of the largest value; of those that only rounding tells apart, the first."""
     return int(np.argmax(values >= values.max() - 1e-9 * np.abs(values).max()))
 
 
@@ -273,7 +273,7 @@ def _spread(column: np.ndarray, ranks: list[int]) -> Spread:
 
 
 def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
-    """The rank that was the slowest again and again, or one of a host whose ranks take turns; None if chance explains it.
+    """Returns the rank that was the slowest again and again, or one of a host whose ranks take turns; None if chance explains it.
 
     ``streak``: candidates of one host, oldest first; ``hosts``: the host of every rank.
     """
@@ -290,7 +290,7 @@ def _repeated(streak: list[Straggler], hosts: list[str]) -> Straggler | None:
 
 
 def _is_steady(streak: list[Straggler]) -> bool:
-    """Whether the excess of a rank varies too little between windows to be chance."""
+    """Returns whether the excess of a rank varies too little between windows to be chance."""
     least = STEADY.get(len(streak))
     if least is None:
         return False

@@ -100,7 +100,7 @@ class HttpResult(NamedTuple):
 
 
 def _body(response: Any) -> bytes:  # Any: an error is a response, too
-    """The beginning of a body, as far as it comes in time: a byte now and then keeps any pause short."""
+    """Returns the beginning of a body, as far as it comes in time: a byte now and then keeps any pause short."""
     until_s, parts, left = time.monotonic() + WITHIN_S, [], MOST_BYTES
     while left and (part := response.read1(left)):
         parts.append(part)

@@ -212,6 +212,6 @@ def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str] | None
 
 
 def _in_traces(url: str, probe: Probe) -> bool:
-    """Jaeger and Tempo answer at the same path."""
+    """Returns whether the trace is stored. Jaeger and Tempo answer at the same path."""
     answer = checks.get(f"{url}/api/traces/{probe.trace_id:032x}")
     return answer.ok and probe.run_id.encode() in answer.body

@@ -174,7 +174,7 @@ def _answer(target: Target, connection: LimitedConnection, proxy: _Proxy | None)
 
 
 def _no_http(target: Target, proxy: _Proxy | None, error: Exception, *, began: bool) -> _ConnectionProblem:
-    """Why a request over HTTP/1 got no response; ``began``: bytes of one were received."""
+    """Returns why a request over HTTP/1 got no response; ``began``: bytes of one were received."""
     host, port = _place_of(target)
     if proxy is not None and not target.tls:
         remedy = f"correct {proxy.variable}, or set NO_PROXY={host}"
@@ -364,7 +364,7 @@ def _connect(target: Target, proxy: _Proxy | None) -> LimitedConnection:
 def _unconnected(
     target: Target, proxy: _Proxy | None, connection: LimitedConnection, error: Exception
 ) -> _ConnectionProblem:
-    """Why ``connect`` failed: name, connection, tunnel or TLS."""
+    """Returns why ``connect`` failed: name, connection, tunnel or TLS."""
     host, port = _place_of(target)
     status = _TUNNEL.search(str(error))
     met, tunnelled = connection.sock is not None, connection.bytes_left < _MOST_BYTES
@@ -432,7 +432,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionPr
 
 
 def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
-    """Why the server ends the connection over TLS; None if it does not. A pending request could hide that."""
+    """Returns why the server ends the connection over TLS; None if it does not. A pending request could hide that."""
     try:
         with closing(_connect(target, proxy)) as connection:
             connection.sock.settimeout(_ALERT_WITHIN_S)
@@ -448,7 +448,7 @@ def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
 
 
 def _greet_grpc(sock: socket.socket) -> bytes:
-    """The beginning of the server's answer to the HTTP/2 preface; b"" without one."""
+    """Returns the beginning of the server's answer to the HTTP/2 preface; b"" without one."""
     said = b""
     sock.settimeout(WITHIN_S)
     with suppress(OSError):
@@ -459,7 +459,7 @@ def _greet_grpc(sock: socket.socket) -> bytes:
 
 
 def _is_closed(sock: socket.socket) -> bool:
-    """Whether the server has closed the connection."""
+    """Returns whether the server has closed the connection."""
     sock.settimeout(0)
     try:
         return not sock.recv(1)
@@ -470,7 +470,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 def _is_settings(raw: bytes) -> bool:
-    """Whether this begins with a SETTINGS frame of HTTP/2."""
+    """Returns whether this begins with a SETTINGS frame of HTTP/2."""
     return len(raw) >= _FRAME_BYTES and raw[3] == _SETTINGS and not any(raw[5:_FRAME_BYTES])
 
 

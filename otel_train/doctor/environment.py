@@ -87,7 +87,7 @@ def _warn_if_low(what: str, remedy: str, *, low: bool) -> CheckResult:
 
 
 def _denied(folder: Path) -> str:
-    """Why the folder is not writable; "" if it is. Tested by writing, because permission bits do not suffice."""
+    """Returns why the folder is not writable; "" if it is. Tested by writing, because permission bits do not suffice."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".otel-train-doctor-") as file:
             file.write(b"\0" * 4096)
@@ -211,7 +211,7 @@ def check_packages(
 
 
 def _is_importable(extension: str) -> bool:
-    """Whether it can be imported: a file may belong to another interpreter."""
+    """Returns whether it can be imported: a file may belong to another interpreter."""
     try:
         import_module(extension)
     except ImportError:
@@ -259,7 +259,7 @@ def _torch(found: str | None) -> CheckResult:
 
 
 def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> Iterator[CheckResult]:
-    """Required packages, from the package metadata."""
+    """Yields required packages, from the package metadata."""
     try:
         wanted = requires("otel-train") or []
     except PackageNotFoundError:
@@ -291,13 +291,13 @@ def _satisfies(found: str, bounds: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """``2.13.0+cpu`` to (2, 13, 0). A letter ends it, so a pre-release counts as its release."""
+    """Turns ``2.13.0+cpu`` into (2, 13, 0). A letter ends it, so a pre-release counts as its release."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package; None if it is missing."""
+    """Returns the version of a package; None if it is missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -330,7 +330,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
 
 
 def _given_settings(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
-    """Settings that are set, under their name at their origin."""
+    """Returns the settings that are set, under their name at their origin."""
     found = {}
     for name, origin in resolved.origins.items():
         value = resolved.given.get(name, getattr(resolved.config, name))
@@ -339,7 +339,7 @@ def _given_settings(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:
 
 
 def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Settings that disable recording or sending."""
+    """Yields settings that disable recording or sending."""
     config = resolved.config
     if config.disabled:
         name, where = _name_at_origin("disabled", resolved)
@@ -353,7 +353,7 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
 
 
 def _name_at_origin(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
-    """Name of a setting at its origin, and the origin."""
+    """Returns the name of a setting at its origin, and the origin."""
     origin = resolved.origins[name]
     return (variable_of(name), "") if origin == ENVIRONMENT else (name, f" in {origin}")
 

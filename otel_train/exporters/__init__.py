@@ -15,10 +15,10 @@ class Exporter(Protocol):
     """Exports batches. Called from one thread only."""
 
     def export(self, batch: ExportBatch) -> None:
-        """Take one batch; never wait for a network."""
+        """Takes one batch; never waits for a network."""
 
     def close(self, timeout_s: float) -> None:
-        """Flush what can be flushed and give everything back, in at most ``timeout_s`` seconds."""
+        """Flushes what can be flushed and gives everything back, in at most ``timeout_s`` seconds."""
 
 
 class ExportRoute(NamedTuple):

@@ -40,7 +40,7 @@ class BackgroundQueue(Generic[T]):
         self._over = False
 
     def hand(self, item: T) -> None:
-        """Add an item. Never waits: an item for a full queue is dropped, and counted."""
+        """Adds an item. Never waits: an item for a full queue is dropped, and counted."""
         if self.guard.closed or self._over:
             return
         if self._thread is None:
@@ -52,7 +52,7 @@ class BackgroundQueue(Generic[T]):
             self._drop(1)
 
     def emptied(self, timeout_s: float) -> bool:
-        """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
+        """Waits until what was handed over is written, in at most ``timeout_s`` seconds. Returns whether it is."""
         waiting = self._waiting
         with waiting.all_tasks_done:
             return waiting.all_tasks_done.wait_for(
@@ -60,14 +60,14 @@ class BackgroundQueue(Generic[T]):
             )
 
     def end(self) -> None:
-        """Accept no further items."""
+        """Accepts no further items."""
         if self._thread is not None and not self._over:
             self._over = True
             with suppress(queue.Full):  # it hangs, and is not waited for
                 self._waiting.put_nowait(None)
 
     def close(self, timeout_s: float) -> None:
-        """``end``, and wait for what has been handed over, in at most ``timeout_s`` seconds."""
+        """Calls ``end``, and waits for what has been handed over, in at most ``timeout_s`` seconds."""
         self.end()
         if self._thread is None:
             return
@@ -121,7 +121,7 @@ class DiskQueue:
         return self._queue.dropped
 
     def do(self, guard: Guard, write: Callable[[], object]) -> None:
-        """Have something written; ``guard`` contains its faults."""
+        """Has something written; ``guard`` contains its faults."""
 
         def guarded() -> None:
             if not guard.closed:
@@ -133,19 +133,19 @@ class DiskQueue:
         self.hangs = not self._queue.emptied(0.0 if self.hangs else left_s)
 
     def limit_waits(self, seconds: float) -> None:
-        """From now on ``do`` waits for no write longer than until ``seconds`` have passed, for all writes together."""
+        """Limits how long ``do`` waits for writes from now on: ``seconds``, for all writes together."""
         self._until_s = time.monotonic() + seconds
 
     def refresh(self, guard: Guard, write: Callable[[], object]) -> None:
-        """Queue a write that the next one replaces; it is skipped while the disk hangs."""
+        """Queues a write that the next one replaces; it is skipped while the disk hangs."""
         if not self.hangs or self.written(0.0):
             self.do(guard, write)
 
     def written(self, timeout_s: float) -> bool:
-        """Wait for everything, in at most ``timeout_s`` seconds. Whether it is done."""
+        """Waits for everything, in at most ``timeout_s`` seconds. Returns whether it is done."""
         self.hangs = not self._queue.emptied(timeout_s)
         return not self.hangs
 
     def close(self, timeout_s: float) -> None:
-        """Accept nothing further and wait up to ``timeout_s`` seconds for the thread."""
+        """Accepts nothing further and waits up to ``timeout_s`` seconds for the thread."""
         self._queue.close(timeout_s)

@@ -97,7 +97,7 @@ class ExportManager:
         cls, config: Config, info: RunInfo, environ: Mapping[str, str],
         *, origins: Mapping[str, str], shared: SharedExporters, again: bool = False,
     ) -> ExportManager:  # fmt: skip
-        """Open the run directory, or go on in the one that an agent before this one has opened; nothing else yet."""
+        """Opens the run directory, or goes on in the one that an agent before this one has opened; nothing else yet."""
         if again:
             directory = RunDirectory.again(
                 Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
@@ -122,7 +122,7 @@ class ExportManager:
         return self._directory.path if self._directory.writable else None
 
     def down_s(self, started_unix_ns: int) -> float | None:
-        """Seconds that the run stood still before this start of it; None if that is not known."""
+        """Returns the seconds that the run stood still before this start of it; None if that is not known."""
         rank = self.rank_folder
         return down_s(rank, self._directory.previous_attempt, started_unix_ns) if rank else None
 
@@ -143,7 +143,7 @@ class ExportManager:
     def connect(
         self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
     ) -> None:
-        """Open the exporters. ConfigError if an argument of the program is wrong."""
+        """Opens the exporters. ConfigError if an argument of the program is wrong."""
         every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile = routes, profile
         settings = None
@@ -177,7 +177,7 @@ class ExportManager:
         self._routes.append(ExportRoute(filtered, guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
-        """Call ``do`` with the value of a setting; with its default if a value from the environment or a file fails."""
+        """Calls ``do`` with the value of a setting; with its default if a value from the environment or a file fails."""
         try:
             return do(getattr(self._config, name))
         except ConfigError as error:
@@ -194,11 +194,11 @@ class ExportManager:
         warn(ignored)
 
     def add_elsewhere(self, exporter: Exporter) -> None:
-        """Add an exporter that lives in the training process."""
+        """Adds an exporter that lives in the training process."""
         self._add(exporter, Guard("your providers"), min(self._config.export_interval_s, PROVIDED_EVERY_S))
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
-        """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
+        """Lets ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
         if self._prometheus is not None:
             self._prometheus.posts[path] = take
 
@@ -216,24 +216,24 @@ class ExportManager:
         return lost
 
     def lost(self) -> Mapping[str, int]:
-        """Batches that exporters of other packages, or the disk, did not take, by part."""
+        """Returns the batches that exporters of other packages, or the disk, did not take, by part."""
         plugins = {one.guard.part: one.dropped for one in self._plugins}
         return {**plugins, "run directory": self.disk.dropped}
 
     def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
-        """Replace ``summary.json``; ``final``: no other follows."""
+        """Replaces ``summary.json``; ``final``: no other follows."""
         text = dump_json(summary, indent=2)
         write = self.disk.do if final else self.disk.refresh
         write(self._summary_guard, lambda: self._directory.write_summary(text))
 
     def print_summary(self, summary: Mapping[str, Any]) -> None:
-        """Print the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
+        """Prints the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
         self._show(
             lambda page: render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
         )
 
     def print_progress(self, summary: Mapping[str, Any], step: int) -> None:
-        """Show one line there."""
+        """Shows one line there."""
         self._show(lambda page: self._progress.line(page, summary, step))
 
     def _show(self, render: Callable[[TextLayout], str]) -> None:
@@ -247,7 +247,7 @@ class ExportManager:
             sys.stderr.flush()
 
     def close_files(self) -> None:
-        """Close the run directory and ``/metrics``; only sending continues."""
+        """Closes the run directory and ``/metrics``; only sending continues."""
         closed = ("/metrics", "run directory")
         self._routes = [route for route in self._routes if route.guard.part not in closed]
         if (prometheus := self._prometheus) is not None:  # it takes a file away
@@ -255,7 +255,7 @@ class ExportManager:
         self.disk.do(Guard("run directory"), self._directory.close)
 
     def close(self, timeout_s: float) -> None:
-        """Close everything, in at most ``timeout_s`` seconds in all."""
+        """Closes everything, in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
         for route in self._routes:
             with route.guard:
@@ -292,7 +292,7 @@ class ExportManager:
 
 @contextmanager
 def _or_without(part: str) -> Iterator[None]:
-    """Call a function that needs a thread or a descriptor; None if there is none left."""
+    """Calls a function that needs a thread or a descriptor; returns None if there is none left."""
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
@@ -335,7 +335,7 @@ class ProfileFilter:
             self._disk.do(self._guard, lambda: self._exporter.export(batch))
 
     def close(self, timeout_s: float) -> None:
-        """Close the exporter once everything is written. On a disk that hangs it stays open."""
+        """Closes the exporter once everything is written. On a disk that hangs it stays open."""
         until_s = time.monotonic() + timeout_s
         if self._disk is None or self._disk.written(timeout_s):
             self._exporter.close(max(0.05, until_s - time.monotonic()))

@@ -61,13 +61,13 @@ class WrittenBlocks:
 
 
 def time_ms_of(line: bytes) -> int | None:
-    """Timestamp of the metrics on a line, from the first point; None if it has none."""
+    """Returns the timestamp of the metrics on a line, from the first point; None if it has none."""
     found = _TIME.search(line)
     return int(found[1]) // _NS_PER_MS if found else None
 
 
 def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> WrittenBlocks:
-    """Write metrics requests, by rank, to a file for ``promtool tsdb create-blocks-from openmetrics``.
+    """Writes metrics requests, by rank, to a file for ``promtool tsdb create-blocks-from openmetrics``.
 
     The file is replaced as a whole at the end. One rank at a time is held in memory. A time that comes twice counts once.
     """
@@ -91,7 +91,7 @@ def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> WrittenBlocks:
 
 
 def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
-    """Join the parts of each family: the format requires each family in one place."""
+    """Joins the parts of each family: the format requires each family in one place."""
     fresh = folder / "text"
     with os.fdopen(create(fresh), "wb") as out:
         for family, kind in sorted(kinds.items()):
@@ -103,7 +103,7 @@ def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
 
 
 def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
-    """Attributes of each resource on a line, as text, and its metrics. ValueError where it is no request of metrics."""
+    """Yields attributes of each resource on a line, as text, and its metrics. ValueError where it is no request of metrics."""
     try:
         value: Any = parse_json(line)
         for resource in value["resourceMetrics"]:
@@ -115,7 +115,7 @@ def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
 
 
 def identity(resource: Mapping[str, str]) -> dict[str, str]:
-    """The labels that all series of a resource have."""
+    """Returns the labels that all series of a resource have."""
     namespace, name = resource.get("service.namespace", ""), resource.get("service.name", "")
     labels = {name_of(each): resource[each] for each in PROMOTED if resource.get(each)}
     labels["job"] = f"{namespace}/{name}" if namespace else name
@@ -124,7 +124,7 @@ def identity(resource: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_of(attribute: str) -> str:
-    """The label that an attribute becomes."""
+    """Returns the label that an attribute becomes."""
     return _NO_NAME.sub("_", attribute)
 
 
@@ -201,7 +201,7 @@ def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _quarter(index: int, scale: int) -> int:
-    """Index of the grid bound at, or next below, the upper bound 2^(index / 2^scale)."""
+    """Returns the index of the grid bound at, or next below, the upper bound 2^(index / 2^scale)."""
     if scale <= _EXACT_SCALE:
         return index << (_EXACT_SCALE - scale)
     return -(-index >> (scale - _EXACT_SCALE))
@@ -233,6 +233,6 @@ def _line(name: str, labels: Labels, value: str, time_ms: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """The value of a label in Prometheus' text formats and in PromQL."""
+    """Returns the value of a label in Prometheus' text formats and in PromQL."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

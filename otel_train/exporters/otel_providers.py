@@ -61,7 +61,7 @@ class ProviderExporter:
             self._attach_reader(reader)
 
     def export(self, batch: datamodel.ExportBatch) -> None:
-        """Keep the metrics for the next collection, and pass spans on."""
+        """Keeps the metrics for the next collection, and passes spans on."""
         if batch.snapshot is not None:
             self._snapshot = batch.snapshot
         if self._on_end is not None:
@@ -69,7 +69,7 @@ class ProviderExporter:
                 self._on_end(to_readable_span(span, self._span_resource, self._scope))
 
     def close(self, timeout_s: float) -> None:
-        """Have the last metrics sent, and leave the readers as they were."""
+        """Has the last metrics sent, and leaves the readers as they were."""
         try:
             for provider in self._providers:
                 provider.force_flush(timeout_millis=timeout_s * MS_PER_S)
@@ -99,7 +99,7 @@ class ProviderExporter:
 
 
 def _readers(meters: Any) -> tuple[Any, ...] | None:
-    """Metric readers of a provider; None if it is not the SDK's. Their attribute depends on the release."""
+    """Returns the metric readers of a provider; None if it is not the SDK's. Their attribute depends on the release."""
     found = getattr(meters, "_metric_readers", None)
     if found is None:
         found = getattr(getattr(meters, "_sdk_config", None), "metric_readers", None)
@@ -119,7 +119,7 @@ def _refusal(name: str, given: Any, remedy: str) -> ConfigError:
 
 
 def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
-    """A snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
+    """Returns a snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
     metrics = [_family(family, snapshot) for family in snapshot.families]
     scopes = [sdk.ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
     resources = [sdk.ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
@@ -171,7 +171,7 @@ def _histogram_point(point: Any, times: Mapping[str, int]) -> sdk.ExponentialHis
 
 
 def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
-    """A finished span, with the ids it was given."""
+    """Returns a finished span, with the ids it was given."""
     events = [Event(each.name, dict(each.attributes), timestamp=each.time_unix_ns) for each in span.events]
     links = [Link(_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links]
     return ReadableSpan(

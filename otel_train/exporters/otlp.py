@@ -71,11 +71,11 @@ class Backoff:
         self._failures = 0
 
     def reset(self) -> None:
-        """A request was answered well."""
+        """Records that a request was answered well."""
         self._failures = 0
 
     def pause_s(self, asked_s: float | None = None) -> float:
-        """Seconds until the next attempt. ``Retry-After`` is honoured up to 10 minutes."""
+        """Returns the seconds until the next attempt. ``Retry-After`` is honoured up to 10 minutes."""
         longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         own_s = longest_s * self._numbers.uniform(0.5, 1.0)
@@ -88,7 +88,7 @@ class Backoff:
 def deliver(
     queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float, *, suspect: bool = False
 ) -> Delivery:
-    """Send the oldest request of a queue, then remove, keep or reject it according to the response.
+    """Sends the oldest request of a queue, then removes, keeps or rejects it according to the response.
 
     ``suspect``: it has failed with server errors before. If it does so again and the request behind it is accepted,
     it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
@@ -184,7 +184,7 @@ class Sender:
             return dict(self._drops)
 
     def put(self, signal: str, line: bytes) -> None:
-        """Append a request to the spool and return."""
+        """Appends a request to the spool and returns."""
         if os.getpid() != self._pid:
             return
         if self._deadline_s is not None:
@@ -200,12 +200,12 @@ class Sender:
             self._changed.notify()
 
     def count(self, signal: str, records: int, reason: str) -> None:
-        """Count records that do not arrive."""
+        """Counts records that do not arrive."""
         with self._counting:
             self._drops[signal, reason] += records
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits within ``timeout_s`` seconds; the rest stays in the spool."""
+        """Sends what waits within ``timeout_s`` seconds; the rest stays in the spool."""
         if os.getpid() != self._pid or self._deadline_s is not None:
             return
         network_s = max(timeout_s - _CLOSE_SHARE_S, timeout_s / 2)
@@ -235,7 +235,7 @@ class Sender:
             self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
-        """The next queue to send from; None if there is none."""
+        """Returns the next queue to send from; None if there is none."""
         with self._changed:
             while not self._abandoned:
                 now_s = self._monotonic_s()
@@ -376,7 +376,7 @@ class OtlpExporter(Sender):
         super().__init__(settings, transport, directory=directory, on_error=on_error)
 
     def export(self, batch: ExportBatch) -> None:
-        """Append one batch to the spool."""
+        """Appends one batch to the spool."""
         snapshot = batch.snapshot
         if snapshot is not None and "metrics" in self._signals:
             points = sum(len(family.points) for family in snapshot.families)

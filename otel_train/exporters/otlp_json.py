@@ -36,23 +36,23 @@ Json = dict[str, object]
 
 
 def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue], version: str) -> str:
-    """One ``ExportMetricsServiceRequest`` on one line, without the newline."""
+    """Returns one ``ExportMetricsServiceRequest`` on one line, without the newline."""
     metrics = [_family(family, snapshot) for family in snapshot.families]
     return _envelope("metrics", metrics, resource, version)
 
 
 def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
-    """A line that was made with an empty resource, with another one."""
+    """Returns a line that was made with an empty resource, with another one."""
     return line.replace(_dump({"attributes": []}), _dump({"attributes": _attributes(resource)}), 1)
 
 
 def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], version: str) -> str:
-    """One ``ExportTraceServiceRequest`` on one line, without the newline."""
+    """Returns one ``ExportTraceServiceRequest`` on one line, without the newline."""
     return _envelope("spans", [_span(span) for span in spans], resource, version)
 
 
 def protobuf_of(line: bytes, signal: str) -> bytes:
-    """The request on a line as a protobuf message, without unknown fields. A ValueError where the line is no such request."""
+    """Returns the request on a line as a protobuf message, without unknown fields; raises ValueError if it is none."""
     json_format, request, _ = load_protobuf(signal)
     try:
         value = {REQUEST_KEYS[signal]: json.loads(line)[REQUEST_KEYS[signal]]}
@@ -63,7 +63,7 @@ def protobuf_of(line: bytes, signal: str) -> bytes:
 
 
 def load_protobuf(signal: str) -> tuple[Any, Any, Any]:  # Any: generated code without types
-    """Protobuf's JSON format, and the classes of a request and a response."""
+    """Returns the protobuf's JSON format, and the classes of a request and a response."""
     from google.protobuf import json_format
 
     if signal == "metrics":
@@ -76,7 +76,7 @@ def load_protobuf(signal: str) -> tuple[Any, Any, Any]:  # Any: generated code w
 
 
 def _ids_in_base64(node: Any) -> Any:  # Any: JSON
-    """OTLP/JSON spells ids in hex, where protobuf's own JSON spells bytes in base64."""
+    """Converts ids to base64, in which protobuf's own JSON spells bytes; OTLP/JSON spells them in hex."""
     if isinstance(node, dict):
         return {
             key: b64encode(bytes.fromhex(value)).decode() if key in _IDS else _ids_in_base64(value)
@@ -89,7 +89,7 @@ _IDS = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
 def records_in(line: bytes) -> int:
-    """How many data points or spans a request on a line has, without reading all of it.
+    """Returns how many data points or spans a request on a line has, without reading all of it.
 
     Every data point and every exemplar has a time; otel_train's exemplars also have a span id. Every span has a start.
     """
@@ -196,7 +196,7 @@ def _span(span: Span) -> Json:
 
 
 def span_attributes(span: Span) -> Mapping[str, AttributeValue]:
-    """The attributes of a span; a failed one carries ``error.type`` (general semantic conventions)."""
+    """Returns the attributes of a span; a failed one carries ``error.type`` (general semantic conventions)."""
     if span.error and "error.type" not in span.attributes:
         return {**span.attributes, "error.type": span.error}
     return span.attributes

@@ -53,13 +53,13 @@ SHOWN_CHARACTERS = 160
 
 
 def first_line(text: str) -> str:
-    """The first line of a text from elsewhere, without control characters and short enough for a log."""
+    """Returns the first line of a text from elsewhere, without control characters and short enough for a log."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
     return printable(first, most=SHOWN_CHARACTERS)
 
 
 def why(said: str, *, tls: bool = False) -> str:
-    """What the message of a failed request means: the rest of a sentence that begins with the collector's address."""
+    """Returns what the message of a failed request means: the rest of a sentence that begins with the collector's address."""
     text = said.lower()
     if tls and any(word in text for word in _CLOSED):
         return _CLOSED_TLS
@@ -124,12 +124,12 @@ ACCEPTED: Final = ExportResponse(ExportResult.ACCEPTED)
 
 
 def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> ExportResponse:
-    """The request stays and is sent again."""
+    """Returns the request stays and is sent again."""
     return ExportResponse(ExportResult.RETRY, reason, retry_after_s, poison=poison)
 
 
 def refused(reason: str, rejected: int | None = None) -> ExportResponse:
-    """The request would be refused again."""
+    """Returns the request would be refused again."""
     return ExportResponse(ExportResult.REFUSED, reason, rejected=rejected)
 
 
@@ -147,7 +147,7 @@ class HttpResponse(NamedTuple):
 
 
 def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> ExportResponse:
-    """Classify an HTTP response.
+    """Classifies an HTTP response.
 
     Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
     rejected. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
@@ -175,7 +175,7 @@ def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> Export
 
 
 def _correctable(answer: HttpResponse, *, tls: bool) -> str:
-    """What is wrong with address or credentials, which the user can correct; "" for other responses."""
+    """Returns what is wrong with address or credentials, which the user can correct; "" for other responses."""
     status = answer.status
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return UNAUTHORIZED.format(status)
@@ -189,7 +189,7 @@ def _correctable(answer: HttpResponse, *, tls: bool) -> str:
 
 
 def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> ExportResponse:
-    """What a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
+    """Returns what a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return refused(
             f"refuses a request as too large ({first_line(details)}): raise max_recv_msg_size_mib of its receiver"
@@ -200,7 +200,7 @@ def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Ex
 
 
 def read_message(body: bytes, signal: str) -> ExportResponse:
-    """Classify a protobuf response message. An empty one accepts everything. ValueError if it is not one."""
+    """Classifies a protobuf response message. An empty one accepts everything. ValueError if it is not one."""
     if not body:
         return ACCEPTED
     from google.protobuf.message import DecodeError
@@ -267,7 +267,7 @@ def _redirect(answer: HttpResponse) -> str:
 
 
 def _reason_in_body(answer: HttpResponse) -> str:
-    """The text in the body of a rejection, after a comma: the message of a ``Status``, or plain text."""
+    """Returns the text in the body of a rejection, after a comma: the message of a ``Status``, or plain text."""
     kind, text = answer.content_type, ""
     if kind == JSON:
         with suppress(ValueError, RecursionError):
@@ -285,7 +285,7 @@ def _reason_in_body(answer: HttpResponse) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """``Retry-After``: seconds, or a date of the collector's own clock, which ``Date`` tells; None for neither."""
+    """Returns ``Retry-After``: seconds, or a date of the collector's own clock, which ``Date`` tells; None for neither."""
     text = headers.get("retry-after", "").strip()
     if text.isdecimal():
         return float(text)

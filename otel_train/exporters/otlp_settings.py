@@ -61,7 +61,7 @@ class OtlpSettings:
         cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False,
         on_wrong: OnWrong | None = None,
     ) -> OtlpSettings:  # fmt: skip
-        """Read the settings from an environment.
+        """Reads the settings from an environment.
 
         Args:
             environ: of the process.
@@ -93,12 +93,12 @@ class OtlpSettings:
 
 
 def otlp_configured(environ: Mapping[str, str]) -> bool:
-    """Whether the environment enables OTLP: an endpoint is set and no variable disables it. Empty counts as unset."""
+    """Returns whether the environment enables OTLP: an endpoint is set and no variable disables it. Empty counts as unset."""
     return any(_Variables(environ, signal).is_on() for signal in SIGNALS)
 
 
 def headers_of(text: str) -> dict[str, str]:
-    """Parse ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Nameless ones are skipped."""
+    """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Nameless ones are skipped."""
     headers = {}
     for entry in text.split(","):
         name, sign, value = (part.strip() for part in entry.partition("="))
@@ -127,7 +127,7 @@ class _Variables:
         return wanted or bool(self._get("ENDPOINT"))
 
     def target(self, endpoint: str) -> Target | None:
-        """Destination of the signal; None if its variables cannot be used."""
+        """Returns the destination of the signal; None if its variables cannot be used."""
         protocol = self._protocol()
         usable = self._has_files() and self._has_certificates()
         address = endpoint or self._get("ENDPOINT") or _DEFAULT_ENDPOINTS[protocol]
@@ -186,7 +186,7 @@ class _Variables:
         return HTTP_JSON
 
     def _shown(self, address: str, protocol: str) -> str:
-        """An address without user name, password and query; "" if it is not an address."""
+        """Returns an address without user name, password and query; "" if it is not an address."""
         # gRPC also takes a bare host:port, which parses as a scheme without a host.
         is_clean = address.isprintable() and " " not in address
         if protocol == GRPC and "://" not in address and is_clean:

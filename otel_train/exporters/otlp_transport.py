@@ -56,10 +56,10 @@ class Transport(Protocol):
     """Sends requests."""
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
-        """Send one line and read the answer, within ``timeout_s`` seconds."""
+        """Sends one line and reads the answer, within ``timeout_s`` seconds."""
 
     def close(self) -> None:
-        """Drop connections; a send on another thread fails at once."""
+        """Drops connections; a send on another thread fails at once."""
 
 
 class OtlpTransport:
@@ -77,7 +77,7 @@ class OtlpTransport:
             )
 
     def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
-        """Send one line and read the answer, in ``timeout_s`` seconds beside the look-up of its name."""
+        """Sends one line and reads the answer, in ``timeout_s`` seconds beside the look-up of its name."""
         if problem := _unreadable(line, signal):
             return refused(problem)
         if self._targets[signal].protocol == HTTP_JSON:
@@ -89,13 +89,13 @@ class OtlpTransport:
         return self._clients[signal].post(message, PROTOBUF, timeout_s)
 
     def close(self) -> None:
-        """Drop connections; a send on another thread fails at once."""
+        """Drops connections; a send on another thread fails at once."""
         for client in self._clients.values():
             client.close()
 
 
 def _unreadable(line: bytes, signal: str) -> str:
-    """Why a line cannot be a request of this signal; "" if it can. Only its beginning is checked."""
+    """Returns why a line cannot be a request of this signal; "" if it can. Only its beginning is checked."""
     if _BEGINNINGS[signal].match(line) and line.rstrip().endswith(b"}"):
         return ""
     try:
@@ -148,29 +148,29 @@ class LimitedConnection(http.client.HTTPConnection):
     bytes_left = 0
 
     def limit(self, seconds: float, most_bytes: int) -> None:
-        """Begin a request: what may be waited, and received, until its end."""
+        """Begins a request: what may be waited, and received, until its end."""
         self.until_s, self.bytes_left = time.monotonic() + seconds, most_bytes
 
     def seconds_left(self) -> float:
-        """Seconds left; a TimeoutError if there are none."""
+        """Returns the seconds left; a TimeoutError if there are none."""
         left_s = self.until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
         return left_s
 
     def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
-        """A response that is read within the limits."""
+        """Returns a response that is read within the limits."""
         limited: Any = _LimitedReader(sock, self)
         return http.client.HTTPResponse(limited, **more)
 
     def connect(self) -> None:
-        """Connect, by a proxy's tunnel if one was set."""
+        """Connects, by a proxy's tunnel if one was set."""
         self._create_connection = self._to_an_address
         self.timeout = self.seconds_left()
         super().connect()
 
     def _to_an_address(self, end: tuple[str, int], *_: object) -> socket.socket:
-        """A socket that is connected to an address of a name. Each has its share of the time, or one that is dead takes all."""
+        """Returns a socket connected to an address of a name. Each has its share of the time: one may be dead."""
         begun_s = time.monotonic()
         found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
         self.until_s += (
@@ -187,7 +187,7 @@ class LimitedConnection(http.client.HTTPConnection):
         raise problem
 
     def send(self, data: Any) -> None:
-        """Send bytes of a request."""
+        """Sends bytes of a request."""
         if self.sock is not None:
             self.sock.settimeout(self.seconds_left())
         super().send(data)
@@ -195,7 +195,7 @@ class LimitedConnection(http.client.HTTPConnection):
     def ask(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, most_bytes: int
     ) -> HttpResponse:
-        """Send a request and read its response; closed afterwards if it cannot be used again."""
+        """Sends a request and reads its response; closed afterwards if it cannot be used again."""
         # A server may refuse before it has read everything.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.request(method, path, body or None, dict(headers))
@@ -233,7 +233,7 @@ class Connections:
         self._lock = free_in_forks(threading.Lock())
 
     def take(self, key: Hashable) -> LimitedConnection | None:
-        """A connection that is open and silent; None where there is none."""
+        """Returns a connection that is open and silent; None where there is none."""
         with self._lock:
             connection = self._idle.pop(key, None)
         if connection is not None and (connection.sock is None or _readable(connection.sock)):
@@ -242,14 +242,14 @@ class Connections:
         return connection
 
     def give(self, key: Hashable, connection: LimitedConnection) -> None:
-        """Keep a connection for the next request, to whomever it belongs."""
+        """Keeps a connection for the next request, to whomever it belongs."""
         with self._lock:
             before, self._idle[key] = self._idle.get(key), connection
         if before is not None:
             before.close()
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Closes what is kept."""
         with self._lock:
             kept, self._idle = list(self._idle.values()), {}
         for connection in kept:
@@ -257,7 +257,7 @@ class Connections:
 
 
 def needs_no_proxy(host: str, port: int) -> bool:
-    """Whether ``NO_PROXY`` names a host: by its name, its domain or its address, or by the network that the address is in."""
+    """Returns whether ``NO_PROXY`` names a host: its name, its domain, its address, or the network of its address."""
     if proxy_bypass(f"{host}:{port}"):
         return True
     with suppress(ValueError):  # a name is in no network
@@ -303,7 +303,7 @@ class HttpClient:
             self._headers["content-encoding"] = target.compression
 
     def post(self, body: bytes, content_type: str, timeout_s: float) -> ExportResponse:
-        """Post one request and read its answer, in at most ``timeout_s`` seconds beside the look-up of its name."""
+        """Posts one request and reads its answer, in at most ``timeout_s`` seconds beside the look-up of its name."""
         if self._target.compression == "gzip":
             body = gzip.compress(body, compresslevel=6, mtime=0)
         elif self._target.compression == "deflate":
@@ -316,7 +316,7 @@ class HttpClient:
             return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
-        """Get the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
+        """Gets the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
         try:
             return self._exchange("GET", timeout_s, query=query)
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -324,12 +324,12 @@ class HttpClient:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def prepare(self) -> None:
-        """Read the certificates now, not with the first request; OSError where one cannot be read."""
+        """Reads the certificates now, not with the first request; OSError where one cannot be read."""
         if self._target.tls and self._context is None:
             self._context = trusting(self._target)
 
     def close(self) -> None:
-        """Drop the connection. What waits for an answer on another thread fails at once."""
+        """Drops the connection. What waits for an answer on another thread fails at once."""
         connection, self._connection = self._connection, None
         if not self._shares:
             self._connections.close()
@@ -395,7 +395,7 @@ class HttpClient:
 
 
 def trusting(target: Target) -> ssl.SSLContext:
-    """TLS that checks the collector with the certificate that was named for it, else with those of the machine."""
+    """Returns TLS that checks the collector with the certificate that was named for it, else with those of the machine."""
     named = target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
     if named:
         folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
@@ -415,7 +415,7 @@ def trusting(target: Target) -> ssl.SSLContext:
 
 
 def login_of(url: SplitResult, header: str) -> dict[str, str]:
-    """User name and password of an address, as a header."""
+    """Returns user name and password of an address, as a header."""
     if url.username is None:
         return {}
     login = f"{unquote(url.username)}:{unquote(url.password or '')}"
@@ -423,7 +423,7 @@ def login_of(url: SplitResult, header: str) -> dict[str, str]:
 
 
 def _readable(sock: socket.socket) -> bool:
-    """Whether bytes arrived on an idle connection: its end, or data that was not requested."""
+    """Returns whether bytes arrived on an idle connection: its end, or data that was not requested."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -457,7 +457,7 @@ class GrpcClient:
         self._closed = False
 
     def post(self, request: bytes, _: str, timeout_s: float) -> ExportResponse:
-        """Send one request in protobuf and read its answer, in at most ``timeout_s`` seconds."""
+        """Sends one request in protobuf and reads its answer, in at most ``timeout_s`` seconds."""
         import grpc
 
         if self._closed:
@@ -483,7 +483,7 @@ class GrpcClient:
             )
 
     def close(self) -> None:
-        """Drop the connection. What waits for an answer on another thread fails at once."""
+        """Drops the connection. What waits for an answer on another thread fails at once."""
         self._closed = True
         self._drop()
 
@@ -509,7 +509,7 @@ class GrpcClient:
 
 
 def _import_quietly() -> None:
-    """Import grpc so that its C library, which reads a variable then, does not write to stderr for every failed handshake."""
+    """Imports grpc so that its C library, which reads a variable then, does not write to stderr for every failed handshake."""
     if "grpc" in sys.modules or _VERBOSITY in os.environ:
         return
     os.environ[_VERBOSITY] = "NONE"
@@ -524,7 +524,7 @@ def _content(path: str) -> bytes | None:
 
 
 def _wait_s(metadata: Any) -> float | None:  # Any: as above
-    """The delay in ``RetryInfo`` of a call's status."""
+    """Returns the delay in ``RetryInfo`` of a call's status."""
     details = dict(metadata or ()).get(_STATUS_DETAILS)
     if not details:
         return None

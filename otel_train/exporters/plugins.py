@@ -32,7 +32,7 @@ class PluginExporter(BackgroundQueue["ExportBatch"]):
         super().__init__(part, exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING)
 
     def export(self, batch: ExportBatch) -> None:
-        """Hand over one batch. After the last it begins to close, while others still send."""
+        """Hands over one batch. After the last it begins to close, while others still send."""
         self.hand(batch)
         if batch.final:
             self.end()
@@ -45,7 +45,7 @@ def load_plugins(
     timeout_s: float,
     found: Iterable[EntryPoint] | None = None,
 ) -> list[PluginExporter]:
-    """Load the selected exporters of other packages; each has ``timeout_s`` to close.
+    """Loads the selected exporters of other packages; each has ``timeout_s`` to close.
 
     What one of them does wrong here is logged. One that was asked for by name and is not installed, or cannot be made,
     is a ConfigError.
@@ -66,7 +66,7 @@ def load_plugins(
 
 
 def check_known(wish: str) -> None:
-    """Raise ConfigError for an exporter that is selected by name and not installed."""
+    """Raises ConfigError for an exporter that is selected by name and not installed."""
     known = {point.name: point for point in entry_points(group=GROUP)}
     for name in words_of(wish):
         if name not in known:

@@ -46,7 +46,7 @@ REQUEST_S: Final = 2.0
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a listening address."""
+    """Returns whether only this machine reaches a listening address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -54,7 +54,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_known_host(header: str, names: Collection[str] = ()) -> bool:
-    """Whether a ``Host`` header is an address, ``localhost`` or one of the names (lower case), with or without a port."""
+    """Returns whether a ``Host`` header is an address, ``localhost`` or one of the names (lower case), with or without a port."""
     name = header.rsplit(":", 1)[0] if header.rpartition(":")[2].isdecimal() else header
     if name.lower() in {"localhost", *names}:
         return True
@@ -115,12 +115,12 @@ class PrometheusExporter:
         return f"http://{self._target()}/metrics"
 
     def export(self, batch: ExportBatch) -> None:
-        """Show this snapshot from now on."""
+        """Shows this snapshot from now on."""
         if batch.snapshot is not None:
             self._page.snapshot = batch.snapshot
 
     def close(self, timeout_s: float) -> None:
-        """Remove this rank from the page, and the target file. The last rank frees the port. Idempotent.
+        """Removes this rank from the page, and the target file. The last rank frees the port. Idempotent.
 
         A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
         One that ends in order does not: so a dashboard can tell the two apart.
@@ -131,7 +131,7 @@ class PrometheusExporter:
                 self._written.unlink(missing_ok=True)
 
     def write_target(self, directory: Path) -> Path:
-        """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs`` into the folder of the rank."""
+        """Writes ``prometheus_target.json`` for Prometheus' ``file_sd_configs`` into the folder of the rank."""
         path = directory / _TARGET_FILE
         replace_json(path, [{"targets": [self._target()], "labels": {}}])
         self._written = path
@@ -151,7 +151,7 @@ class MetricsServers:
         self._lock = threading.Lock()
 
     def join(self, host: str, port: int, page: RankPage) -> _Server:
-        """The server at this address, with one rank more; ConfigError where the host cannot be listened on."""
+        """Returns the server at this address, with one rank more; ConfigError where the host cannot be listened on."""
         with self._lock:
             server = self._servers.get((host, port))
             if server is None:
@@ -160,7 +160,7 @@ class MetricsServers:
             return server
 
     def leave(self, server: _Server, page: RankPage, timeout_s: float) -> None:
-        """One rank less; after the last one the server stops."""
+        """Records one rank less; after the last one the server stops."""
         with self._lock:
             if page not in server.ranks:
                 return
@@ -228,7 +228,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self.handle_request()
 
     def get_request(self) -> Any:  # Any: as the base class has it
-        """Accept a connection; without a descriptor for one, after a pause, as it stays there and would be tried at once."""
+        """Accepts a connection; without a descriptor for one, after a pause, as it stays there and would be tried at once."""
         try:
             return super().get_request()
         except OSError:
@@ -237,7 +237,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
-        """Answer a request on a thread. Beyond the limit the oldest unfinished connection is closed."""
+        """Answers a request on a thread. Beyond the limit the oldest unfinished connection is closed."""
         with self._lock:
             dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
             for client in dropped:
@@ -253,7 +253,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
-        """Ignore it: a client may disconnect during a response."""
+        """Ignores it: a client may disconnect during a response."""
 
     def stop(self, timeout_s: float) -> None:
         if self._stopped:
@@ -270,14 +270,14 @@ class _Server(socketserver.ThreadingTCPServer):
             _shut(client)
 
     def forget(self) -> None:
-        """In a forked child: let go of the inherited sockets, or the port stays taken for its lifetime."""
+        """Closes the inherited sockets in a forked child, or the port stays taken for its lifetime."""
         self._stopped = True
         for inherited in (self.socket, *self._clients):
             inherited.close()
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shut a socket down, which wakes the thread that reads or accepts on it; that thread closes it."""
+    """Shuts a socket down, which wakes the thread that reads or accepts on it; that thread closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -333,7 +333,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Incoming(self.connection))
 
     def handle_one_request(self) -> None:
-        """Answer one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        """Answers one request; one that is too large gets that as its answer, and nothing else is done with it."""
         try:
             super().handle_one_request()
         except TooLargeError:
@@ -342,7 +342,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\nContent-Length: 0\r\n\r\n")
 
     def parse_request(self) -> bool:
-        """Whether to go on with it: not under another site's name, where only this machine can ask."""
+        """Returns whether to go on with it: not under another site's name, where only this machine can ask."""
         if not super().parse_request():
             return False
         self.connection.settimeout(_ANSWER_S)
@@ -419,7 +419,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
-        """Print nothing: the console belongs to the program."""
+        """Prints nothing: the console belongs to the program."""
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
@@ -453,11 +453,11 @@ class RankPage:
         self._target = {label_name(key): str(value) for key, value in resource.items()}
 
     def add_target(self, page: PrometheusFamily) -> None:
-        """Add ``target_info``, which carries the resource attributes."""
+        """Adds ``target_info``, which carries the resource attributes."""
         page.add_sample("target_info", {**self._target, **self._labels}, 1.0)
 
     def add(self, page: PrometheusFamily, family: MetricFamily) -> None:
-        """Add the points of one metric."""
+        """Adds the points of one metric."""
         metric = family.metric
         name = page.name + ("_total" if metric.kind is Kind.COUNTER else "")
         for point in family.points:
@@ -475,7 +475,7 @@ class PageCollector:
         self._ranks = ranks
 
     def collect(self) -> Iterator[PrometheusFamily]:
-        """Every family once, with the points of all ranks, the targets first."""
+        """Yields every family once, with the points of all ranks, the targets first."""
         from prometheus_client import Metric
 
         target = Metric("target", "Who publishes this page.", "info")
@@ -498,7 +498,7 @@ class PageCollector:
 
 
 def label_name(attribute: str) -> str:
-    """An attribute's name after the OpenTelemetry to Prometheus translation."""
+    """Returns an attribute's name after the OpenTelemetry to Prometheus translation."""
     name = "".join(char if char.isascii() and char.isalnum() else "_" for char in attribute)
     return f"key_{name}" if name[:1].isdigit() else name
 

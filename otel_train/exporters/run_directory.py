@@ -88,7 +88,7 @@ class RunDirectory:
         cls, root: Path, run_id: str, *, rank: int, run: Mapping[str, object] | None = None,
         attempt: int | None = None, restarts: int = 0, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0,
     ) -> RunDirectory:  # fmt: skip
-        """Create or reopen the folder of one rank.
+        """Creates or reopens the folder of one rank.
 
         Args:
             root: parent of all runs. When this call creates it, git is made to ignore it.
@@ -134,7 +134,7 @@ class RunDirectory:
         return directory
 
     def _take(self, known: int) -> bool:
-        """Take the folder of the rank for this process, unless another live process writes to it.
+        """Takes the folder of the rank for this process, unless another live process writes to it.
 
         ``known`` attempts are those that the launcher, or the program, knows of.
         """
@@ -151,7 +151,7 @@ class RunDirectory:
         return True
 
     def _archive_training(self) -> None:
-        """Move what this rank wrote in the previous training to ``training-<n>``."""
+        """Moves what this rank wrote in the previous training to ``training-<n>``."""
         before = earlier_trainings(self.path, self.rank)
         home = self.path / f"{TRAINING}{len(before) + 1}"
         make_folder(home)
@@ -178,7 +178,7 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0
     ) -> RunDirectory:
-        """The folder ``rank`` of the run at ``path``, to go on where an earlier agent stopped.
+        """Returns the folder ``rank`` of the run at ``path``, to go on where an earlier agent stopped.
 
         Not writable where there is none, or where another process has it by now.
         """
@@ -196,11 +196,11 @@ class RunDirectory:
         return self.rank_path / "flight.bin"
 
     def describe(self, resource: Mapping[str, AttributeValue], version: str) -> None:
-        """Set the resource attributes on every line of metrics and spans."""
+        """Sets the resource attributes on every line of metrics and spans."""
         self._resource, self._version = dict(resource), version
 
     def export(self, batch: ExportBatch) -> None:
-        """Append the events, the snapshot and the spans of one batch."""
+        """Appends the events, the snapshot and the spans of one batch."""
         if not self.writable or os.getpid() != self._pid:
             return
         for event in batch.events:
@@ -216,7 +216,7 @@ class RunDirectory:
             self._files["spans.otlp.jsonl"].append(spans_line(batch.spans, self._resource, self._version))
 
     def write_summary(self, text: str) -> bool:
-        """Replace ``summary.json`` as a whole; a reader never sees half of one. False when it could not be written."""
+        """Replaces ``summary.json`` as a whole; a reader never sees half of one. Returns False when it could not be written."""
         if not self.writable or os.getpid() != self._pid:
             return False
         try:
@@ -227,7 +227,7 @@ class RunDirectory:
         return True
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Close the files, and give the folder free."""
+        """Closes the files, and gives the folder free."""
         del timeout_s
         if os.getpid() == self._pid:
             for file in self._files.values():
@@ -240,7 +240,7 @@ class RunDirectory:
         self._lease = None
 
     def note(self, error: OSError) -> None:
-        """Count a failed write; the first is logged."""
+        """Counts a failed write; the first is logged."""
         self.faults += 1
         if self.faults == 1:
             _log.warning(
@@ -264,7 +264,7 @@ class RunDirectory:
 
 
 def folder_name(run_id: str) -> str:
-    """A run id as the name of one folder: never empty, never a path, never the same for two ids."""
+    """Returns a run id as the name of one folder: never empty, never a path, never the same for two ids."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:96]
     if name and name == run_id:
         return name
@@ -273,7 +273,7 @@ def folder_name(run_id: str) -> str:
 
 
 def find_run(run: str | Path | None, root: Path) -> Path:
-    """Find a run directory: given itself, the folder of one of its ranks, or a run id below ``root``; None is the newest.
+    """Finds a run directory: given itself, the folder of one of its ranks, or a run id below ``root``; None is the newest.
 
     A RunDirectoryError says what to do where there is none.
     """
@@ -296,14 +296,14 @@ def find_run(run: str | Path | None, root: Path) -> Path:
 
 
 def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
-    """The folders of a run's earlier trainings, or of those that ``rank`` took part in, the first one first: run directories."""
+    """Returns the run directories of earlier trainings, or of those that ``rank`` took part in, the first one first."""
     names = [name for name in folders_in(run) if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)]
     found = [run / name for name in sorted(names, key=lambda name: int(name[len(TRAINING) :]))]
     return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
 
 
 def state_of(rank_dir: Path) -> str:
-    """The end state in a rank's ``summary.json``; "" if there is none."""
+    """Returns the end state in a rank's ``summary.json``; "" if there is none."""
     try:
         return str(read_json(rank_dir / "summary.json").get("state") or "")
     except RunDirectoryError:
@@ -315,7 +315,7 @@ def _last_change_ns(run: Path) -> int:
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
-    """Seconds from the last event of the ``previous`` attempt, whose flight file was moved, to this start.
+    """Returns the seconds from the last event of the ``previous`` attempt, whose flight file was moved, to this start.
 
     None if there was none (it is negative), if it had finished (then no time was lost), or if its file does not say.
     """

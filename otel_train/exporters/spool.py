@@ -123,7 +123,7 @@ class SpoolQueue:
     # -- the appending side ------------------------------------------------------------------------
 
     def append(self, line: bytes) -> None:
-        """Add a request, on disk where that is possible."""
+        """Adds a request, on disk where that is possible."""
         with self._guard:
             self._memory.append(line)
             while self._memory and not self._memory_sent and self._written(self._memory[0]):
@@ -135,7 +135,7 @@ class SpoolQueue:
                 self._on_loss(records_in(lost), "queue_full")
 
     def _written(self, line: bytes) -> bool:
-        """Whether a line is on disk now, or cannot be written at all."""
+        """Returns whether a line is on disk now, or cannot be written at all."""
         if self.folder is None:
             return False
         data = line + b"\n"
@@ -163,7 +163,7 @@ class SpoolQueue:
                 _unlock(self._fd)
 
     def _own_segment(self) -> int | None:
-        """Size of the segment being written, with its lock held; None if there is none to continue."""
+        """Returns the size of the segment being written, with its lock held; None if there is none to continue."""
         if self._fd < 0:
             return None
         if _locked(self._fd):
@@ -200,7 +200,7 @@ class SpoolQueue:
                 os.close(fd)
 
     def _trim(self, needed_bytes: int) -> None:
-        """Drop the oldest segments until there is enough space. Requests being sent from one may count as dropped, too."""
+        """Drops the oldest segments until there is enough space. Requests being sent from one may count as dropped, too."""
         found: dict[int, os.stat_result] = {}
         for number in self._numbers():
             with suppress(FileNotFoundError):  # all of it was sent meanwhile
@@ -224,7 +224,7 @@ class SpoolQueue:
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
-        """A block in which no other thread or process sends from this queue. Whether it is granted."""
+        """Keeps other threads and processes from sending from this queue until the block ends. Gives whether that is granted."""
         try:
             self._state_fd = self._take_state()
         except BlockingIOError:
@@ -241,7 +241,7 @@ class SpoolQueue:
                 _release(fd)
 
     def head(self) -> SpooledRequest | None:
-        """The oldest request that can be read; None when there is none. Inside ``sending`` only."""
+        """Returns the oldest request that can be read; None when there is none. Inside ``sending`` only."""
         for number in self._numbers() if self._state_fd >= 0 else ():
             with self._passing_over(number):
                 head = self._read(number)
@@ -256,7 +256,7 @@ class SpoolQueue:
             return SpooledRequest(self._memory[0])
 
     def after(self, head: SpooledRequest) -> SpooledRequest | None:
-        """The request behind one on disk; None when there is none. Inside ``sending`` only."""
+        """Returns the request behind one on disk; None when there is none. Inside ``sending`` only."""
         if head.segment < 0:
             return None
         with suppress(OSError):
@@ -266,7 +266,7 @@ class SpoolQueue:
         return None
 
     def remove(self, head: SpooledRequest) -> None:
-        """Remove a request durably, also if this process is killed right now."""
+        """Removes a request durably, also if this process is killed right now."""
         if head.segment < 0:
             with self._guard:
                 if self._memory_sent and self._memory:
@@ -282,7 +282,7 @@ class SpoolQueue:
             self._finished(head.segment)
 
     def reject(self, head: SpooledRequest, reason: str) -> None:
-        """Move a request that will never be accepted to ``spool/rejected/``, with the reason."""
+        """Moves a request that will never be accepted to ``spool/rejected/``, with the reason."""
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
             # Where there is not enough space, the oldest of them go, or this one: that is counted once more.
@@ -299,13 +299,13 @@ class SpoolQueue:
         return None if self.folder is None else self.folder / REJECTED / f"{self._name}.jsonl"
 
     def waiting(self) -> Iterator[bytes]:
-        """Every request that waits on disk and can be read, oldest first. Takes no lock: others may send meanwhile."""
+        """Yields every request that waits on disk and can be read, oldest first. Takes no lock: others may send meanwhile."""
         for number in self._numbers():
             with self._passing_over(number):
                 yield from self._waiting(number)
 
     def close(self) -> None:
-        """Close the files and remove empty ones. Requests in memory are dropped and counted."""
+        """Closes the files and removes empty ones. Requests in memory are dropped and counted."""
         with self._guard:
             while self._memory and self._written(self._memory[0]):
                 self._memory.popleft()
@@ -322,7 +322,7 @@ class SpoolQueue:
                 self.folder.rmdir()  # unless the other signal has something to say
 
     def _take_state(self) -> int:
-        """Descriptor of the offset file, locked; -1 without one. BlockingIOError: another process holds the lock."""
+        """Returns the descriptor of the offset file, locked; -1 without one. BlockingIOError: another process holds the lock."""
         if self.folder is None or not self.folder.is_dir():
             return -1
         while True:
@@ -356,12 +356,12 @@ class SpoolQueue:
         return max((int(found[1]), int(found[2])) if found else (0, 0), self._done)
 
     def _offset(self, number: int, state: int, fd: int) -> int:
-        """Up to where a segment, open as ``fd``, is sent. What is not the end of a line of it is another file's."""
+        """Returns up to where a segment, open as ``fd``, is sent. What is not the end of a line of it is another file's."""
         segment, offset = self._sent_until(state)
         return offset if segment == number and offset and os.pread(fd, 1, offset - 1) == b"\n" else 0
 
     def _read(self, number: int, offset: int | None = None) -> SpooledRequest | None:
-        """The request at an offset of a segment; None: at the first that is not sent."""
+        """Returns the request at an offset of a segment; None: at the first that is not sent."""
         with open_binary(self._segment(number)) as file:
             file.seek(self._offset(number, self._state_fd, file.fileno()) if offset is None else offset)
             line = file.readline(MOST_LINE_BYTES)
@@ -378,7 +378,7 @@ class SpoolQueue:
             return SpooledRequest(beginning, number, file.tell(), problem)
 
     def _finished(self, number: int, *, torn: bool = False) -> bool:
-        """Remove a segment if all of it is sent. Returns whether it was removed.
+        """Removes a segment if all of it is sent. Returns whether it was removed.
 
         ``torn``: it has no further whole line, so that what is left was torn off by a crash.
         """
@@ -400,7 +400,7 @@ class SpoolQueue:
 
     @contextmanager
     def _passing_over(self, number: int) -> Iterator[None]:
-        """A block that reads a segment, and ends where that cannot be read. Read later, what was sent of it may arrive twice."""
+        """Ends the block where a segment cannot be read. Read later, what was sent of it may arrive twice."""
         try:
             yield
         except FileNotFoundError:  # it was dropped meanwhile, for want of space
@@ -435,7 +435,7 @@ def _state(segment: int, offset: int) -> bytes:
 
 
 def _locked(fd: int) -> bool:
-    """Lock a file unless it is locked. Without locks in the file system every call succeeds."""
+    """Locks a file unless it is locked. Without locks in the file system every call succeeds."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -446,7 +446,7 @@ def _locked(fd: int) -> bool:
 
 
 def _unlock(fd: int) -> None:
-    """Unlock a file, also if a forked child has a copy of the descriptor."""
+    """Unlocks a file, also if a forked child has a copy of the descriptor."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -465,12 +465,12 @@ class RejectedRequest(NamedTuple):
 
 
 def parts_of(path: Path) -> list[Path]:
-    """A bounded file and its older half, oldest first."""
+    """Returns a bounded file and its older half, oldest first."""
     return [part for part in (predecessor(path), path) if os.path.lexists(part)]
 
 
 def rejected_in(path: Path) -> list[RejectedRequest]:
-    """The requests of one signal that were rejected, oldest first."""
+    """Returns the requests of one signal that were rejected, oldest first."""
     found = []
     for part in parts_of(path):
         with open_binary(part) as file:
@@ -481,7 +481,7 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
 
 
 def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
-    """Send every request again, with the lock of the queue, and remove those that are accepted; returns the good answers.
+    """Sends every request again, with the lock of the queue, and removes those that are accepted; returns the good answers.
 
     ``send`` returns None as soon as the collector does not respond.
     """

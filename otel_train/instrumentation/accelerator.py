@@ -70,11 +70,11 @@ class DeviceDriver:
         self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
-        """Device that the calling thread uses where it names none; 0 before the program has started the devices."""
+        """Returns the device that the calling thread uses where it names none; 0 before the program has started the devices."""
         return self._current()
 
     def devices(self) -> Sequence[int]:
-        """Devices on which this process has tensors; none before the program has started them. Starts nothing.
+        """Returns the devices on which this process has tensors; none before the program has started them. Starts nothing.
 
         A custom allocator has no statistics: then the devices that the program has started.
         """
@@ -89,20 +89,20 @@ class DeviceDriver:
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 
     def capturing(self) -> bool:
-        """Whether the calling thread's stream is being captured into a graph: its work is not run now."""
+        """Returns whether the calling thread's stream is being captured into a graph: its work is not run now."""
         return self._is_capturing()
 
     def new_event(self, device: int) -> Any:
-        """An event that can be recorded on ``device`` any number of times."""
+        """Returns an event that can be recorded on ``device`` any number of times."""
         del device
         return _kept(self._module.Event(enable_timing=True))
 
     def spare(self, device: int) -> list[Any]:
-        """Unused events of ``device``, to take from and to give back to, of all drivers of this process."""
+        """Returns the unused events of ``device``, to take from and to give back to, of all drivers of this process."""
         return _spare.setdefault((self.device_type, device), [])
 
     def recorder(self, device: int) -> Callable[[Any], None]:
-        """What lets the current stream of ``device`` write its clock into an event when it gets there."""
+        """Returns the function that has the current stream of ``device`` write its clock into an event when it gets there."""
         current_stream = self._module.current_stream
 
         def record(event: Any) -> None:
@@ -111,7 +111,7 @@ class DeviceDriver:
         return record
 
     def stamp(self, device: int) -> Any:
-        """Record an event on an idle stream of high priority, which the device reaches at once.
+        """Records an event on an idle stream of high priority, which the device reaches at once.
 
         It is free again once the next but one has been asked for.
         """
@@ -124,12 +124,12 @@ class DeviceDriver:
         return events[0]
 
     def native(self, device: int) -> NativeDriver | None:
-        """How to read events of ``device`` from C; None if not possible."""
+        """Returns how to read events of ``device`` from C; None if not possible."""
         del device
         return None
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
-        """Queue a copy of a number to pinned memory; what gives it once it has arrived, and None before."""
+        """Queues a copy of a number to pinned memory; returns what gives it once it has arrived, and None before."""
         torch = self._started()
         if self._slots:
             slot, event = self._slots.pop()
@@ -154,28 +154,28 @@ class DeviceDriver:
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """A block in which the calling thread may read events, whatever other threads capture."""
+        """Lets the calling thread read events until the block ends, whatever other threads capture."""
         del device
         yield
 
     def query(self, event: Any) -> bool:
-        """Whether the stream got to ``event``."""
+        """Returns whether the stream got to ``event``."""
         return bool(event.query())
 
     def elapsed_ns(self, begin: Any, end: Any) -> int:
-        """Nanoseconds on the device clock between two events that it got to, to half a microsecond."""
+        """Returns the nanoseconds on the device clock between two events that it got to, to half a microsecond."""
         return round(float(begin.elapsed_time(end)) * 1e6)
 
     def synchronize(self, device: int) -> None:
-        """Wait until ``device`` has done everything."""
+        """Waits until ``device`` has done everything."""
         self._module.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """NVML UUID of every device in use."""
+        """Returns NVML UUID of every device in use."""
         return {}
 
     def memory(self) -> list[DeviceMemory]:
-        """Allocator values of every device in use. Nothing is reset: the peaks belong to the program.
+        """Returns the allocator values of every device in use. Nothing is reset: the peaks belong to the program.
 
         Nothing where the allocator is the program's own.
         """
@@ -187,7 +187,7 @@ class DeviceDriver:
         return [self._memory(device, stats) for device, stats in known if stats is not None]
 
     def taken(self) -> dict[str, int]:
-        """Bytes of every device in use that are taken, also by contexts, libraries and other processes."""
+        """Returns the bytes of every device in use that are taken, also by contexts, libraries and other processes."""
         found: dict[str, int] = {}
         if self._started() is None or not hasattr(self._module, "mem_get_info"):
             return found
@@ -208,7 +208,7 @@ class DeviceDriver:
         )  # fmt: skip
 
     def _memory_of_apple(self) -> list[DeviceMemory]:
-        """Memory of the one Apple device; its allocator has no peaks and no failure counts."""
+        """Returns the memory of the one Apple device; its allocator has no peaks and no failure counts."""
         module = self._module
         allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
         limit = module.recommended_max_memory()
@@ -226,7 +226,7 @@ class DeviceDriver:
         return (self._current(),)
 
     def _started(self) -> Any:
-        """``torch``, once the program has started these devices with it."""
+        """Returns ``torch``, once the program has started these devices with it."""
         if self._torch is None:
             torch = self._find_torch()
             module = getattr(torch, self.device_type, None)  # half imported, it has no answer yet
@@ -283,7 +283,7 @@ class CudaDriver(DeviceDriver):
         self._instance = instance
 
     def recorder(self, device: int) -> Callable[[Any], None]:
-        """Recording on the current stream of ``device``."""
+        """Returns what records an event on the current stream of ``device``."""
         torch = self._torch
         raw_stream = _internal(torch, "_cuda_getCurrentRawStream")
         write = _internal(torch, "_CudaEventBase").record
@@ -298,7 +298,7 @@ class CudaDriver(DeviceDriver):
         return record
 
     def native(self, device: int) -> NativeDriver | None:
-        """The context is torch's own, and lasts as long as the process."""
+        """Returns how to read events from C. The context is torch's own, and lasts as long as the process."""
         library = self._library
         if not all(hasattr(library, name) for name in self._functions):
             return None
@@ -310,7 +310,7 @@ class CudaDriver(DeviceDriver):
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """Relaxed, and on a device that has a context: the service thread must not start one on device 0."""
+        """Exchanges the mode for relaxed, on a device that has a context: the service thread must not start one on device 0."""
         mode = ctypes.c_int(_RELAXED)
         self._exchange(ctypes.byref(mode))
         try:
@@ -333,7 +333,7 @@ class CudaDriver(DeviceDriver):
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
     def _context(self, device: int) -> int:
-        """First argument of driver functions: the current context of ``device``."""
+        """Returns the first argument of driver functions: the current context of ``device``."""
         del device
         context = ctypes.c_void_p()
         self._library.cuCtxGetCurrent(ctypes.byref(context))
@@ -368,7 +368,7 @@ class HipDriver(CudaDriver):
         self._find_library = find_library or _loaded_library
 
     def hardware_ids(self) -> dict[str, str]:
-        """None: NVML does not know these devices."""
+        """Returns none: NVML does not know these devices."""
         return {}
 
     def _context(self, device: int) -> int:
@@ -386,7 +386,7 @@ class HipDriver(CudaDriver):
 
 
 def _loaded_library(name: str) -> str:
-    """Path of a library that this process has loaded: a second copy would be another runtime."""
+    """Returns the path of a library that this process has loaded: a second copy would be another runtime."""
     with suppress(OSError), Path("/proc/self/maps").open() as maps:
         for line in maps:
             path = line.rstrip("\n").partition("/")[2]
@@ -403,7 +403,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _kept(event: Any) -> Any:
-    """An event that is not destroyed before the end of the process.
+    """Keeps an event from being destroyed before the end of the process.
 
     Its destructor calls the driver with the lock let go, on whichever thread drops it last: in a forked child, where it
     must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
@@ -414,5 +414,5 @@ def _kept(event: Any) -> Any:
 
 
 def _internal(torch: Any, name: str) -> Any:
-    """The internal function of ``torch.cuda``: the public one creates objects, which costs time on the training thread."""
+    """Returns an internal function of ``torch.cuda``: the public one creates objects, which costs the training thread time."""
     return getattr(torch._C, name)  # noqa: SLF001 - see above

@@ -180,7 +180,7 @@ class _ThreadCallbacks:
             self._detach()
 
     def _is_own_run(self, source: Instrumented) -> bool:
-        """Whether a stage that begins counts as a run of its own, not as part of an open one."""
+        """Returns whether a stage that begins counts as a run of its own, not as part of an open one."""
         kind, inside = source.kind, {each.source.kind for each in self._open}
         self._backward_seen |= kind is SourceKind.BACKWARD
         return (

@@ -21,7 +21,7 @@ MOST_HELD = 4096
 
 
 def _handler() -> object:
-    """TorchDynamo's callback registry; None if it is not loaded or this torch has none."""
+    """Returns TorchDynamo's callback registry; None if it is not loaded or this torch has none."""
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
@@ -90,7 +90,7 @@ class CompilerProbe(_Compilations):
 
 
 def _compiled_before(about: Any = None) -> bool | None:
-    """Whether this code had been compiled before; None if unknown.
+    """Returns whether this code had been compiled before; None if unknown.
 
     Args:
         about: TorchDynamo's ``CallbackArgs``; None with torch 2.4 to 2.7, which call back for traced frames alone.
@@ -104,7 +104,7 @@ def _compiled_before(about: Any = None) -> bool | None:
 
 
 def _counts_again(compile_id: object) -> bool:
-    """Whether an id of the form "frame/previous compilations" has previous compilations."""
+    """Returns whether an id of the form "frame/previous compilations" has previous compilations."""
     return str(compile_id).rpartition("/")[2] not in ("0", "None")
 
 

@@ -96,11 +96,11 @@ class StepSampling:
         self._random = Random().random  # noqa: S311 - not the program's: it would have other weights
 
     def passed(self) -> None:
-        """A backward or an update is over."""
+        """Records that a backward or an update is over."""
         self._work = _PASSED
 
     def begin(self, does: int) -> bool:
-        """A stage is about to begin. Whether that is the end of a step that is timed, and the next is not."""
+        """Records that a stage is about to begin. Returns whether that ends a timed step, and the next is not timed."""
         self._begun += 1
         ends = bool(self._work) if does == ASKS else does == RUNS and self._work >= self._enough
         last = (ends or self._begun > _LONGEST) and self._next(_NEVER if does == ASKS else _PASSED)
@@ -109,7 +109,7 @@ class StepSampling:
         return last
 
     def choose(self, cost_ns: int, lasted_ns: int, steps: int) -> None:
-        """Let recording cost its share: ``cost_ns`` of all timed steps, when ``steps`` of any kind lasted ``lasted_ns``."""
+        """Lets recording cost its share: ``cost_ns`` of all timed steps, when ``steps`` of any kind lasted ``lasted_ns``."""
         if self.timed >= _KNOWN_BY and steps > 0 and lasted_ns > 0:
             share = cost_ns / self.timed * steps / lasted_ns
             self.one_in = min(_MOST_ONE_IN, max(1, math.ceil(share / WORTH)))
@@ -157,7 +157,7 @@ class _Lane(NamedTuple):
 
 
 def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceTimer:
-    """A timer in the place of ``recorder.edge``, to be made before any probe takes that."""
+    """Returns a timer in the place of ``recorder.edge``, to be made before any probe takes that."""
     timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
     recorder.edge = timer.edge
     with Guard("devices"):
@@ -217,7 +217,7 @@ class DeviceTimer:
         return tuple(lane.device for lane in self._lanes)
 
     def poll(self) -> None:
-        """See which devices are in use. Called by the service thread.
+        """Finds which devices are in use. Called by the service thread.
 
         Raises:
             Exception: the fault of the driver that switched the timer off, once.
@@ -242,12 +242,12 @@ class DeviceTimer:
         return sum(device.ooms or 0 for device in self.memory())
 
     def stop(self) -> None:
-        """Record nothing more. What is recorded can still be taken."""
+        """Records nothing more. What is recorded can still be taken."""
         self._stopped = True
         self._active.clear()
 
     def read(self) -> None:
-        """Let the reader query events, and reuse finished ones. Called on the service thread.
+        """Lets the reader query events, and reuses finished ones. Called on the service thread.
 
         Raises:
             Exception: the fault of the driver that switched the timer off, once.
@@ -265,12 +265,12 @@ class DeviceTimer:
         self._use_again(read - 1)  # from the events of the last the next is counted
 
     def take_steps(self) -> tuple[int, int]:
-        """Steps since the last call in which a device was in use, and how many of them were timed."""
+        """Returns the steps since the last call in which a device was in use, and how many of them were timed."""
         before, self._reported = self._reported, (self.steps.number, self.steps.timed)
         return self._reported[0] - before[0], self._reported[1] - before[1]
 
     def close(self) -> None:
-        """Read no more, and let go of the memory."""
+        """Reads no more, and lets go of the memory."""
         self.stop()
         reader, self._reader = self._reader, None
         if reader is not None and reader.close():
@@ -305,7 +305,7 @@ class DeviceTimer:
         return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
     def _recording_edge(self, ring_edge: Edge) -> Edge:
-        """Make the function called for each event; only events of sampled steps cost more than a table lookup."""
+        """Makes the function called for each event; only events of sampled steps cost more than a table lookup."""
         lanes, table, learn, record = self._active, self._table, self._learn, self._event_recorder()
         owner = get_ident()
         steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
@@ -339,7 +339,7 @@ class DeviceTimer:
         return edge
 
     def _event_recorder(self) -> Callable[[int, int], None]:
-        """Make the function that records an event on every device."""
+        """Makes the function that records an event on every device."""
         lanes, clock, append = self._active, self._clock, self._recorded.append
         capturing = self._driver.capturing
 
@@ -435,12 +435,12 @@ class PythonReader:
         self._missed_ns = self._read = 0
 
     def push(self, host_ns: int, code: int, step: int, events: list[Any]) -> bool:
-        """Queue an edge: see ``Record``. Called by the training thread. Whether there was space."""
+        """Queues an edge: see ``Record``. Called by the training thread. Returns whether there was space."""
         self._entries.append((host_ns, code, step, events))
         return True
 
     def read(self) -> int:
-        """Query events and write finished ones. Returns the total number of finished events.
+        """Queries events and writes finished ones. Returns the total number of finished events.
 
         At the first edge that a device has not got to, the rest is left for a later call.
 
@@ -458,7 +458,7 @@ class PythonReader:
         return self._read
 
     def close(self) -> bool:
-        """Read no more. Whether events and memory are free now."""
+        """Reads no more. Returns whether events and memory are free now."""
         self._entries.clear()
         return True
 
@@ -572,7 +572,7 @@ class NativeReader:
 def reader_of(
     driver: DeviceDriver, device: int, words: memoryview, clock: Clock
 ) -> PythonReader | NativeReader:
-    """The reader for events of ``device``: in C if extension and driver support it."""
+    """Returns the reader for events of ``device``: in C if extension and driver support it."""
     native = driver.native(device) if hasattr(EXTENSION, "start_events") else None
     if native is not None:
         with suppress(RuntimeError, OSError):

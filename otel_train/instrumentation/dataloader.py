@@ -52,7 +52,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 
 def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
-    """Bytes of the arrays in a batch: every ``nbytes`` in mappings, sequences and dataclasses.
+    """Returns the bytes of the arrays in a batch: every ``nbytes`` in mappings, sequences and dataclasses.
 
     Returns:
         None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
@@ -99,7 +99,7 @@ class BatchBytes:
         self._least = self._most = self._sum = self._number = 0
 
     def add(self, nbytes: int | None) -> None:
-        """One batch has been weighed."""
+        """Adds the weight of one batch."""
         if nbytes is None:
             self.hopeless = True
             return
@@ -114,7 +114,7 @@ class BatchBytes:
         return self._sum / self._number if self._number else None
 
     def row(self) -> dict[str, float] | None:
-        """For the summary; None when none was weighed."""
+        """Returns the row for the summary; None when none was weighed."""
         mean = self.mean
         if mean is None:
             return None
@@ -129,7 +129,7 @@ _WIDEST = 4
 
 
 def size_of_batches(first: Any, batch_size: int | None) -> Size:
-    """The reader that suits batches shaped like ``first``.
+    """Returns the reader that suits batches shaped like ``first``.
 
     A candidate is the leading dimension of an array, or the length of a sequence. Among them the first that
     equals ``batch_size`` wins, else the first array, else the first sequence of plain values.
@@ -143,7 +143,7 @@ def size_of_batches(first: Any, batch_size: int | None) -> Size:
 
 
 def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int, bool]]:
-    """(path, samples, is it an array's leading dimension), outermost first for equal kinds."""
+    """Yields (path, samples, is it an array's leading dimension), outermost first for equal kinds."""
     shape = getattr(item, "shape", None)
     if shape is not None:
         if len(shape):
@@ -285,29 +285,29 @@ class LoaderProbe:
         return len(self._running) > 0
 
     def begins(self, iterator: Any) -> None:
-        """A pass begins."""
+        """Records that a pass begins."""
         self.awaited = False
         self.began_ns = perf_counter_ns()
         self._running.add(iterator)
 
     def ends(self, iterator: Any) -> None:
-        """Record the end of a pass."""
+        """Records the end of a pass."""
         self._running.discard(iterator)
 
     def next_pass(self) -> int:
-        """The event word that begins ``next`` of a new pass."""
+        """Returns the event word that begins ``next`` of a new pass."""
         return self.ask | next(_passes) << PAYLOAD_SHIFT
 
     def pass_end(self, ask: int) -> int:
-        """The event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
+        """Returns the event word that ends a pass whose iterator is deleted. ``ask``: the word that began its ``next``."""
         return self.gone | ask >> PAYLOAD_SHIFT << PAYLOAD_SHIFT
 
     def payload(self, batch: Any) -> int:
-        """The event word that ends ``next`` with ``batch``."""
+        """Returns the event word that ends ``next`` with ``batch``."""
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
     def stopped(self, given: int, promised: int | None) -> int:
-        """The event word that ends ``next`` by StopIteration.
+        """Returns the event word that ends ``next`` by StopIteration.
 
         Args:
             given: batches of this pass.
@@ -319,14 +319,14 @@ class LoaderProbe:
         return self.stop | ending << PAYLOAD_SHIFT
 
     def raised(self, iterator: Any, error: BaseException) -> int:
-        """The event word that ends ``next`` of torch's ``iterator`` without a batch."""
+        """Returns the event word that ends ``next`` of torch's ``iterator`` without a batch."""
         if isinstance(error, StopIteration):
             self.ends(iterator)
             return self.stopped(*_given(iterator))
         return self.failed(error)
 
     def failed(self, error: BaseException) -> int:
-        """The event word that ends ``next`` by an exception. Ctrl-C is no fault of the loader."""
+        """Returns the event word that ends ``next`` by an exception. Ctrl-C is no fault of the loader."""
         if not isinstance(error, Exception):
             return self.fail
         self.failures[type(error).__name__] += 1
@@ -334,17 +334,17 @@ class LoaderProbe:
         return self.fail | Ending.ERROR << PAYLOAD_SHIFT
 
     def batch_hook(self, ask_inner: Callable[[Any], Any]) -> Any:
-        """The function that ``__next__`` in C calls for an iterator whose class has ``ask_inner`` as ``__next__``."""
+        """Returns the function that ``__next__`` in C calls for an iterator whose class has ``ask_inner`` as ``__next__``."""
         state = (self.edge, ask_inner, self, vars(self), ring_buffer.packed(self.got))
         return ring_buffer.EXTENSION.hook("batch", state)
 
     def weigh_next(self) -> None:
-        """Measure the bytes of the next batch; called now and then, because it costs microseconds."""
+        """Measures the bytes of the next batch; called now and then, because it costs microseconds."""
         if not self.weights.hopeless:
             self.size = self._weigh
 
     def inherit(self, before: LoaderProbe) -> None:
-        """Continue the counts of a loader of the same name, as in folds and sweeps."""
+        """Continues the counts of a loader of the same name, as in folds and sweeps."""
         self.token_count, self.failures = before.token_count, before.failures
         self.weights, self.pools = before.weights, before.pools
 
@@ -399,7 +399,7 @@ class MadeLoaders:
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def add(self, loader: Any) -> None:
-        """A DataLoader is made."""
+        """Records when a DataLoader is made."""
         key = id(loader)
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -409,7 +409,7 @@ class MadeLoaders:
         self._made[key] = (weakref.ref(loader, forget), perf_counter_ns())
 
     def at_ns(self, loader: Any) -> int:
-        """When a DataLoader was made; 0 where that was not recorded."""
+        """Returns when a DataLoader was made; 0 where that was not recorded."""
         made = self._made.get(id(loader))
         return made[1] if made is not None and made[0]() is loader else 0
 
@@ -435,7 +435,7 @@ class DataLoaderPatch:
         self._undo.append(replace(dataloader.DataLoader, "__init__", self._making))
 
     def adopt(self, iterator: Any, loader: Any) -> None:
-        """Time an iterator that exists already, such as one with persistent workers."""
+        """Times an iterator that exists already, such as one with persistent workers."""
         probe = self._probe_for(loader)
         if probe is None or PROBE in iterator.__dict__:
             return
@@ -459,7 +459,7 @@ class DataLoaderPatch:
         probe.begins(iterator)
 
     def remove(self) -> None:
-        """Give every living iterator its own class back, then undo the wraps."""
+        """Gives every living iterator its own class back, then undoes the wraps."""
         for iterator in list(self._adopted):
             iterator.__class__ = type(iterator).__mro__[1]
             for name in (PROBE, ASK, NEXT, POOL, _FRESH, OWNER):
@@ -555,7 +555,7 @@ def _timed_subclass(cls: Any) -> type:
 
 
 def _disposing(cls: Any) -> Callable[[Any], None]:
-    """A ``__del__`` that ends the pass and calls that of the class."""
+    """Returns a ``__del__`` that ends the pass and calls that of the class."""
     dispose_inner = getattr(cls, "__del__", None)
 
     def __del__(self: Any) -> None:  # noqa: N807  # in its place
@@ -567,7 +567,7 @@ def _disposing(cls: Any) -> Callable[[Any], None]:
 
 
 def end_pass(attributes: dict[str, Any]) -> None:
-    """An iterator is disposed of: its pass ends in the thread that made it. ``attributes``: those of the iterator."""
+    """Ends the pass of an iterator that is disposed of, in the thread that made it. ``attributes``: those of the iterator."""
     probe, ask = attributes.get(PROBE), attributes.get(ASK)
     if probe is None or ask is None or get_ident() != attributes.get(OWNER):
         return
@@ -578,7 +578,7 @@ def end_pass(attributes: dict[str, Any]) -> None:
 
 
 def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
-    """Batches that an iterator has returned, and how many it had announced; None if it had not.
+    """Returns the batches that an iterator has returned, and how many it had announced; None if it had not.
 
     ``len()`` of an iterable-style loader is not asked for, because it has side effects: only what the program
     asked for itself is a promise. Each worker may drop, or give, a last batch that is not full.
@@ -624,7 +624,7 @@ class LoaderState(FastNamedTuple):
 
 
 def loader_state(probe: LoaderProbe) -> LoaderState | None:
-    """Read the state of a loader's workers; None if it has none now."""
+    """Reads the state of a loader's workers; returns None if it has none now."""
     pids: list[int] = []
     ends: list[str | None] = []
     queued: int | None = 0
@@ -646,7 +646,7 @@ def loader_state(probe: LoaderProbe) -> LoaderState | None:
 
 
 def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
-    """Batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
+    """Returns the batches that wait in shared memory, and in pinned memory; None if the platform does not tell."""
     try:
         tasks, queue = _TASKS_AND_QUEUE(iterator)
         # Those that came before their turn lie in the parent already.
@@ -815,7 +815,7 @@ def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int,
 
 
 def _promised(iterable: Any) -> int | None:  # Any: the user's own
-    """Length of an iterator, if it has one."""
+    """Returns the length of an iterator, if it has one."""
     try:
         return len(iterable)
     except Exception:  # noqa: BLE001  # the user's __len__ may raise anything

@@ -222,12 +222,12 @@ def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing'
 
 
 def _status_comes_later(process: Any) -> bool:  # Any: as above
-    """Whether its parent is a fork server, which reports the status when torch asks for it."""
+    """Returns whether its parent is a fork server, which reports the status when torch asks for it."""
     return getattr(getattr(process, "_popen", None), "method", "") == "forkserver"
 
 
 def _status_of(pid: int) -> int | None:
-    """Exit status of a child, negative for a signal; None if it runs or is not a child of this process."""
+    """Returns the exit status of a child, negative for a signal; None if it runs or is not a child of this process."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, AttributeError):  # already reaped, or no waitid on this system

@@ -43,11 +43,11 @@ class _Place(NamedTuple):
     depth: int
 
     def inside(self, share: float) -> _Place:
-        """The position of one item; ``share`` of the items are inspected."""
+        """Returns the position of one item; ``share`` of the items are inspected."""
         return self if share == 1 else _Place(self, self.stands_for / share, self.depth + 1)
 
     def common(self, other: _Place) -> _Place:
-        """The innermost position that encloses both."""
+        """Returns the innermost position that encloses both."""
         one: _Place = self
         while one is not other:
             if one.within is not None and one.depth >= other.depth:
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 
 
 def dataset_bytes(datasets: Iterable[Any]) -> int:
-    """Bytes that these datasets hold in this process; shared objects count once.
+    """Returns the bytes that these datasets hold in this process; shared objects count once.
 
     Arrays, tensors, texts, containers and the attributes of objects are followed. Of long containers a sample is
     looked at. What is mapped from a file, or lies on a device, is not counted. No code of the objects is run and
@@ -162,5 +162,5 @@ def _first(items: Iterable[Any], length: int, place: _Place, most: int) -> Itera
 
 
 def _is_model(kind: type) -> bool:
-    """Whether it is a network, which is no data."""
+    """Returns whether it is a network, which is no data."""
     return any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)

@@ -117,7 +117,7 @@ class ValueQueue:
             yield entry
 
     def reported(self) -> None:
-        """The agent has what has been drained."""
+        """Records that the agent has what has been drained."""
         self._pending.report(self._drained)
 
     def _hold(self, entry: Value | UserEvent, kind: int, value: float, text: str) -> None:
@@ -128,7 +128,7 @@ class ValueQueue:
 
 
 def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
-    """Numbers and events that a dead process had logged and not reported."""
+    """Returns the numbers and events that a dead process had logged and not reported."""
     found: list[Value | UserEvent] = []
     for entry in unreported(memory):
         at_ns = entry.numbers[0]
@@ -190,7 +190,7 @@ class CacheSizes:
         self._faults_before = 0
 
     def add(self, name: str, size: Callable[[], int]) -> Handle:
-        """Call ``size`` from now on; replaces a cache of the same name.
+        """Calls ``size`` from now on; replaces a cache of the same name.
 
         Raises:
             ConfigError: it cannot be called, or has no name.
@@ -203,7 +203,7 @@ class CacheSizes:
         return Handle(lambda: self._forget(name) if self._caches.get(name) is mine else None)
 
     def read(self) -> dict[str, int]:
-        """Bytes by name. A function that raises is absent, and after three faults not called again."""
+        """Returns the bytes by name. A function that raises is absent, and after three faults not called again."""
         found = {}
         for name, cache in list(self._caches.items()):
             if not cache.guard.closed:
@@ -222,7 +222,7 @@ class CacheSizes:
 
 
 def _bytes(said: object) -> int:
-    """Check that a value is a number of bytes.
+    """Checks that a value is a number of bytes.
 
     Raises:
         ValueError: it is none.

@@ -157,7 +157,7 @@ class InstrumentationManager:
         return self._driver is not None
 
     def _check_imports(self) -> None:
-        """A pass begins: check for newly imported trackers and compilers, and for a process group."""
+        """Checks, when a pass begins, for newly imported trackers and compilers, and for a process group."""
         surroundings = len(sys.modules), self._job()
         if surroundings != self._surroundings:
             self._surroundings = surroundings
@@ -234,12 +234,12 @@ APPLE_UNTIMED = (
 
 
 def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
-    """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
+    """Returns the driver of this machine's accelerator; None where it has none that torch can use. Starts nothing."""
     return cuda_driver(environ) or hip_driver(environ) or torch_driver()
 
 
 def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES) -> CudaDriver | None:
-    """The driver for NVIDIA's devices, or None on a machine where CUDA cannot be used.
+    """Returns the driver for NVIDIA's devices, or None on a machine where CUDA cannot be used.
 
     Args:
         environ: the process environment.
@@ -262,7 +262,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES
 
 
 def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver | None:
-    """The driver for AMD's devices, or None on a machine without any.
+    """Returns the driver for AMD's devices, or None on a machine without any.
 
     Args:
         environ: the process environment.
@@ -282,7 +282,7 @@ def torch_driver(
     displays: str = _DISPLAYS,
     find_torch: Callable[[], Any] = lambda: imported("torch"),
 ) -> DeviceDriver | None:
-    """The driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
+    """Returns the driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
 
     Args:
         machine: system and architecture, as ``os.uname`` names them.
@@ -306,7 +306,7 @@ def torch_driver(
 
 
 def instance_of(environ: Mapping[str, str]) -> str:
-    """The part of a device that the program may use; "" where it has whole ones, or none is set."""
+    """Returns the part of a device that the program may use; "" where it has whole ones, or none is set."""
     first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return first if first.startswith("MIG-") else ""
 
@@ -331,15 +331,15 @@ class NoDevices:
         return steps
 
     def memory(self) -> list[DeviceMemory]:
-        """None."""
+        """Returns none."""
         return []
 
     def taken(self) -> dict[str, Any]:
-        """None."""
+        """Returns none."""
         return {}
 
     hardware_ids = copied_to_host = taken
 
     def ooms(self) -> int:
-        """None."""
+        """Returns none."""
         return 0

@@ -42,7 +42,7 @@ _NO_FORWARD = ("Loss", "Criterion", "Metric")
 
 
 def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]) -> list[torch.nn.Module]:
-    """Modules below ``model`` that a program may call directly: encoder, head, the model inside a wrapper.
+    """Returns the modules below ``model`` that a program may call directly: encoder, head, the model inside a wrapper.
 
     They are its children and grandchildren that have parameters and are no loss or metric. A wrapper (no parameters of
     its own, one child) counts for no level, nor does a container without a forward (``ModuleList``), whose members
@@ -69,7 +69,7 @@ class _Found:
         self._taken = taken
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Add what ``model`` wraps, and what that wraps; the innermost."""
+        """Adds what ``model`` wraps, and what that wraps; returns the innermost."""
         while True:
             inside = self._new(_children(model))
             if (
@@ -83,7 +83,7 @@ class _Found:
             model = inside[0]
 
     def add_children(self, model: torch.nn.Module) -> list[torch.nn.Module]:
-        """Add the children of ``model``, then the members of its containers; the children that are parts."""
+        """Adds the children of ``model``, then the members of its containers; returns the children that are parts."""
         inside = self._new(_children(model))
         direct = [child for child in inside if _is_called(child)]
         added = direct if self._add(direct) else []
@@ -107,7 +107,7 @@ class _Found:
 
 
 def _children(model: Any) -> Iterator[Any]:  # Any: a module, of whatever class
-    """Child modules, without calling ``children()``, which a class may override; none of a scripted module."""
+    """Yields child modules, without calling ``children()``, which a class may override; none of a scripted module."""
     if hasattr(type(model), "original_name"):
         return
     yield from (child for child in model.__dict__.get("_modules", {}).values() if child is not None)
@@ -126,7 +126,7 @@ def _own_parameters(model: Any) -> Iterator[object]:  # Any: as above
 
 
 def _is_recorded(model: torch.nn.Module) -> bool:
-    """Whether it has parameters, and neither its class nor a base class is named as a loss or metric."""
+    """Returns whether it has parameters, and neither its class nor a base class is named as a loss or metric."""
     if any(kind.__name__.endswith(_NO_FORWARD) for kind in type(model).__mro__):
         return False
     import torch
@@ -135,7 +135,7 @@ def _is_recorded(model: torch.nn.Module) -> bool:
 
 
 def _is_called(model: torch.nn.Module) -> bool:
-    """Whether its class has a forward."""
+    """Returns whether its class has a forward."""
     import torch
 
     return getattr(type(model), "forward", None) is not torch.nn.Module.forward
@@ -167,7 +167,7 @@ _INSTALLED = (_STANDARD, "site-packages", "dist-packages")
 
 
 def no_open_forward() -> Any:  # Any: a list of one number; memory of one word where hooks in C read it
-    """The thread in which an instrumented forward is open, or 0."""
+    """Returns the thread in which an instrumented forward is open, or 0."""
     return [0] if ring_buffer.EXTENSION is None else bytearray(8)
 
 
@@ -196,11 +196,11 @@ class ModuleProbe:
         self.attach_parts()
 
     def attach(self) -> None:
-        """Take the slot, also after ``Module.compile()`` has overwritten it."""
+        """Takes the slot, also after ``Module.compile()`` has overwritten it."""
         self._slot.attach()
 
     def attach_parts(self) -> None:
-        """The same for the parts that the model has now; a head that has been replaced is none any more."""
+        """Does the same for the parts that the model has now; a head that has been replaced is none any more."""
         model = self.model()
         if model is None:
             self.remove()  # another model may have its parts
@@ -219,7 +219,7 @@ class ModuleProbe:
         self._parts = slots
 
     def remove(self) -> None:
-        """Give the slots back. A wrapper that other code put over ours stays: ours passes calls through."""
+        """Gives the slots back. A wrapper that other code put over ours stays: ours passes calls through."""
         for slot in (self._slot, *self._parts):
             slot.remove()
         self._parts = []
@@ -248,7 +248,7 @@ class _Slot:
         self.attach()
 
     def attach(self) -> None:
-        """Take it, unless it is taken."""
+        """Takes it, unless it is taken."""
         model = self.model()
         if model is None:
             return
@@ -263,7 +263,7 @@ class _Slot:
         model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
-        """Give it back, unless other code has put something over ours."""
+        """Gives it back, unless other code has put something over ours."""
         model = self.model()
         if model is None or model.__dict__.get(SLOT) is not self._wrapper:
             return
@@ -295,7 +295,7 @@ class _Bound:
 
 
 def _holder(module: torch.nn.Module) -> _Slot | None:
-    """The slot whose wrapper ``module`` has; None if it has none of otel_train's."""
+    """Returns the slot whose wrapper ``module`` has; None if it has none of otel_train's."""
     present = module.__dict__.get(SLOT)
     return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
 
@@ -305,7 +305,7 @@ def _is_ours(present: Any) -> bool:  # Any: what a slot holds
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
-    """The stage in which the models wait for other ranks, from their classes; "" if unknown."""
+    """Returns the stage in which the models wait for other ranks, from their classes; "" if unknown."""
     names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
     if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
         return "forward"
@@ -345,7 +345,7 @@ class ModulePatch:
         self._hide_from_scripting()
 
     def remove(self) -> None:
-        """Put the methods back, unless other code has wrapped ours."""
+        """Puts the methods back, unless other code has wrapped ours."""
         for undo in self._undo:
             undo()
 
@@ -379,7 +379,7 @@ class ModulePatch:
 
 
 def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
-    """Modules that were compiled before the session began, within reach of the program around ``frame``.
+    """Returns the modules that were compiled before the session began, within reach of the program around ``frame``.
 
     That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
     holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
@@ -393,7 +393,7 @@ def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
 
 
 def _may_have_compiled() -> bool:
-    """Whether ``torch.compile`` or ``Module.compile`` was called, or that is not known.
+    """Returns whether ``torch.compile`` or ``Module.compile`` was called, or that is not known.
 
     Both call ``get_compiler_fn``, which imports a module that nothing else imports (looked at in torch 2.15). Where its code
     does not name that module, torch has changed, and it is not known.
@@ -410,7 +410,7 @@ _IMPORTED_TO_COMPILE = "repro.after_dynamo"
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether ``torch.compile`` has made it, or it has compiled itself."""
+    """Returns whether ``torch.compile`` has made it, or it has compiled itself."""
     kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     present = model.__dict__.get(SLOT)
     return type(model) is kind or (present is not None and not _is_ours(present))
@@ -453,7 +453,7 @@ def _held_by(thing: Any) -> Sequence[Any]:
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
-    """Whether calling ``outer`` calls ``model``: it contains it and has no other parameters.
+    """Returns whether calling ``outer`` calls ``model``: it contains it and has no other parameters.
 
     So do ``DistributedDataParallel`` and its kin; a larger model of which ``model`` is a part does not.
     """
@@ -525,7 +525,7 @@ def _timed_in_c(
     *,
     task_of_backward: Callable[[], int] | None = None,
 ) -> Callable[..., Any]:
-    """The wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
+    """Returns the wrapper in C; what a compiler traces stays Python. For a part, ``task_of_backward`` is given."""
     import torch
 
     source = probe.source
@@ -553,7 +553,7 @@ def _timed_in_c(
 
 
 def _compiler() -> tuple[Callable[[], bool], Any]:
-    """The object whose ``_is_compiling_flag``, or function that, is true while a compiler traces or exports.
+    """Returns the object whose ``_is_compiling_flag``, or function that, is true while a compiler traces or exports.
 
     ``torch.compiler.is_compiling`` asks for both, and for more: it takes 0.1 µs longer.
     """
@@ -566,7 +566,7 @@ def _compiler() -> tuple[Callable[[], bool], Any]:
 
 
 def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The functions that make the wrapper of a root and of a part."""
+    """Returns the functions that make the wrapper of a root and of a part."""
     import torch
 
     if ring_buffer.EXTENSION is None:
@@ -576,7 +576,7 @@ def _wrappers() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def codes_of_wrappers() -> list[CodeType]:
-    """Code objects that a compiler must not trace."""
+    """Returns the code objects that a compiler must not trace."""
     return [
         constant
         for make in (_timed, _timed_part, _timed_in_c)
@@ -586,7 +586,7 @@ def codes_of_wrappers() -> list[CodeType]:
 
 
 def kind_of_device(model: Any) -> str:
-    """Kind of the device that the first parameter is on, as torch calls it; "" where there is none.
+    """Returns the kind of the device that the first parameter is on, as torch calls it; "" where there is none.
 
     Read past properties and methods: no code of the program's is run for it.
     """

@@ -153,7 +153,7 @@ def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # 
 
 
 def _running_stage(trainer: Any) -> str:
-    """The stage that Lightning's Trainer runs now."""
+    """Returns the stage that Lightning's Trainer runs now."""
     flags = (
         ("sanity_checking", "val"), ("training", "train"), ("validating", "val"), ("testing", "test"),
         ("predicting", "predict"),
@@ -354,7 +354,7 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
 
 
 def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Whether a function only forwards a loader, as a decorator does in ``args``."""
+    """Returns whether a function only forwards a loader, as a decorator does in ``args``."""
     for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
         if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
@@ -363,7 +363,7 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
 
 
 def _passing_on(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
-    """The loader whose ``__iter__`` runs in this frame, if it wraps ours."""
+    """Returns the loader whose ``__iter__`` runs in this frame, if it wraps ours."""
     mine = variables.get("self")
     attributes = getattr(mine, "__dict__", {})
     if frame.f_code.co_name != "__iter__" or not any(_is_any(value, held) for value in attributes.values()):

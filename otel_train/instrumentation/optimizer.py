@@ -86,7 +86,7 @@ def _timed(
 
 
 def in_backward() -> bool:
-    """Whether the calling thread runs a node of autograd's graph right now."""
+    """Returns whether the calling thread runs a node of autograd's graph right now."""
     engine: Any = sys.modules.get("torch._C")
     return engine is not None and engine._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask
 
@@ -119,7 +119,7 @@ class ScaledUpdates:
         self._fault: Exception | None = None
 
     def note(self, scaler: Any, optimizer: Any) -> None:
-        """An optimizer has updated under a scaler. Called by the training thread; a fault waits for ``take``."""
+        """Records an update under a scaler. Called by the training thread; a fault waits for ``take``."""
         try:
             self._note(scaler, optimizer)
         except Exception as fault:  # noqa: BLE001 - a scaler of another make must not reach training
@@ -127,7 +127,7 @@ class ScaledUpdates:
             self._changed()
 
     def take(self) -> Outcomes:
-        """What has become known since the last call; in order, and nothing behind what is not. Called by the service thread.
+        """Returns what has become known since the last call, in order, and nothing behind what is not. For the service thread.
 
         Raises:
             Exception: the fault that ``note`` met, once.
@@ -251,7 +251,7 @@ class OptimizerProbe:
         return tuple(hook.__code__ for hook in self._hooks_made if hasattr(hook, "__code__"))
 
     def remove(self) -> None:
-        """Take the hooks out."""
+        """Takes the hooks out."""
         for handle in self._handles:
             handle.remove()
         self._scaler.remove()
@@ -274,7 +274,7 @@ class OptimizerProbe:
         return before, after
 
     def _register(self, optimizer: torch.optim.Optimizer) -> Any:
-        """First step of an optimizer: give it a bounded name, and remove it when it is deleted."""
+        """Gives an optimizer a bounded name at its first step, and removes it when it is deleted."""
         key, kind = id(optimizer), type(optimizer).__name__
         count = self._names[kind] = self._names.get(kind, 0) + 1
         name = kind if count == 1 else f"{kind}_{min(count, _MOST_OF_A_KIND)}"

@@ -237,7 +237,7 @@ class ProbeRegistry:
             return probe
 
     def _place(self, loader: Any) -> CallSite:  # Any: a DataLoader
-        """Where a loader without a given name is iterated, and its name there, else the class of its dataset."""
+        """Returns where a loader without a given name is iterated, and its name there, else the class of its dataset."""
         place = CallSite("", None)
         if not self._naming.closed:
             with self._naming:
@@ -269,7 +269,7 @@ class ProbeRegistry:
         return probe
 
     def _is_released(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
-        """Whether the holder of a name is no longer in use: deleted, or ``loader`` was created after its last pass began.
+        """Returns whether the holder of a name is no longer in use: deleted, or ``loader`` was created after its last pass began.
 
         Two loaders that both existed before the first of them was iterated are distinct, also if they alternate. Loaders
         created before instrumentation count as created at the start; those of classes other than DataLoader as created now.
@@ -309,7 +309,7 @@ def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
-    """The loader that a wrapper such as accelerate's iterates."""
+    """Returns the loader that a wrapper such as accelerate's iterates."""
     if _is_data_loader(loader):
         from torch.utils.data import DataLoader
 

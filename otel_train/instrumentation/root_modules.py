@@ -150,7 +150,7 @@ _finders: list[RootFinder] = []
 
 
 def _is_being_tried() -> bool:
-    """Whether a module's constructor makes this call, to infer a shape."""
+    """Returns whether a module's constructor makes this call, to infer a shape."""
     frame: Any = inspect.currentframe()
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:
@@ -237,5 +237,5 @@ class FoundModels:
 
 
 def _parts(model: torch.nn.Module) -> set[int]:
-    """Ids of a module and all its submodules."""
+    """Returns the ids of a module and all its submodules."""
     return {id(module) for module in torch.nn.Module.modules(model)}

@@ -75,7 +75,7 @@ class Timers:
         recorder.when_silenced.append(self._fall_silent)
 
     def begin(self, name: str) -> Token:
-        """An operation begins; what to end it with.
+        """Begins an operation; returns what to end it with.
 
         Raises:
             ConfigError: ``name`` is no name.
@@ -89,7 +89,7 @@ class Timers:
         return Token(name, source, self._clock(), self)
 
     def end(self, token: object) -> None:
-        """End an operation. One that has ended, or is of another session, is logged, counted and ignored.
+        """Ends an operation. One that has ended, or is of another session, is logged, counted and ignored.
 
         Raises:
             ConfigError: it is no token.
@@ -111,7 +111,7 @@ class Timers:
             self._refuse(token.name, "it has ended before" if again else "it was begun in another session")
 
     def take(self) -> np.ndarray:
-        """What has ended since the last call: int64[n, 3], operation, when it began, when it ended."""
+        """Returns what has ended since the last call: int64[n, 3], operation, when it began, when it ended."""
         parts = [_NONE]
         while self._ended:
             waiting = range(min(len(self._ended), _AT_ONCE))
@@ -121,7 +121,7 @@ class Timers:
         return np.concatenate(parts)
 
     def reported(self) -> None:
-        """The agent has what has been taken."""
+        """Records that the agent has what has been taken."""
         self._pending.report(self._taken)
 
     @property
@@ -130,7 +130,7 @@ class Timers:
         return sum(guard.faults for guard in list(self._guards.values()))
 
     def _register(self, name: object) -> int:
-        """First use of a name: its number."""
+        """Gives a name its number at its first use."""
         checked = text("begin({})", name, 'Name the operation: begin("load")')
         number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)
         return number

@@ -67,7 +67,7 @@ class SharedRows:
 
 
 def _memory_file(size_bytes: int) -> int:
-    """An open unnamed file with allocated blocks: touching an unallocated block could kill a process."""
+    """Returns an open unnamed file with allocated blocks: touching an unallocated block could kill a process."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("otel_train")
     else:

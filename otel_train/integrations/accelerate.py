@@ -44,7 +44,7 @@ class OtelTrainTracker(_Tracker):
         return api.current()
 
     def start(self) -> None:
-        """Open the session, or join it."""
+        """Opens the session, or joins it."""
         self._shared.join()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:

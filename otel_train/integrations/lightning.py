@@ -124,10 +124,10 @@ class _TrainerCallback(_Callback):
     # -- what differs ------------------------------------------------------------------------------
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
-        """Hook for subclasses."""
+        """Does nothing; subclasses override it."""
 
     def _epoch_ends(self) -> None:
-        """Hook for subclasses."""
+        """Does nothing; subclasses override it."""
 
     def _leave(self, error: BaseException | None) -> None:
         self._undo()
@@ -270,7 +270,7 @@ def _enabled_in(trainer: Any) -> list[_TrainerCallback]:
 
 
 def _started_by_launcher(trainer: Any) -> bool:
-    """Whether an external launcher started the ranks, which then have a common run id."""
+    """Returns whether an external launcher started the ranks, which then have a common run id."""
     # Only in the first process started by Lightning; in the others this environment reports an external launcher.
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return type(environment).__name__ != "LightningEnvironment"

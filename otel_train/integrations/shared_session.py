@@ -92,7 +92,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved(given: Mapping[str, Any]) -> ResolvedConfig:
-    """Resolve the settings of a session with these keywords."""
+    """Resolves the settings of a session with these keywords."""
     sources = {name: given[name] for name in ("config", "config_file") if name in given}
     rest = {name: value for name, value in given.items() if name not in sources}
     return resolve(sources.get("config"), split_settings(rest)[0], config_file=sources.get("config_file"))

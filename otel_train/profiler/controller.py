@@ -39,7 +39,7 @@ class LoopState(NamedTuple):
     final_ns: int  # steps before this instant have their numbers
 
     def near(self, plan: CaptureRequest) -> bool:
-        """Whether the requested steps are so near that the step scheduler should wait for them."""
+        """Returns whether the requested steps are so near that the step scheduler should wait for them."""
         ahead = plan.at_step - plan.warmup - self.step
         return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
 
@@ -256,7 +256,7 @@ class CaptureController:
         self._done(capture)
 
     def _metadata(self, recorded: Recorded, steps: tuple[int, int], epoch: int) -> dict[str, Any]:
-        """The metadata; file, size and problems of writing are added with the file, findings by the analysis."""
+        """Returns the metadata; file, size and problems of writing are added with the file, findings by the analysis."""
         plan, unix_ns = recorded.plan, self._training.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
@@ -277,7 +277,7 @@ class _Job(NamedTuple):
 
 
 def _presumed(sources: Sequence[Instrumented]) -> StepRule:
-    """The step rule to use before any step has closed."""
+    """Returns the step rule to use before any step has closed."""
     return StepRule(SourceKind.OPTIMIZER, asks=any(source.kind is SourceKind.DATA for source in sources))
 
 
@@ -289,7 +289,7 @@ def _problem(recorded: Recorded) -> str:
 
 
 def _error(recorded: Recorded, write_error: str) -> str:
-    """The problem as one word of a closed set."""
+    """Returns the problem as one word of a closed set."""
     if write_error:
         return "size" if write_error.startswith("too large") else "disk"
     if not recorded.begun_ns:

@@ -145,6 +145,6 @@ class FlopCount:
 
 
 def _dynamo_has_run() -> bool:
-    """Whether TorchDynamo has compiled anything in this process. Imports nothing."""
+    """Returns whether TorchDynamo has compiled anything in this process. Imports nothing."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters and counters["frames"]["total"])

@@ -133,7 +133,7 @@ class Schedule:
             self._made += 1
 
     def _next(self, step: int) -> int:
-        """The next multiple not yet requested: a number that every rank computes by itself."""
+        """Returns the next multiple not yet requested: a number that every rank computes by itself."""
         least = max(step + self._plan.warmup + 1, self._from_step)
         return -(-least // self._every.steps) * self._every.steps
 
@@ -205,7 +205,7 @@ class CaptureEndpoint:
         return requests.read(document, self._plan)[0]
 
     def post(self, body: bytes) -> tuple[int, dict[str, Any]]:
-        """``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
+        """Answers ``POST /capture`` of JSON, or of nothing for a capture as set, with the token: the HTTP status, and the answer."""
         try:
             return self._arm(json.loads(body) if body.strip() else {}, self.loop())
         except (ValueError, RecursionError, ConfigError) as error:
@@ -393,7 +393,7 @@ class Capturing(CaptureEndpoint):
 
 
 def _plan_of(config: Config) -> CaptureRequest:
-    """Default options of requests."""
+    """Returns the default options of requests."""
     chosen, schedule = words_of(config.profiler_options), config.schedule()
     switches = {name: name in chosen for name in PROFILER_OPTIONS}
     options = Options(activities(config.profiler_activities), **switches)
@@ -459,7 +459,7 @@ def _lines(capture: Capture, top: int) -> Iterator[str]:
 
 
 def _torch_snapshot() -> object:
-    """A snapshot for https://pytorch.org/memory_viz; None if this torch cannot make one."""
+    """Returns a snapshot for https://pytorch.org/memory_viz; None if this torch cannot make one."""
     memory: Any = sys.modules.get("torch.cuda.memory")
     take = getattr(memory, "_snapshot", None)
     return None if take is None else take()

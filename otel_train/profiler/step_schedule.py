@@ -260,7 +260,7 @@ class StepScheduler:
             self._step = self.profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _is_time(self) -> bool:
-        """Whether to warm up for the step that begins now."""
+        """Returns whether to warm up for the step that begins now."""
         ahead = self._boundaries - 1
         if self._plan.at_step == NEXT:
             return ahead >= self._plan.wait

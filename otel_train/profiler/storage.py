@@ -143,12 +143,12 @@ class CaptureJob(NamedTuple):
     problem: str = ""  # why there is no trace, if writing it has failed
 
     def as_text(self) -> str:
-        """The job as JSON."""
+        """Returns the job as JSON."""
         return json.dumps({**self._asdict(), "place": self.place._asdict()}, default=str)
 
     @classmethod
     def of_text(cls, text: str) -> CaptureJob:
-        """The job of that JSON."""
+        """Returns the job of that JSON."""
         fields = json.loads(text)
         place = CaptureStore(**fields.pop("place"))
         return cls(place._replace(folder=Path(place.folder), analyze=tuple(place.analyze)), **fields)
@@ -209,7 +209,7 @@ class CaptureWriter:
         self.metadata = _metadata(self._job, self.outcome)
 
     def _saved(self) -> BinaryIO | None:
-        """The trace in memory."""
+        """Returns the trace in memory."""
         trace, self._trace = self._trace, None
         if trace is None:
             return None
@@ -237,7 +237,7 @@ def _not_written(error: Exception) -> str:
 
 
 def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
-    """The output of the writing process; RuntimeError if it fails."""
+    """Yields the output of the writing process; RuntimeError if it fails."""
     command = (interpreter(), "-m", __name__, job.as_text())
     try:
         process = _start(command, stdin=trace or subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -256,7 +256,7 @@ def _in_a_process(job: CaptureJob, trace: BinaryIO | None) -> Iterator[Stored]:
 def _start(
     command: Sequence[str], *, stdin: BinaryIO | int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """A process that may outlive this one, and that otel_train does not instrument."""
+    """Returns a process that may outlive this one, and that otel_train does not instrument."""
     with signals_unblocked():
         return subprocess.Popen(  # noqa: S603  # our own commands, and paths that we named
             command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -265,7 +265,7 @@ def _start(
 
 
 def _metadata(job: CaptureJob, outcome: CaptureOutcome) -> dict[str, Any]:
-    """The metadata with the result of writing."""
+    """Returns the metadata with the result of writing."""
     record = job.record
     return {
         **record, "file": Path(outcome.file).name, "bytes": outcome.bytes,
@@ -334,7 +334,7 @@ def _write_trace(job: CaptureJob, name: str, trace: BinaryIO) -> CaptureOutcome:
 
 
 def _plain(job: CaptureJob, name: str) -> Path | None:
-    """Path of the uncompressed copy: ``epoch_N.json``, with the rank for other ranks.
+    """Returns the path of the uncompressed copy: ``epoch_N.json``, with the rank for other ranks.
 
     A second one of that epoch in the configured folder has the step as well.
     """

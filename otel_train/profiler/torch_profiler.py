@@ -135,7 +135,7 @@ class TorchProfiler(Profiler):
             self._ours = False
 
     def _stand_guard(self) -> None:
-        """Detect if the program starts a profiler."""
+        """Detects if the program starts a profiler."""
         import torch.autograd.profiler as torch_profiler
 
         def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
@@ -157,7 +157,7 @@ class TorchProfiler(Profiler):
 
 
 def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """The activities that torch supports here, and a sentence for each of the others."""
+    """Returns the activities that torch supports here, and a sentence for each of the others."""
     from torch import profiler
 
     there = {activity.name.lower(): activity for activity in profiler.supported_activities()}
@@ -169,6 +169,6 @@ def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
 
 
 def _cuda_in_use() -> bool:
-    """Whether CUDA is initialised. Does not initialise it."""
+    """Returns whether CUDA is initialised. Does not initialise it."""
     cuda: Any = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())

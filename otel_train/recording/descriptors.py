@@ -24,7 +24,7 @@ _limit = allocate_lock()
 
 
 def set_aside(descriptor: int) -> int:
-    """A copy of a descriptor under a number that the program does not reach; -1 where there can be none.
+    """Returns a copy of a descriptor under a number that the program does not reach; -1 where there can be none.
 
     Above the soft limit, where the hard one allows it, it takes none of the program's. A program that closes descriptors it does
     not know of meets it less often, and what it opens then does not get the number.
@@ -91,7 +91,7 @@ def raise_soft_limit() -> None:
 
 
 def mapped(descriptor: int, size_bytes: int) -> memoryview:
-    """Memory of a file, shared; it is unmapped once nothing uses it.
+    """Returns the memory of a file, shared; it is unmapped once nothing uses it.
 
     Raises:
         OSError: it cannot be mapped.

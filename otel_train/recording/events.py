@@ -175,10 +175,10 @@ class Instrumented(FastNamedTuple):
 
 
 def begin_end_fail(source: int) -> tuple[int, int, int]:
-    """The words of a stage without payload."""
+    """Returns the words of a stage without payload."""
     return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
 
 
 def code(op: Op, source: int, flags: int = 0, payload: int = 0) -> int:
-    """Pack one code word. ``payload`` above ``MAX_PAYLOAD`` is cut to it."""
+    """Packs one code word. ``payload`` above ``MAX_PAYLOAD`` is cut to it."""
     return int(op) | source << SOURCE_SHIFT | flags << FLAG_SHIFT | min(payload, MAX_PAYLOAD) << PAYLOAD_SHIFT

@@ -94,7 +94,7 @@ class Flight(NamedTuple):
 
 
 def read_flight(path: Path) -> Flight:
-    """Read a flight file, also one whose process was killed or still runs.
+    """Reads a flight file, also one whose process was killed or still runs.
 
     Raises:
         RunDirectoryError: it is missing, or is not a flight file.
@@ -116,7 +116,7 @@ def read_flight(path: Path) -> Flight:
 
 
 def flight_in(before: bytes, data: bytes) -> Flight:
-    """Parse a flight file that was read twice: parts that changed in between are skipped.
+    """Parses a flight file that was read twice: parts that changed in between are skipped.
 
     Raises:
         ValueError: it is not a flight file, or something in it cannot be right.
@@ -149,7 +149,7 @@ def _header(data: bytes) -> Header:
 
 
 def _identity(field: object) -> dict[str, Any]:
-    """Identity of the rank that wrote a file, as far as that is well-formed."""
+    """Returns the identity of the rank that wrote a file, as far as that is well-formed."""
     known = field if isinstance(field, dict) else {}
     texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
     numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int and known[name] >= 0}
@@ -157,7 +157,7 @@ def _identity(field: object) -> dict[str, Any]:
 
 
 def _sources(field: object) -> tuple[Instrumented, ...]:
-    """The table of sources.
+    """Returns the table of sources.
 
     Raises:
         ValueError: an entry is none.
@@ -177,7 +177,7 @@ def _source(row: object) -> Instrumented:
 
 
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
-    """Events of every complete ring in the file, without those that changed between the two reads."""
+    """Yields events of every complete ring in the file, without those that changed between the two reads."""
     for index in range(header.side_rings + 1):
         # How far the agent had come before the first reading: later edges are not stable, and are no gap either.
         used, ident, written, shown, _, thread, engine = ENTRY.unpack_from(before, PAGE + index * ENTRY_BYTES)
@@ -201,13 +201,13 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
 
 
 def _oldest_position(times: np.ndarray) -> int:
-    """Position of the oldest event in a ring that was never read."""
+    """Returns the position of the oldest event in a ring that was never read."""
     falls = np.flatnonzero(times[1:] < times[:-1])
     return int(falls[0]) + 1 if len(falls) else 0
 
 
 def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Order the events of a ring whose position is only known as last read: later events have later times.
+    """Orders the events of a ring whose position is only known as last read: later events have later times.
 
     ``stable``: read twice and found the same, so not caught half copied. ``written``: edges written when the agent last
     polled. Returns times, codes, and how many edges are newer than that.

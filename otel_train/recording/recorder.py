@@ -91,7 +91,7 @@ class Recorder:
         _recorders.add(self)
 
     def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
-        """Number of a source, the same for the same (kind, name, phase). Never on the hot path."""
+        """Returns the number of a source, the same for the same (kind, name, phase). Never on the hot path."""
         source = Instrumented(kind, name, phase)
         with self._lock:
             number = self._numbers.get(source)
@@ -108,7 +108,7 @@ class Recorder:
         return number
 
     def changed(self) -> None:
-        """Signal that the agent needs a report before it reads later events.
+        """Signals that the agent needs a report before it reads later events.
 
         One store: any thread may call it, also in a signal handler. What it announces must have been stored before.
         """
@@ -116,7 +116,7 @@ class Recorder:
             self._changes[0] = next(self._change_numbers)
 
     def positions(self) -> tuple[tuple[int, int], ...]:
-        """Edges written, by ring in the flight memory."""
+        """Returns the edges written, by ring in the flight memory."""
         return tuple((thread.slot, thread.ring.written) for thread in list(self.threads) if thread.slot >= 0)
 
     @property
@@ -144,24 +144,24 @@ class Recorder:
         return sum(thread.ring.spent_ns for thread in list(self.threads))
 
     def has_own_ring(self) -> bool:
-        """Whether the calling thread, which is not the one that made the recorder, has written before."""
+        """Returns whether the calling thread, which is not the one that made the recorder, has written before."""
         return hasattr(self._local, "edge")
 
     def calling_thread(self) -> ThreadRing | None:
-        """What the calling thread writes to; None if it has written nothing."""
+        """Returns what the calling thread writes to; None if it has written nothing."""
         ident = get_ident()
         if self.main.ident == ident and not self.main.ended:
             return self.main
         return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
 
     def set_identity(self, identity: dict[str, object]) -> None:
-        """Store the identity of this process, for readers of the flight file."""
+        """Stores the identity of this process, for readers of the flight file."""
         with self._lock:
             self.identity = identity
             self._write_names()
 
     def publish(self, unix_ns: int) -> None:
-        """Write to the flight file how far every ring is. Called by the export loop."""
+        """Writes to the flight file how far every ring is. Called by the export loop."""
         self._memory.write_heartbeat(unix_ns)
         for thread in self.threads:
             if thread.slot >= 0:
@@ -169,13 +169,13 @@ class Recorder:
                 self._memory.write_entry(thread.slot, entry)
 
     def release(self, thread: ThreadRing) -> None:
-        """Give back the ring of a thread that is over and has been read to its end."""
+        """Gives back the ring of a thread that is over and has been read to its end."""
         self.threads.remove(thread)
         if thread.slot > 0:
             self._free_slots.append(thread.slot)
 
     def silence(self) -> None:
-        """Ignore every further edge: after ``close`` and in forked children."""
+        """Ignores every further edge: after ``close`` and in forked children."""
         self._closed = True
         for thread in self.threads:
             thread.ring.detach()
@@ -183,7 +183,7 @@ class Recorder:
             then()
 
     def release_memory(self) -> None:
-        """Release the rings' memory; nothing can be read any more."""
+        """Releases the rings' memory; nothing can be read any more."""
         self._changes = memoryview(bytearray(8)).cast("q")
         for thread in self.threads:
             thread.ring.release_memory()
@@ -253,7 +253,7 @@ _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _silence_all() -> None:
-    """Stop recording in a forked child: the memory is shared with its parent."""
+    """Stops recording in a forked child: the memory is shared with its parent."""
     for recorder in list(_recorders):
         recorder.silence()
 

@@ -97,7 +97,7 @@ class RingReader:
         return self.written - self.taken
 
     def read(self, most: int) -> EdgeBatch:
-        """Take up to ``most`` edges, oldest first.
+        """Takes up to ``most`` edges, oldest first.
 
         The law: every edge is returned whole exactly once, or counted as missed exactly once.
         """
@@ -112,7 +112,7 @@ class RingReader:
         return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
 
     def peek(self, since: int) -> EdgeBatch:
-        """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
+        """Returns the edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
         last = self.written
         first = max(since, last - self.capacity)
         pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
@@ -172,12 +172,12 @@ class Ring(RingReader):
         )
 
     def detach(self) -> None:
-        """Write no more, and give the memory back: all codes go to ``on_other_thread``, also from the middle of an edge."""
+        """Writes no more, and gives the memory back: all codes go to ``on_other_thread``, also from the middle of an edge."""
         self._detached = True
         self._detach()
 
     def release_memory(self) -> None:
-        """Hold the memory no longer; nothing can be read any more."""
+        """Holds the memory no longer; nothing can be read any more."""
         self._array = np.zeros(0, dtype=np.int64)
 
     @property
@@ -191,7 +191,7 @@ class Ring(RingReader):
         return self._counts()[1] * SAMPLED
 
     def intercept(self, interceptor: _Interceptor | None) -> None:
-        """Call ``interceptor(code, write)`` for each event instead of writing it; None: stop. See the class.
+        """Calls ``interceptor(code, write)`` for each event instead of writing it; None: stop. See the class.
 
         The first may be said by any thread, the second by the owner alone. Without one it
         costs nothing: the writer asks for its owner anyway.
@@ -199,7 +199,7 @@ class Ring(RingReader):
         self._set_interceptor(1, interceptor)
 
     def intercept_first(self, interceptor: _Interceptor | None) -> None:
-        """The same for one more callable, which is called before the one that ``intercept`` was given."""
+        """Does the same for one more callable, which is called before the one that ``intercept`` was given."""
         self._set_interceptor(0, interceptor)
 
     def _set_interceptor(self, place: int, interceptor: _Interceptor | None) -> None:
@@ -252,7 +252,7 @@ _WriterParts: TypeAlias = (
 
 
 def _private_words() -> memoryview:
-    """Memory for positions that no other process reads."""
+    """Returns the memory for positions that no other process reads."""
     return memoryview(bytearray(16)).cast("q")
 
 

@@ -109,16 +109,16 @@ class RankMemory:
         self.end_of_rings = end_of_rings(*self._rings)
 
     def place(self, slot: int) -> tuple[int, int]:
-        """Where a ring begins, in bytes, and its words. Ring 0 is the training thread's, the others are of side threads."""
+        """Returns where a ring begins, in bytes, and its words. Ring 0 is the training thread's."""
         offset, edges = ring_place(slot, *self._rings[:2])
         return offset, edges * EDGE_WORDS
 
     def ring_words(self, slot: int) -> memoryview:
-        """The int64 words of a ring."""
+        """Returns the int64 words of a ring."""
         return self._words(*self.place(slot))
 
     def progress(self, slot: int) -> memoryview:
-        """Position of a ring's writer, and the time it has spent."""
+        """Returns the position of a ring's writer, and the time it has spent."""
         return self._words(PAGE + slot * ENTRY_BYTES + PROGRESS_OFFSET, 2)
 
     @property
@@ -147,28 +147,28 @@ class RankMemory:
         return self._words(self.end_of_rings, DEVICE_RING_WORDS)
 
     def pending(self, index: int) -> memoryview:
-        """Memory of ``PendingEntries``: 0 of logged values, 1 of operations."""
+        """Returns the memory of ``PendingEntries``: 0 of logged values, 1 of operations."""
         start = pending_place(index, self.end_of_rings)
         return self.view[start : start + PENDING_BYTES]
 
     def names(self) -> bytes:
-        """The table of names, as text; it may be torn if the rank is writing it."""
+        """Returns the table of names, as text; it may be torn if the rank is writing it."""
         header = Header(*HEADER.unpack_from(self.view))
         start = NAMES_OFFSET + header.names_half * NAMES_HALF
         return bytes(self.view[start : start + header.names_bytes])
 
     def positions(self) -> list[tuple[int, int]]:
-        """Of every ring that is or was used: its number, and words written."""
+        """Returns of every ring that is or was used: its number, and words written."""
         return [(slot, entry[3]) for slot, entry in self._entries() if entry[0]]
 
     def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
-        """Of every ring that is used: its number, whether its thread is over, and the thread."""
+        """Yields of every ring that is used: its number, whether its thread is over, and the thread."""
         for slot, (used, ident, _, _, _, name, engine) in self._entries():
             if used:
                 yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
 
     def free(self, slot: int) -> None:
-        """The ring has been read to its end: the rank may give it to another thread."""
+        """Frees a ring that has been read to its end: the rank may give it to another thread."""
         self._set_used(slot, FREE)
 
     def _entries(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
@@ -215,7 +215,7 @@ class FlightMemory(RankMemory):
         self._write_header()
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
-        """Store which thread has ring ``index`` and its position. The field that marks it as used is written last."""
+        """Stores which thread has ring ``index`` and its position. The field that marks it as used is written last."""
         at = PAGE + index * ENTRY_BYTES
         name = struct.pack(f"<{_NAME_BYTES}sq", entry.thread.encode(), int(entry.engine))
         self.view[at + _NAME_OFFSET : at + ENTRY_BYTES] = name
@@ -223,7 +223,7 @@ class FlightMemory(RankMemory):
         self._set_used(index, entry.used)
 
     def end_entry(self, index: int) -> None:
-        """The thread that has ring ``index`` is over."""
+        """Records that the thread that has ring ``index`` is over."""
         with contextlib.suppress(ValueError):  # the memory has been given back
             self._set_used(index, OVER)
 
@@ -233,7 +233,7 @@ class FlightMemory(RankMemory):
         return [index for index, used in enumerate(lowest_bytes) if index and not used]
 
     def write_names(self, names: dict[str, Any]) -> None:
-        """Store the names of sources. If they do not fit, the oldest are kept."""
+        """Stores the names of sources. If they do not fit, the oldest are kept."""
         text = json.dumps(names).encode()
         if len(text) > NAMES_HALF:
             return
@@ -244,12 +244,12 @@ class FlightMemory(RankMemory):
         self._write_header()
 
     def write_heartbeat(self, unix_ns: int) -> None:
-        """Write that the agent polled at ``unix_ns``."""
+        """Writes that the agent polled at ``unix_ns``."""
         self._header = self._header._replace(polled_unix_ns=unix_ns)
         self._write_header()
 
     def set_descriptor_aside(self) -> None:
-        """Move the descriptor to a number that the program does not reach. Not for the training thread: see ``set_aside``."""
+        """Moves the descriptor to a number that the program does not reach. Not for the training thread: see ``set_aside``."""
         with self._moving:
             copy = set_aside(self.descriptor) if self.descriptor >= 0 else -1
             if copy >= 0:
@@ -257,7 +257,7 @@ class FlightMemory(RankMemory):
                 self.descriptor = copy
 
     def close(self) -> None:
-        """Release the memory; what a thread still maps is freed with that thread."""
+        """Releases the memory; what a thread still maps is freed with that thread."""
         with self._moving:
             if self.descriptor >= 0:
                 with contextlib.suppress(OSError):  # the program has closed it
@@ -284,7 +284,7 @@ class FlightMemory(RankMemory):
 
 
 def _anonymous() -> int:
-    """A descriptor of memory without a name; of a file without one where the system has no such memory.
+    """Returns a descriptor of memory without a name; of a file without one where the system has no such memory.
 
     Raises:
         OSError: neither can be had.
@@ -296,7 +296,7 @@ def _anonymous() -> int:
 
 
 def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
-    """Where ring ``index`` begins, in bytes, and how many edges it holds."""
+    """Returns where ring ``index`` begins, in bytes, and how many edges it holds."""
     if index == 0:
         return RINGS_OFFSET, main_edges
     past = main_edges + (index - 1) * side_edges
@@ -304,12 +304,12 @@ def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
 
 
 def pending_place(index: int, end_of_rings: int) -> int:
-    """Where the memory of ``PendingEntries`` ``index`` begins, in bytes."""
+    """Returns where the memory of ``PendingEntries`` ``index`` begins, in bytes."""
     return end_of_rings + DEVICE_RING_WORDS * WORD + index * PENDING_BYTES
 
 
 def end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:
-    """Where the rings end, in bytes from the beginning: what a flight file holds."""
+    """Returns where the rings end, in bytes from the beginning: what a flight file holds."""
     offset, edges = ring_place(side_rings, main_edges, side_edges)
     return offset + edges * EDGE_WORDS * WORD
 
@@ -358,7 +358,7 @@ class DeviceRing:
         self._words = words
 
     def write(self, record: Record) -> None:
-        """Write one record. The count is written last, so records below it are complete."""
+        """Writes one record. The count is written last, so records below it are complete."""
         words, written = self._words, self._words[0]
         at = HEAD_WORDS + written % RECORDS * RECORD_WORDS
         for place, word in enumerate((*record[:-1], *record.elapsed_ns), at):
@@ -366,7 +366,7 @@ class DeviceRing:
         words[0] = written + 1
 
     def complete(self, until_ns: int) -> None:
-        """Mark that no further record of events before ``until_ns`` follows."""
+        """Marks that no further record of events before ``until_ns`` follows."""
         self._words[1] = until_ns
 
 
@@ -383,7 +383,7 @@ class DeviceRingReader:
         self._taken = 0
 
     def read(self) -> tuple[list[Record], int]:
-        """Every record since the last call, and the instant until which they are complete; 0 while no device is timed."""
+        """Returns every record since the last call, and the instant until which they are complete; 0 while no device is timed."""
         until_ns, written = self._words[1], self._words[0]
         first = max(self._taken, written - RECORDS)
         records = [self._record(number) for number in range(first, written)]
@@ -444,7 +444,7 @@ class PendingEntries:
     def add(
         self, kind: int, first: int, second: int = 0, third: int = 0, *, value: float = 0.0, text: str = ""
     ) -> int:
-        """Keep a ``PendingEntry`` of these; kind 0: number one that cannot be kept. Returns its number."""
+        """Keeps a ``PendingEntry`` of these; kind 0: number one that cannot be kept. Returns its number."""
         number, memory = next(self._numbers), self._memory
         if not kind or memory is None:
             return number
@@ -458,12 +458,12 @@ class PendingEntries:
         return number
 
     def report(self, before: int) -> None:
-        """All entries with a lower number have been reported."""
+        """Records that all entries with a lower number have been reported."""
         if self._memory is not None:
             _NUMBER.pack_into(self._memory, 0, before)
 
     def release_memory(self) -> None:
-        """Keep nothing more: the memory is given back, or is that of the parent of this process."""
+        """Keeps nothing more: the memory is given back, or is that of the parent of this process."""
         self._memory = None
 
 

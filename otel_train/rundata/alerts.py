@@ -52,7 +52,7 @@ class Notice(NamedTuple):
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    """The last events of a rank, the oldest first; what is torn or foreign is passed over."""
+    """Returns the last events of a rank, the oldest first; what is torn or foreign is passed over."""
     try:
         lines = read_part(folder / EVENTS, -_TAIL_BYTES, _TAIL_BYTES).splitlines()
     except OSError:
@@ -73,7 +73,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def notices(
     state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], warnings: Iterable[str]
 ) -> list[Notice]:
-    """All notices about a rank, the most severe first; ``warnings``: files that could not be read."""
+    """Returns all notices about a rank, the most severe first; ``warnings``: files that could not be read."""
     found = [
         *_findings(summary),
         *_alerts(events),
@@ -114,7 +114,7 @@ def _findings(summary: Mapping[str, Any]) -> Iterator[Notice]:
 
 
 def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-    """Alerting events of the last start of the run, those of one kind about one thing together."""
+    """Yields alerting events of the last start of the run, those of one kind about one thing together."""
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     last_attempt = max((whole(event.get("attempt")) or 0 for event in events), default=0)
     for event in events:
@@ -135,7 +135,7 @@ def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
 
 
 def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
-    """The attributes of an event as words."""
+    """Yields the attributes of an event as words."""
     for key, value in event["attributes"].items():
         shown = rounded(value) if isinstance(value, float) else str(value)[:_LONGEST]
         yield f"{key[:_LONGEST].removeprefix('train.').replace('.', ' ')} {shown}"

@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is one of a run: it has a ``run.json``, or a rank has a folder in it."""
+    """Returns whether a folder is one of a run: it has a ``run.json``, or a rank has a folder in it."""
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 
@@ -39,7 +39,7 @@ _WITH_FORMER_KEYS = ("findings", "finding", "telemetry", "capture")
 
 
 def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary, or the metadata of a capture, under the keys of this version, whichever version wrote it."""
+    """Returns a summary, or the metadata of a capture, under the keys of this version, whichever version wrote it."""
     found = {_FORMER_KEYS.get(key, key): value for key, value in document.items()}
     for key in _WITH_FORMER_KEYS:
         inner = found.get(key)
@@ -53,12 +53,12 @@ def current_document(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_former(document: Mapping[str, Any]) -> bool:
-    """Whether a former version wrote it, whose documents lack some keys of this one."""
+    """Returns whether a former version wrote it, whose documents lack some keys of this one."""
     return text(document.get("schema")) in _FORMER_SCHEMAS
 
 
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
-    """A rank's summary; empty, with a warning, if it is not one of a version known here."""
+    """Returns a rank's summary; empty, with a warning, if it is not one of a version known here."""
     summary = current_document(documents.get_or_empty(folder / SUMMARY, warnings))
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
         warnings.append(
@@ -73,22 +73,22 @@ FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, 
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """An object from a file; empty for anything else."""
+    """Returns an object from a file; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: object) -> list[dict[str, Any]]:
-    """The objects of a list from a file; none for anything else."""
+    """Returns the objects of a list from a file; none for anything else."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def text(value: object) -> str:
-    """A name from a file, no longer than a reader can use; "" for what is no text."""
+    """Returns a name from a file, no longer than a reader can use; "" for what is no text."""
     return value[:_LONGEST] if isinstance(value, str) else ""
 
 
 def number(value: object) -> float | None:
-    """A finite number from a file; None for anything else."""
+    """Returns a finite number from a file; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -98,7 +98,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """A count from a file; None for anything else."""
+    """Returns a count from a file; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
 
 
@@ -120,7 +120,7 @@ class File(NamedTuple):
 
 
 def files_of(run: Path, rank: int | None) -> list[File]:
-    """Files of the run and of one of its ranks, by name. Links, hidden files and deeply nested ones are skipped."""
+    """Returns the files of the run and of one of its ranks, by name. Links, hidden files and deeply nested ones are skipped."""
     folders = ["captures", "artifacts", *([f"rank{rank}"] if rank is not None else [])]
     found = list(_plain(run, ""))
     for name in folders:

@@ -84,7 +84,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
 
 
 def timeline_of(path: Path) -> Timeline | None:
-    """The timeline in a flight file; None if no thread has written anything.
+    """Returns the timeline in a flight file; None if no thread has written anything.
 
     Raises:
         RunDirectoryError: the file cannot be read.
@@ -102,12 +102,12 @@ class FlightHistory:
         self._main = max(self._threads, key=lambda each: (each.steps, len(each.thread.times)), default=None)
 
     def timeline(self) -> Timeline | None:
-        """Of the thread that trains; None if no thread has written anything."""
+        """Returns the timeline of the thread that trains; None if no thread has written anything."""
         offset_ns = self._flight.anchor_unix_ns - self._flight.anchor_clock_ns
         return None if self._main is None else Timeline(self._main, self._sources, offset_ns)
 
     def postmortem(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of ``read_postmortem``, with the last summary, which may be empty."""
+        """Returns the result of ``read_postmortem``, with the last summary, which may be empty."""
         flight, main, identity = self._flight, self._main, self._flight.identity
         warnings: list[str] = []
         report = {
@@ -156,7 +156,7 @@ class FlightHistory:
         report["last_step"] = {"index": index, "started_unix_s": begun, "duration_s": lasted_s}
 
     def _recent_steps(self, history: ThreadHistory, first: int) -> list[dict[str, Any]]:
-        """The last closed training steps, each with the self time of its stages; ``first``: number of the first on file."""
+        """Returns the last closed training steps with the self time of their stages; ``first``: number of the first on file."""
         part = history.closed
         selves: dict[int, dict[str, int]] = {}
         times = part.times
@@ -179,7 +179,7 @@ class FlightHistory:
         return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / NS_PER_S
 
     def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
-        """Stages that had not ended, outermost first."""
+        """Returns the stages that had not ended, outermost first."""
         begun = [self._sources[entry.source] for entry in history.open]
         turn_ns = self._flight.polled_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
         last_sign_ns = max(turn_ns, int(history.thread.times[-1]))
@@ -197,7 +197,7 @@ class FlightHistory:
         ]
 
     def _after(self, history: ThreadHistory) -> str:
-        """Built-in stage that ended last; "" if the last event began one."""
+        """Returns the built-in stage that ended last; "" if the last event began one."""
         last = int(history.thread.codes[-1])
         number = (last >> SOURCE_SHIFT) & SOURCE_MASK
         # A source that came after the table was full, or a code that is none.
@@ -214,7 +214,7 @@ class FlightHistory:
 
 
 def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: list[str]) -> int:
-    """Number of the first step on file."""
+    """Returns the number of the first step on file."""
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
         return 0
@@ -233,7 +233,7 @@ def _seconds(unix_ns: object) -> float | None:
 
 
 def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
-    """Whether the process still runs on this host; None if it ran on another."""
+    """Returns whether the process still runs on this host; None if it ran on another."""
     host = identity.get("host")
     elsewhere = host is not None and host != os.uname().nodename
     return None if elsewhere or flight.pid <= 0 else is_running(flight.pid)
@@ -290,11 +290,11 @@ class Timeline:
         return len(self.duration_ns)
 
     def unix_s(self, clock_ns: int) -> float:
-        """An instant of the monotonic clock as Unix time."""
+        """Returns an instant of the monotonic clock as Unix time."""
         return (clock_ns + self._offset_ns) / NS_PER_S
 
     def totals(self) -> list[dict[str, Any]]:
-        """One row per phase, loader, model and stage, over everything on file."""
+        """Returns one row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         times, calls = self._history.closed.times, self._history.closed.occurrences
         for source, loader, phase, self_ns, inclusive_ns, _ in zip(
@@ -341,7 +341,7 @@ class Timeline:
         return rows[key]
 
     def _selves(self, mine: NDArray[np.bool_]) -> Ints:
-        """Self time by step and stage."""
+        """Returns the self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
         times = self._history.closed.times
@@ -352,7 +352,7 @@ class Timeline:
         return table[mine]
 
     def _marked(self, begun: Ints) -> Ints:
-        """A step that closes at a mark belongs to the epoch before it."""
+        """Assigns a step that closes at a mark to the epoch before it."""
         numbers = np.concatenate((np.maximum(begun[:1, 2] - 1, 0), begun[:, 2]))
         marked: Ints = numbers[np.searchsorted(begun[:, 0], self.ended_ns, side="left")]
         return marked

@@ -84,13 +84,13 @@ class LiveProgress:
         return sum(last) / len(last) if last else None
 
     def now_share(self, stage: str) -> float | None:
-        """A stage's share of the last steps; None where no step has that stage."""
+        """Returns a stage's share of the last steps; None where no step has that stage."""
         last, whole_s = self.stages_s.get(stage, [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
         return sum(last) / whole_s if whole_s and last else None
 
 
 def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
-    """Read progress from the end of a flight file; of a broken file, the reason."""
+    """Reads progress from the end of a flight file; of a broken file, the reason."""
     if mark.size_bytes > _MOST_BYTES:
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
@@ -130,7 +130,7 @@ def _tail_of(thread: ThreadEdges) -> ThreadEdges:
 def _steps_so_far(
     timeline: Timeline, flight: Flight, recent: Flight, summary: Mapping[str, Any]
 ) -> tuple[int | None, bool]:
-    """Training steps so far: those on file, or those in the summary and those that ended since."""
+    """Returns the training steps so far: those on file, or those in the summary and those that ended since."""
     cut = any(len(a.times) != len(b.times) for a, b in zip(flight.threads, recent.threads, strict=True))
     if timeline.whole and not cut:
         return len(timeline), True
@@ -176,7 +176,7 @@ class RankView:
 
     @classmethod
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
-        """Build the view from a summary alone; ``run`` is its folder."""
+        """Builds the view from a summary alone; ``run`` is its folder."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
         said = notices(state, summary, (), ())
         return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
@@ -192,7 +192,7 @@ class RankView:
 def state_of(
     folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
 ) -> tuple[Liveness, float | None]:
-    """Whether the rank is live, and when its summary was written."""
+    """Returns whether the rank is live, and when its summary was written."""
     mark = mark_of(folder / SUMMARY)
     written_s = mark.changed_ns / _NS if mark else None
     return liveness(
@@ -201,7 +201,7 @@ def state_of(
 
 
 def _wrong(document: Mapping[str, Any], schema: str, path: Path) -> list[str]:
-    """A warning about wrong values; the others are shown. None about a document that could not be read."""
+    """Returns a warning about wrong values; the others are shown. None about a document that could not be read."""
     found = wrong_values(document, schema, complete=False) if document else []
     return [message_of(found, path.name)] if found else []
 
@@ -216,7 +216,7 @@ class RankReader:
         self._history = lru_cache(_MOST_KEPT)(MetricsHistory)
 
     def view(self, run: Path, rank: int | None) -> RankView:
-        """What is known now of a rank; of the first that has a folder if ``rank`` is None or has none."""
+        """Returns what is known now of a rank; of the first that has a folder if ``rank`` is None or has none."""
         folders = rank_folders(run)
         shown = rank if rank in folders else next(iter(folders), None)
         folder = folders[shown] if shown is not None else run / "rank0"
@@ -279,7 +279,7 @@ class RunRow:
     state: Liveness
 
     def says(self, words: str) -> bool:
-        """Whether every word is in its name, host, state or finding."""
+        """Returns whether every word is in its name, host, state or finding."""
         said = f"{self.name} {self.run_name} {self.host} {self.state.word} {self.finding.replace('_', ' ')}".lower()
         return all(word in said for word in words.lower().split())
 
@@ -295,13 +295,13 @@ class RunList:
         self.root, self.only, self._documents = root, only, documents
 
     def rows(self) -> list[RunRow]:
-        """All runs, the newest first."""
+        """Returns all runs, the newest first."""
         names = folders_in(self.root) if self.only is None else [self.only]
         found = [row for name in names if (row := self._row(name)) is not None]
         return sorted(found, key=lambda row: (row.started_unix_s, row.name), reverse=True)
 
     def find(self, name: str) -> Path | None:
-        """The folder of a run that is in the list; None if there is no such run, whatever the name tries to be."""
+        """Returns the folder of a run that is in the list; None if there is no such run, whatever the name tries to be."""
         if self.only is not None and name != self.only:
             return None
         if name not in folders_in(self.root):

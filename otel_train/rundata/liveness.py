@@ -58,7 +58,7 @@ class Liveness(NamedTuple):
 
 
 def heartbeat_of(flight: Path) -> Heartbeat | None:
-    """The heartbeat in a flight file; None if there is none to be read."""
+    """Returns the heartbeat in a flight file; None if there is none to be read."""
     try:
         data = read_part(flight, 0, HEADER.size)
     except OSError:
@@ -77,7 +77,7 @@ def liveness(
     written_s: float | None,
     now_s: float,
 ) -> Liveness:
-    """Determine whether the process of a rank is live.
+    """Determines whether the process of a rank is live.
 
     Args:
         summary: its ``summary.json``; empty if there is none.
@@ -105,7 +105,7 @@ def liveness(
 
 
 def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> bool:
-    """Whether the summary is of the previous attempt: a restart finds it until it writes its own."""
+    """Returns whether the summary is of the previous attempt: a restart finds it until it writes its own."""
     if heartbeat is None:
         return False
     pid, written_s = summary.get("pid"), written_until(summary)
@@ -114,13 +114,13 @@ def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> boo
 
 
 def written_until(summary: Mapping[str, Any]) -> float | None:
-    """Unix time up to which a summary counts; None if it has none."""
+    """Returns the Unix time up to which a summary counts; None if it has none."""
     started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
     return None if started_s is None or wall_s is None else started_s + wall_s
 
 
 def _intervals(settings: object) -> tuple[float, float]:
-    """Poll interval and summary interval in seconds, from the settings of the run."""
+    """Returns poll interval and summary interval in seconds, from the settings of the run."""
     given, _ = present(mapping(settings))
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
@@ -130,7 +130,7 @@ def _intervals(settings: object) -> tuple[float, float]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this host runs; a zombie does not."""
+    """Returns whether a process of this host runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:

@@ -30,12 +30,12 @@ _HISTOGRAMS = 8
 
 
 def values_of(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of a resource or of a point, by key."""
+    """Returns the attributes of a resource or of a point, by key."""
     return {item["key"]: next(iter(item["value"].values())) for item in owner["attributes"]}
 
 
 def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Points of a metric, each with its attributes."""
+    """Yields points of a metric, each with its attributes."""
     for group in line["resourceMetrics"]:
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
             if metric["name"] == name:
@@ -73,7 +73,7 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Lines after which the accounted time has grown. Time is accounted when a step ends, so it grows in jumps."""
+    """Returns the lines after which the accounted time has grown. Time is accounted when a step ends, so it grows in jumps."""
     kept: list[Mapping[str, Any]] = []
     for moment in moments:
         total = sum(moment["activities"].values())
@@ -86,13 +86,13 @@ def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Stages in the order of a step, activities with training first and unexplained time last."""
+    """Returns the stages in the order of a step, activities with training first and unexplained time last."""
     places = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (name == "other", places.get(name, len(places)), name))
 
 
 def _grown(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:
-    """Increase of a counter; after a restart, from zero."""
+    """Returns the increase of a counter; after a restart, from zero."""
     before, after = (moment[key].get(name, 0.0) for moment in pair)
     return _risen(before, after)
 
@@ -107,13 +107,13 @@ def _per_step(pair: tuple[Mapping[str, Any], Mapping[str, Any]], stage: str) -> 
 
 
 def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:
-    """Share of the time accounted between two lines, which may differ from the wall time between them."""
+    """Returns the share of the time accounted between two lines, which may differ from the wall time between them."""
     whole = sum(_grown(pair, "activities", each) for each in activities)
     return _grown(pair, "activities", name) / whole if whole else 0.0
 
 
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the run on one line; ``at`` is None without a timestamp."""
+    """Returns the values of the run on one line; ``at`` is None without a timestamp."""
     activities = {
         attributes.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
         for attributes, point in points_of(line, "train.run.time")
@@ -144,7 +144,7 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The last histograms of steps and stages, the longest first."""
+    """Returns the last histograms of steps and stages, the longest first."""
     found = []
     for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
         for attributes, point in points_of(line, metric):
@@ -161,7 +161,7 @@ def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
 def buckets_of(
     point: Mapping[str, Any],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Both edges of every bucket, and what is in it, without gaps.
+    """Returns the both edges of every bucket, and what is in it, without gaps.
 
     Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
     """
@@ -195,7 +195,7 @@ class MetricsHistory:
         self._histograms: list[dict[str, Any]] = []
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Read what is new; what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
+        """Reads what is new; returns what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
         path = self._folder / METRICS
         try:
             file = open_binary(path)
@@ -212,7 +212,7 @@ class MetricsHistory:
         return self._series, self._histograms
 
     def _older(self) -> None:
-        """The predecessor file that was rotated before the first read."""
+        """Reads the predecessor file that was rotated before the first read."""
         try:
             file = open_binary(predecessor(self._folder / METRICS))
         except OSError:
@@ -242,7 +242,7 @@ class MetricsHistory:
             self._update(last)
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Complete lines; the next read begins after them."""
+        """Yields complete lines; the next read begins after them."""
         for line in lines_of(file):
             if line.endswith(b"\n"):
                 self._read_bytes = file.tell()

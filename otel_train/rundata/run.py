@@ -48,7 +48,7 @@ class RunReader:
         return bool(self.summary) and self.summary.get("state") not in RUNNING
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
-        """The newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
+        """Returns the newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
         from otel_train.trace_analysis.events import read
 
         for path in reversed(self.captures):
@@ -67,7 +67,7 @@ class RunReader:
 
 
 def read_run(run: Path, rank: int) -> RunReader:
-    """Read the files of a rank. Nothing in the run directory is changed.
+    """Reads the files of a rank. Nothing in the run directory is changed.
 
     Raises:
         RunDirectoryError: the folder has no file to read a summary from; the message names the files.
@@ -101,7 +101,7 @@ def _read(run: Path, rank: int) -> RunReader:
 
 
 def read_summary(path: Path) -> Mapping[str, Any]:
-    """One rank's ``summary.json``.
+    """Returns one rank's ``summary.json``.
 
     Raises:
         RunDirectoryError: it cannot be read, is not JSON, is of a version this one does not know, or has wrong values.
@@ -120,14 +120,14 @@ def read_summary(path: Path) -> Mapping[str, Any]:
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of a rank's metrics. A RunDirectoryError where there is none, or where it has wrong values."""
+    """Returns the last whole line of a rank's metrics; raises RunDirectoryError if there is none or its values are wrong."""
     line = last_metrics(path)
     check(line, "files/metrics", path)
     return line
 
 
 def records_below(run: Path) -> list[dict[str, Any]]:
-    """Metadata of a run's captures, the oldest first; unreadable ones are skipped."""
+    """Returns the metadata of a run's captures, the oldest first; unreadable ones are skipped."""
     found = []
     for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
@@ -144,7 +144,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
-    """Whether a file is of the previous attempt: a rank killed right after a restart has not written its own."""
+    """Returns whether a file is of the previous attempt: a rank killed right after a restart has not written its own."""
     try:
         text = read_word(path)
     except OSError:
@@ -153,7 +153,7 @@ def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
 
 
 def _read_if_there(left: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
-    """What ``read`` makes of a file; None if there is none, or with a warning if it cannot be read."""
+    """Returns what ``read`` makes of a file; None if there is none, or with a warning if it cannot be read."""
     if not os.path.lexists(path):
         return None
     try:

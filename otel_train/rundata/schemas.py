@@ -45,7 +45,7 @@ _UNREADABLE: Final = " (so are NaN, Infinity and integers beyond 64 bits read)"
 
 
 def wrong_values(document: object, schema: str, *, complete: bool = True) -> list[str]:
-    """What a document has against its schema: a sentence for each wrong value, with key, value and rule.
+    """Returns what a document has against its schema: a sentence for each wrong value, with key, value and rule.
 
     Args:
         document: what is in the file, or on one line of it.
@@ -60,7 +60,7 @@ def wrong_values(document: object, schema: str, *, complete: bool = True) -> lis
 
 
 def check(document: object, schema: str, path: Path, *, complete: bool = True) -> None:
-    """A RunDirectoryError for a document with wrong values, which names ``path``, the first of the values and the remedy."""
+    """Raises RunDirectoryError for a document with wrong values: ``path``, the first of the values and the remedy."""
     if found := wrong_values(document, schema, complete=complete):
         raise RunDirectoryError(message_of(found, path))
 
@@ -68,7 +68,7 @@ def check(document: object, schema: str, path: Path, *, complete: bool = True) -
 def checked(
     document: dict[str, Any], schema: str, path: Path, warnings: list[str], *, complete: bool = True
 ) -> dict[str, Any]:
-    """The document; with wrong values, empty, with a warning. One that is empty already has no wrong values."""
+    """Returns the document; with wrong values, empty, with a warning. One that is empty already has no wrong values."""
     if document and (found := wrong_values(document, schema, complete=complete)):
         warnings.append(f"{message_of(found, path.name)}. It is passed over.")
         return {}
@@ -76,7 +76,7 @@ def checked(
 
 
 def message_of(found: list[str], path: Path | str) -> str:
-    """One message about wrong values of a file."""
+    """Returns one message about wrong values of a file."""
     more = f"; and {len(found) - _IN_MESSAGE} more" if len(found) > _IN_MESSAGE else ""
     return f"{path}: {'; '.join(found[:_IN_MESSAGE])}{more}. {REMEDY}"
 
@@ -96,7 +96,7 @@ class _Checker:
         self.found: list[str] = []
 
     def compare(self, value: Any, rule: Schema, place: _Place = ()) -> None:
-        """Compare a value and what it holds; ``place`` is where the document has it."""
+        """Compares a value and what it holds; ``place`` is where the document has it."""
         if len(self.found) > _MOST:
             return
         if "$ref" in rule:
@@ -125,7 +125,7 @@ class _Checker:
 
 
 def _key(place: _Place) -> str:
-    """A place in a document in words, such as ``stages[2].count``."""
+    """Returns a place in a document in words, such as ``stages[2].count``."""
     text = ""
     while place:
         place, step = place
@@ -141,7 +141,7 @@ def _key(place: _Place) -> str:
 
 
 def _expected(value: Any, rule: Schema) -> str | None:
-    """What a rule demands where a value is something else; None where it holds."""
+    """Returns what a rule demands where a value is something else; None where it holds."""
     if "const" in rule and value != rule["const"]:
         return shown_json(rule["const"])
     if "enum" in rule and not any(value is each or value == each for each in rule["enum"]):
@@ -177,7 +177,7 @@ def _out_of_bounds(value: Any, rule: Schema) -> str | None:
 
 
 def shown_json(value: object) -> str:
-    """A value as the file has it, on one line, cut."""
+    """Returns a value as the file has it, on one line, cut."""
     text = " ".join(dump_json(value).split()) if not isinstance(value, (dict, list)) else _outline(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -186,7 +186,7 @@ _LONGEST: Final = 80
 
 
 def _outline(value: dict[str, Any] | list[Any]) -> str:
-    """An object or a list in a message; it may have any size."""
+    """Returns an object or a list in a message; it may have any size."""
     if not value:
         return "{}" if isinstance(value, dict) else "[]"
     return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"

@@ -38,31 +38,31 @@ class Compose:
         self._command = _command(environ)
 
     def up(self, profiles: Sequence[str]) -> None:
-        """Start or update the containers in the background."""
+        """Starts or updates the containers in the background."""
         if self._secure:
             tls.make(self._secure, endpoint_port=self._settings()[1].otlp_http, environ=self._environ)
             self._environ["COLLECTOR_KEYS"] = str(tls.folder(self._secure).resolve())
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
 
     def down(self, *, data: bool) -> None:
-        """Stop and remove the containers; with ``data``, their volumes too."""
+        """Stops and removes the containers; with ``data``, their volumes too."""
         self._run(PROFILES, ["down", *(["--volumes"] if data else [])])
 
     def logs(self, names: Sequence[str], *, follow: bool) -> None:
-        """Show what the containers wrote."""
+        """Shows what the containers wrote."""
         self._run(PROFILES, ["logs", "--tail=200", *(["--follow"] if follow else []), *names])
 
     def status(self) -> None:
-        """Show the containers."""
+        """Shows the containers."""
         self._run(PROFILES, ["ps", "--all"])
 
     def states(self) -> dict[str, str]:
-        """Part to ``ready`` or ``down``."""
+        """Returns of each part ``ready`` or ``down``."""
         urls = self.health_urls().items()
         return {name: "ready" if configuration.healthy(url) else "down" for name, url in urls}
 
     def health_urls(self) -> dict[str, str]:
-        """Part to the address that answers when it is well."""
+        """Returns of each part the address that answers when it is well."""
         settings, ports = self._settings()
         found = {
             "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
@@ -75,7 +75,7 @@ class Compose:
         )
 
     def addresses(self) -> dict[str, str]:
-        """What to open, and where to send."""
+        """Returns what to open, and where to send."""
         settings, ports = self._settings()
         found = {
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",

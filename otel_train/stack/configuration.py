@@ -24,7 +24,7 @@ MARK = "docker-compose.yml"
 
 
 def folder() -> Path:
-    """The folder with ``docker-compose.yml``, ``.env``, ``deploy`` and ``grafana``.
+    """Returns the folder with ``docker-compose.yml``, ``.env``, ``deploy`` and ``grafana``.
 
     A wheel carries them beside this module; a checkout has them at its top.
     """
@@ -39,7 +39,7 @@ def folder() -> Path:
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The names of ``.env`` with their values; the environment wins, as it does for compose."""
+    """Returns the names of ``.env`` with their values; the environment wins, as it does for compose."""
     found = {}
     for line in (folder() / ".env").read_text(encoding="utf-8").splitlines():
         name, equals, value = line.partition("=")
@@ -165,7 +165,7 @@ _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
 
 
 def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-    """Write ``state/conf``: the shipped files, and the addresses of this stack."""
+    """Writes ``state/conf``: the shipped files, and the addresses of this stack."""
     conf, shipped = state / "conf", folder() / "deploy" / "prometheus"
     shutil.rmtree(conf, ignore_errors=True)
     conf.mkdir(parents=True, mode=0o700)
@@ -188,7 +188,7 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
 
 
 def write_alertmanager(path: Path, webhook: str) -> None:
-    """Write the shipped Alertmanager file, with an address that every receiver calls; "" leaves them silent.
+    """Writes the shipped Alertmanager file, with an address that every receiver calls; "" leaves them silent.
 
     The folder is closed to others, as the address may carry a secret; the file is not: a container reads it as
     another user.
@@ -207,5 +207,5 @@ def write_alertmanager(path: Path, webhook: str) -> None:
 
 
 def _write_targets(path: Path, addresses: Sequence[str], **labels: str) -> None:
-    """Write Prometheus' targets as JSON, which is also YAML."""
+    """Writes Prometheus' targets as JSON, which is also YAML."""
     path.write_text(json.dumps([{"targets": list(addresses), "labels": labels}]) + "\n", encoding="utf-8")

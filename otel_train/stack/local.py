@@ -53,7 +53,7 @@ class LocalStack:
 
     @classmethod
     def of(cls, state: Path, environ: Mapping[str, str] = os.environ) -> LocalStack | None:
-        """The stack that a state folder describes, or None."""
+        """Returns the stack that a state folder describes, or None."""
         try:
             noted = json.loads((state / "stack.json").read_text(encoding="utf-8"))
             return cls(state, Ports(**noted["ports"]), environ, secure=bool(noted["secure"]))
@@ -61,7 +61,7 @@ class LocalStack:
             return None
 
     def configure(self, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-        """Check that there is something to start and ports for it, then write the configuration."""
+        """Checks that there is something to start and ports for it, then writes the configuration."""
         alive = [part.name for part in self._parts() if running(self.state, part.name) is not None]
         if alive:
             raise StackError(
@@ -80,7 +80,7 @@ class LocalStack:
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
     def start(self, *names: str, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start parts, all that are there without a name, and wait until they are well."""
+        """Starts parts, all that are there without a name, and waits until they are well."""
         for name, reason in self.missing().items():
             if name in names:
                 raise StackError(reason)
@@ -91,12 +91,12 @@ class LocalStack:
         configuration.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
 
     def missing(self) -> dict[str, str]:
-        """Parts whose program was not found, and how to get it."""
+        """Returns the parts whose program was not found, and how to get it."""
         absent = [name for name in ORDER if _program(name, self._environ) is None]
         return {name: _not_found(name, self._environ) for name in absent}
 
     def stop(self, *names: str) -> list[str]:
-        """Stop parts, all without a name, senders first; the names of those that ran."""
+        """Stops parts, all without a name, senders first; returns the names of those that ran."""
         stopped = []
         for name in ORDER:
             if not names or name in names:
@@ -107,7 +107,7 @@ class LocalStack:
         return stopped
 
     def forget(self, *, data: bool = False) -> None:
-        """Remove the note that a stack is here; with ``data``, everything it kept."""
+        """Removes the note that a stack is here; with ``data``, everything it kept."""
         (self.state / "stack.json").unlink(missing_ok=True)
         if data:
             for folder in ("conf", "data", "log", "pid", tls.FOLDER):
@@ -122,7 +122,7 @@ class LocalStack:
             time.sleep(LOOK_EVERY_S)
 
     def states(self) -> dict[str, str]:
-        """Part to ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
+        """Returns of each part ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
         found = dict.fromkeys(self.missing(), "missing")
         for name, _, _, health_url in self._parts():
             state = "ready" if configuration.healthy(health_url) else "starting"
@@ -130,7 +130,7 @@ class LocalStack:
         return found
 
     def addresses(self) -> dict[str, str]:
-        """What to open, and where to send."""
+        """Returns what to open, and where to send."""
         scheme = "https" if self.secure else "http"
         found = {
             "collector": {"send OTLP to": f"{scheme}://{HOST}:{self.ports.otlp_http}"},
@@ -144,7 +144,7 @@ class LocalStack:
         return {what: where for name in there for what, where in found[name].items()}
 
     def without(self) -> dict[str, str]:
-        """Missing part to what does not work without it."""
+        """Returns of each missing part what does not work without it."""
         direct = f"http://{HOST}:{self.ports.prometheus}/api/v1/otlp/v1/metrics"
         says = {
             "collector": f"nothing takes spans; metrics go straight to Prometheus with OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={direct} "
@@ -156,7 +156,7 @@ class LocalStack:
         return {name: f"{says[name]}. {reason}" for name, reason in self.missing().items()}
 
     def _parts(self) -> list[Part]:
-        """Parts whose programs were found, in the order in which they stop."""
+        """Returns the parts whose programs were found, in the order in which they stop."""
         makers = {
             "collector": self._collector,
             "prometheus": self._prometheus,
@@ -243,7 +243,7 @@ SAME_START_S = 1.0
 
 
 def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a part with its output in its log, and write its pid file.
+    """Starts a part with its output in its log, and writes its pid file.
 
     It gets a session of its own, so that Ctrl-C reaches us and we stop it in order.
     """
@@ -267,7 +267,7 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
 
 
 def running(state: Path, name: str) -> Any | None:
-    """The psutil.Process of a part, or None when it does not run."""
+    """Returns the psutil.Process of a part, or None when it does not run."""
     try:
         noted = json.loads(_pid_file(state, name).read_text(encoding="utf-8"))
         process = psutil.Process(noted["pid"])
@@ -279,7 +279,7 @@ def running(state: Path, name: str) -> Any | None:
 
 
 def stop(state: Path, name: str) -> bool:
-    """Terminate a part, and kill it after the timeout; returns whether it was running."""
+    """Terminates a part, and kills it after the timeout; returns whether it was running."""
     process = running(state, name)
     if process is not None:
         with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile, which is what was asked for
@@ -294,12 +294,12 @@ def stop(state: Path, name: str) -> bool:
 
 
 def log_file(state: Path, name: str) -> Path:
-    """Path of a part's output."""
+    """Returns the path of a part's output."""
     return state / "log" / f"{name}.log"
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The end of a text file, [] if there is none."""
+    """Returns the end of a text file, [] if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
@@ -326,7 +326,7 @@ NAMES = {
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where ``tools/get_components.sh`` puts the programs."""
+    """Returns where ``tools/get_components.sh`` puts the programs."""
     named = environ.get("OTEL_TRAIN_TEST_BIN")
     if named:
         return Path(named)
@@ -335,7 +335,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Find the program of a component: in the cache first, whose version is known, then on PATH."""
+    """Finds the program of a component: in the cache first, whose version is known, then on PATH."""
     found = _program(component, environ)
     if found is None:
         raise StackError(_not_found(component, environ))

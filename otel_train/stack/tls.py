@@ -95,7 +95,7 @@ def _extensions(*given: str) -> list[str]:
 
 
 def _typed(name: str) -> str:
-    """A name of the server, as subjectAltName has it."""
+    """Returns a name of the server, as subjectAltName has it."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

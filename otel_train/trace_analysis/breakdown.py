@@ -34,7 +34,7 @@ MOST_LISTED = 10
 
 
 def allocations(timeline: TraceTimeline) -> list[dict[str, Any]]:
-    """Peak and timeline of allocated memory per device; empty if the trace has none.
+    """Returns the peak and timeline of allocated memory per device; empty if the trace has none.
 
     A peak is the highest point of one step, the highest first. Without steps there is one.
     """
@@ -74,7 +74,7 @@ def _peaks(timeline: TraceTimeline, at: Ints, allocated: Ints, reserved: Ints) -
 
 
 def _step_ends(timeline: TraceTimeline, at: Ints, allocated: Ints) -> list[int]:
-    """Bytes allocated at the end of every step in which something was allocated."""
+    """Returns the bytes allocated at the end of every step in which something was allocated."""
     if not timeline.steps.counted:
         return []
     place = np.searchsorted(at, timeline.steps.end_ns, side="right")
@@ -83,7 +83,7 @@ def _step_ends(timeline: TraceTimeline, at: Ints, allocated: Ints) -> list[int]:
 
 
 def _timeline(at: Ints, allocated: Ints) -> list[list[float]]:
-    """[seconds, bytes] pairs."""
+    """Returns [seconds, bytes] pairs."""
     starts = np.unique(np.linspace(0, at.size, min(at.size, MOST_POINTS), endpoint=False).astype(np.int64))
     highest = np.maximum.reduceat(allocated, starts)
     return [[float(second), int(size)] for second, size in zip(at[starts] / NS_PER_S, highest, strict=True)]
@@ -95,7 +95,7 @@ MOST_STEPS = 1000
 
 
 def breakdown(timeline: TraceTimeline) -> dict[str, Any]:
-    """Host and device seconds of every stage, over all steps and step by step.
+    """Returns host and device seconds of every stage, over all steps and step by step.
 
     Host seconds are those in which the stage was the innermost one; with ``other``, the time in no stage, they
     add up to ``seconds``, the length of the steps. Device seconds are those of the work that the stage launched,
@@ -131,7 +131,7 @@ def breakdown(timeline: TraceTimeline) -> dict[str, Any]:
 
 
 def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
-    """From the first to the last thing on the device: computing, busy with something else, idle. Seconds and shares.
+    """Splits the time from the first to the last thing on the device into computing, other work and idle. Seconds and shares.
 
     Source: "temporal breakdown" of HolisticTraceAnalysis; the three add up to ``seconds``.
     """
@@ -149,7 +149,7 @@ def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
 
 
 def _device_by_stage(timeline: TraceTimeline) -> Mapping[str, float]:
-    """Seconds of device work by the stage that was open when it was launched."""
+    """Returns the seconds of device work by the stage that was open when it was launched."""
     launched = timeline.launches
     known = launched.row >= 0
     if not known.any():
@@ -167,7 +167,7 @@ _UPDATES = (
 
 
 def _optimizer(timeline: TraceTimeline) -> str | None:
-    """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if no operator of it says.
+    """Returns how the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if unknown.
 
     A compiled update, or one of another library's kernels, has no such operator.
     """
@@ -204,7 +204,7 @@ SLACK_NS = 20_000
 
 
 def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Idle time of the device within the steps, by its cause; None where nothing ran on a device.
+    """Returns the idle time of the device within the steps, by its cause; None where nothing ran on a device.
 
     A gap is an interval in which nothing ran; of one that reaches beyond a step, the part within steps counts. Each
     instant of it has one cause:
@@ -251,7 +251,7 @@ def idle(timeline: TraceTimeline) -> dict[str, Any] | None:
 
 
 def _next_launch(timeline: TraceTimeline, found: Intervals) -> Ints:
-    """End of the launch of the kernel after each gap.
+    """Returns the end of the launch of the kernel after each gap.
 
     Where the trace does not say, the gap is taken for one in the device's queue; a gap that no kernel ends is the host's.
     """
@@ -263,7 +263,7 @@ def _next_launch(timeline: TraceTimeline, found: Intervals) -> Ints:
 
 
 def _drained(timeline: TraceTimeline, found: Intervals) -> Flags:
-    """Whether the host was waiting for the device when each gap began."""
+    """Returns whether the host was waiting for the device when each gap began."""
     rows, spans = timeline.synchronizing, timeline.trace.spans
     if not rows.size:
         return np.zeros(found.start_ns.size, np.bool_)
@@ -291,7 +291,7 @@ def _longest(
 
 
 def overlap(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Communication, and what of it nothing hides; None where no collective ran.
+    """Returns the time of communication, and what of it nothing hides; None where no collective ran.
 
     ``overlap_share`` is the share of the time of communication in which a kernel computes. The rest is exposed:
     the device does nothing else but, at most, copy.
@@ -335,7 +335,7 @@ class PathSegment(NamedTuple):
 
 
 def critical_path(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """The critical path of the median step.
+    """Returns the critical path of the median step.
 
     It is walked backwards from the end of the step. The host is followed to the last call that waited for the
     device; from there the device, kernel by kernel: to what ended last before it began, or to its launch if that
@@ -430,7 +430,7 @@ def _kernels(timeline: TraceTimeline, links: list[PathSegment]) -> list[dict[str
 
 
 def _host_stages(timeline: TraceTimeline, links: list[PathSegment]) -> dict[str, float]:
-    """Seconds of the host's links by the stage that was open."""
+    """Returns the seconds of the host's links by the stage that was open."""
     spent = [(link.start_ns, link.end_ns) for link in links if link.what == HOST]
     host = intervals.union(*zip(*spent, strict=True)) if spent else intervals.NOTHING
     found = {name: intervals.intersect(host, parts).total_ns for name, parts in timeline.stages.own.items()}

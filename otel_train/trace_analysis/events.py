@@ -51,7 +51,7 @@ class NameCodes(dict[Any, int]):
         return number
 
     def codes(self, things: Iterable[Any], count: int) -> Codes:
-        """The number of each of ``count`` things."""
+        """Returns the number of each of ``count`` things."""
         return np.fromiter(map(self.__getitem__, things), np.int32, count)
 
 
@@ -76,7 +76,7 @@ class Spans(NamedTuple):
         return ends
 
     def take(self, rows: Any) -> Spans:  # Any: whatever indexes an array
-        """The same columns for some rows."""
+        """Returns the same columns for some rows."""
         return Spans(*(column[rows] for column in self))
 
 
@@ -102,7 +102,7 @@ class EventColumns:
         self._memory: list[NDArray[Any]] = []
 
     def add(self, events: Sequence[TraceEvent]) -> None:
-        """The events of one piece."""
+        """Adds the events of one piece."""
         spans = [event for event in events if event.ph == "X"]
         others = [event for event in events if event.ph != "X"]
         allocations = [event for event in others if event.ph == "i" and event.name == "[memory]"]
@@ -135,7 +135,7 @@ class EventColumns:
         self._spans.append(columns)
 
     def _of_device(self, spans: list[TraceEvent]) -> tuple[NDArray[np.float32], Codes, Codes]:
-        """Columns that only device events have: reading them for every event would take half of the time."""
+        """Returns the columns that only device events have: reading them for every event would take half of the time."""
         rows = [row for row, event in enumerate(spans) if event.args.stream >= 0]
         occupancy = np.full(len(spans), np.nan, np.float32)
         group, collective = np.zeros((2, len(spans)), np.int32)
@@ -146,7 +146,7 @@ class EventColumns:
         return occupancy, group, collective
 
     def spans(self) -> tuple[Spans, Memory]:
-        """Everything. To be called once."""
+        """Returns everything. To be called once."""
         parts, self._spans = self._spans, []
         columns: list[NDArray[Any]] = []
         for number, kind in enumerate(_TYPES):
@@ -181,7 +181,7 @@ _TYPES: tuple[type[np.generic], ...] = (
 
 
 def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any]]:
-    """The shapes with which an operator was called, the heaviest first.
+    """Returns the shapes with which an operator was called, the heaviest first.
 
     Args:
         path: a trace taken with ``record_shapes=True``.
@@ -255,18 +255,18 @@ class Trace:
     missing: tuple[str, ...]  # what is not in the trace or could not be read, a sentence each
 
     def rows(self, *kinds: EventKind) -> NDArray[np.intp]:
-        """Rows of events of some kinds, in order of their start."""
+        """Returns the rows of events of some kinds, in order of their start."""
         chosen: NDArray[np.intp] = np.flatnonzero(np.isin(self.kind, kinds))
         return chosen
 
     def named(self, rows: NDArray[np.intp], matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        """bool[row]: whether the name of each of these rows matches."""
+        """Returns bool[row]: whether the name of each of these rows matches."""
         wanted = np.array([bool(matches(name)) for name in self.names], np.bool_)
         return wanted[self.spans.name[rows]]
 
 
 def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Trace:
-    """Read a Chrome trace, plain JSON or gzip, as exported by ``torch.profiler``; ``missing`` lists what could not be read.
+    """Reads a Chrome trace, plain JSON or gzip, as exported by ``torch.profiler``; ``missing`` lists what could not be read.
 
     It is read in pieces, and events become columns. ``progress`` is called with (bytes read, bytes in the file) now and then.
 
@@ -299,7 +299,7 @@ def read(path: str | Path, *, progress: Callable[[int, int], None] | None = None
 
 
 def _kinds(columns: EventColumns, spans: Spans) -> NDArray[np.int8]:
-    """The kind of each span."""
+    """Returns the kind of each span."""
     categories = [str(name).lower() for name in columns.categories]
     kinds = [_KINDS.get(name, EventKind.ELSE) for name in categories] or [EventKind.ELSE]
     kind: NDArray[np.int8] = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
@@ -312,7 +312,7 @@ def _kinds(columns: EventColumns, spans: Spans) -> NDArray[np.int8]:
 def _collected(
     path: Path, progress: Callable[[int, int], None] | None
 ) -> tuple[EventColumns, Mapping[str, Any], dict[str, Any]]:
-    """Events of a file, its metadata, and errors."""
+    """Returns the events of a file, its metadata, and errors."""
     columns, skipped = EventColumns(), 0
     try:
         pieces = TraceFileReader(path, decode, progress)
@@ -342,7 +342,7 @@ _NO_DEVICE = (
 def _missing(
     about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
 ) -> list[str]:
-    """What the trace lacks, for the reader of its analysis."""
+    """Returns what the trace lacks, for the reader of its analysis."""
     here = set(np.unique(kind).tolist())
     version = about.get("schemaVersion")
     said = [  # 1 is the ``schemaVersion`` that Kineto writes; others are read as far as they are alike

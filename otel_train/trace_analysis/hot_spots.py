@@ -54,7 +54,7 @@ def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
 
 
 def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, int]]]:  # Any: columns of calls
-    """For each call the number of its path; each path as (path of the parent, name)."""
+    """Returns for each call the number of its path; each path as (path of the parent, name)."""
     group = np.full(parent.size, -1, np.int64)
     rows: list[tuple[int, int]] = []
     here = np.flatnonzero(kept & (parent < 0))
@@ -103,7 +103,7 @@ def _laid_out(
 def by_name(
     name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int = 10, **more: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """One entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum."""
+    """Returns one entry per name, the heaviest first; its ``name`` is a number. ``more`` are further columns to sum."""
     if not name.size:
         return []
     seen, index, count = np.unique(name, return_inverse=True, return_counts=True)
@@ -137,7 +137,7 @@ MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgr
 
 
 def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
-    """What ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
+    """Returns what ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
     spans, rows = timeline.trace.spans, timeline.device
     found = by_name(spans.name[rows], spans.dur_ns[rows], most=most)
     for row in found:
@@ -150,7 +150,7 @@ def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, An
 
 
 def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """How kernels get to the device; None where the trace has no kernel with its launch.
+    """Returns how kernels get to the device; None where the trace has no kernel with its launch.
 
     ``queue_seconds`` is how long a kernel waits between the end of its launch and its start: near zero, the
     device waits for the host. ``outrun_share`` is the share of kernels shorter than their own launch.
@@ -175,13 +175,13 @@ def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
 
 
 def occupancy(timeline: TraceTimeline) -> float | None:
-    """Mean estimated occupancy, 0 to 1, weighted by kernel time; None if no kernel has it."""
+    """Returns the mean estimated occupancy, 0 to 1, weighted by kernel time; None if no kernel has it."""
     spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
     return _weighted(spans.occupancy[rows] / 100, spans.dur_ns[rows])
 
 
 def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
-    """Which part of kernel time is spent in kernels that use tensor cores; None without kernels of NVIDIA's.
+    """Returns which part of kernel time is spent in kernels that use tensor cores; None without kernels of NVIDIA's.
 
     ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
     ``used_share`` how much of those do. All by the names of the kernels.

@@ -28,7 +28,7 @@ NOTHING = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
-    """The union of ranges, which may overlap and be unordered."""
+    """Returns the union of ranges, which may overlap and be unordered."""
     start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
     real = end > start
     start, end = start[real], end[real]
@@ -42,14 +42,14 @@ def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
 
 
 def clip(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """The part from ``start_ns`` to ``end_ns``."""
+    """Returns the part from ``start_ns`` to ``end_ns``."""
     start, end = np.clip(these.start_ns, start_ns, end_ns), np.clip(these.end_ns, start_ns, end_ns)
     real = end > start
     return Intervals(start[real], end[real])
 
 
 def intersect(these: Intervals, others: Intervals) -> Intervals:
-    """Every instant that is in both."""
+    """Returns every instant that is in both."""
     if not these.start_ns.size or not others.start_ns.size:
         return NOTHING
     edges = np.concatenate([these.start_ns, these.end_ns, others.start_ns, others.end_ns])
@@ -61,14 +61,14 @@ def intersect(these: Intervals, others: Intervals) -> Intervals:
 
 
 def subtract(these: Intervals, others: Intervals) -> Intervals:
-    """Every instant of these that is not in the others."""
+    """Returns every instant of these that is not in the others."""
     if not these.start_ns.size:
         return NOTHING
     return intersect(these, gaps(others, int(these.start_ns[0]), int(these.end_ns[-1])))
 
 
 def gaps(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """Every instant from ``start_ns`` to ``end_ns`` that is in none of them."""
+    """Returns every instant from ``start_ns`` to ``end_ns`` that is in none of them."""
     inside = clip(these, start_ns, end_ns)
     start, end = np.append(start_ns, inside.end_ns), np.append(inside.start_ns, end_ns)
     real = end > start
@@ -76,13 +76,13 @@ def gaps(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
 
 
 def covered(these: Intervals, start_ns: ArrayLike, end_ns: ArrayLike) -> Ints:
-    """How much of each range [start, end) is in the set: int64[range], nanoseconds."""
+    """Returns how much of each range [start, end) is in the set: int64[range], nanoseconds."""
     part: Ints = before(these, end_ns) - before(these, start_ns)
     return part
 
 
 def before(these: Intervals, at_ns: ArrayLike) -> Ints:
-    """Nanoseconds of the set before each instant: int64[instant]."""
+    """Returns the nanoseconds of the set before each instant: int64[instant]."""
     at = np.asarray(at_ns, np.int64)
     if not these.start_ns.size:
         return np.zeros(at.shape, np.int64)
@@ -94,7 +94,7 @@ def before(these: Intervals, at_ns: ArrayLike) -> Ints:
 
 
 def contains(these: Intervals, at_ns: ArrayLike) -> NDArray[np.bool_]:
-    """Whether each instant is in the set."""
+    """Returns whether each instant is in the set."""
     at = np.asarray(at_ns, np.int64)
     if not these.start_ns.size:
         return np.zeros(at.shape, np.bool_)

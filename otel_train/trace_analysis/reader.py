@@ -64,7 +64,7 @@ class TraceEvent(NamedTuple):
 
 
 def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
-    """The events of a JSON array, and how many of its entries are none; a BrokenTextError if it is no such array."""
+    """Returns the events of a JSON array, and how many of its entries are none; a BrokenTextError if it is no such array."""
     quick = _msgspec_decoder()
     if quick is not None:
         try:
@@ -77,7 +77,7 @@ def decode(text: bytes) -> tuple[Sequence[TraceEvent], int]:
 
 
 def json_list(text: bytes) -> list[Any]:
-    """A JSON array, by the standard library, which takes what stricter readers refuse; a BrokenTextError if it is none."""
+    """Returns a JSON array, by the standard library, which takes what stricter readers refuse; else raises BrokenTextError."""
     found = _json(text)
     if not isinstance(found, list):
         raise BrokenTextError("not a list")
@@ -93,7 +93,7 @@ def _json(text: bytes) -> Any:
 
 @cache
 def _msgspec_decoder() -> Callable[[bytes], Sequence[TraceEvent]] | None:
-    """msgspec, with the types to read: it skips the rest without making objects of it. None if not installed."""
+    """Returns msgspec's decoder with the types to read: it skips the rest without making objects of it. None if not installed."""
     if find_spec("msgspec") is None:
         return None
     import msgspec
@@ -115,7 +115,7 @@ def _msgspec_decoder() -> Callable[[bytes], Sequence[TraceEvent]] | None:
 
 
 def _event(value: dict[str, Any]) -> TraceEvent:
-    """Convert an event whose values may have any type: wrong ones count as missing."""
+    """Converts an event whose values may have any type: wrong ones count as missing."""
     args = value.get("args")
     args = args if isinstance(args, dict) else {}
     defaults, keys = TraceEvent._field_defaults, ("ph", "name", "cat", "ts", "dur")
@@ -127,7 +127,7 @@ def _event(value: dict[str, Any]) -> TraceEvent:
 
 
 def _typed(value: object, default: Any) -> Any:
-    """A value of the type of its default. Early versions wrote numbers in quotes."""
+    """Returns a value of the type of its default. Early versions wrote numbers in quotes."""
     if isinstance(default, str):
         return value if isinstance(value, str) else default
     try:
@@ -184,7 +184,7 @@ class TraceFileReader:
         self._text = self._read()
 
     def _read(self) -> Iterator[bytes]:
-        """The text, in parts of some hundred kilobytes."""
+        """Yields the text, in parts of some hundred kilobytes."""
         with open_given(self._path) as file:
             size = os.fstat(file.fileno()).st_size
             zipped = file.read(2) == _GZIP
@@ -208,7 +208,7 @@ class TraceFileReader:
                 self.broken = f"the gzip data are damaged after {text_bytes:,} bytes of text ({error})"
 
     def __iter__(self) -> Iterator[Any]:
-        """Each piece as ``decode`` made it."""
+        """Yields each piece as ``decode`` made it."""
         held, listed = self._head()
         wanted = PIECE_BYTES
         while True:
@@ -241,7 +241,7 @@ class TraceFileReader:
         return b"".join(parts), False
 
     def _head(self) -> tuple[bytes, bool]:
-        """The text after the opening bracket of the events, and whether the document is nothing but a list."""
+        """Returns the text after the opening bracket of the events, and whether the document is nothing but a list."""
         held, ended = self._filled(b"", 1)
         held = held.removeprefix(b"\xef\xbb\xbf")
         while not (start := held.lstrip()) and not ended:
@@ -268,14 +268,14 @@ class TraceFileReader:
             start, ended = self._filled(start, 2 * tried)
 
     def _decoded(self, text: bytes) -> Any:
-        """Events of a text, as ``decode`` made them; None if not all of it is JSON."""
+        """Returns the events of a text, as ``decode`` made them; None if not all of it is JSON."""
         try:
             return self._decode(b"[" + text + b"]")
         except BrokenTextError:
             return None
 
     def _whole_events(self, held: bytes) -> tuple[int, list[Any]]:
-        """Where the last whole event ends, its comma included, and the events before it."""
+        """Returns where the last whole event ends, its comma included, and the events before it."""
         end = len(held)
         for _ in range(_TRIES):
             end = held.rfind(b"},", 0, end) + 1
@@ -289,7 +289,7 @@ class TraceFileReader:
         return (comma.end() if comma else end, self._one_by_one(held[:end])) if end else (0, [])
 
     def _one_by_one(self, text: bytes) -> list[Any]:
-        """Events of a text that is not all valid JSON."""
+        """Returns the events of a text that is not all valid JSON."""
         if (whole := self._decoded(text)) is not None:
             return [whole]
         made = [self._decoded(event) for event in _BETWEEN.split(text)]
@@ -297,7 +297,7 @@ class TraceFileReader:
         return [piece for piece in made if piece is not None]
 
     def _last(self, held: bytes, *, listed: bool) -> list[Any]:
-        """The last events, and the metadata after them."""
+        """Returns the last events, and the metadata after them."""
         end = len(held)
         for _ in range(_TRIES):
             end = held.rfind(b"]", 0, end)
@@ -318,7 +318,7 @@ class TraceFileReader:
 
 
 def _scan(text: bytes) -> tuple[int, bool]:
-    """Where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
+    """Returns where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
     depth = end = 0
     quoted = False  # one pattern for a whole string would hold, and try again, as much as a string without an end has
     for token in _TOKENS.finditer(text):

@@ -49,7 +49,7 @@ class TraceFinding(Finding):
 
 
 def waits_for_data(document: Document) -> TraceFinding | None:
-    """The device, or without one the host, waits for batches."""
+    """Finds that the device, or without one the host, waits for batches."""
     idle = document["idle"]
     host_share = document["breakdown"]["data_share"]
     share = host_share if idle is None else idle["causes"]["data"]["share"]
@@ -70,7 +70,7 @@ def waits_for_data(document: Document) -> TraceFinding | None:
 
 
 def waits_for_host(document: Document) -> TraceFinding | None:
-    """The device waits for launches."""
+    """Finds that the device waits for launches."""
     idle, launches = document["idle"], document["launches"]
     if not idle or idle["causes"]["host"]["share"] < HOST_SHARE:
         return None
@@ -104,7 +104,7 @@ def waits_for_host(document: Document) -> TraceFinding | None:
 
 
 def waits_for_sync(document: Document) -> TraceFinding | None:
-    """The host waits for the device, which then has nothing queued."""
+    """Finds that the host waits for the device, which then has nothing queued."""
     idle = document["idle"]
     if not idle or idle["causes"]["sync"]["share"] < SYNC_SHARE:
         return None
@@ -166,7 +166,7 @@ def copies_block(document: Document) -> TraceFinding | None:
 
 
 def spares_tensor_cores(document: Document) -> TraceFinding | None:
-    """Matrix kernels on the plain units."""
+    """Finds matrix kernels on the plain units."""
     used = document["tensor_cores"]
     if not used or used["matrix_share"] < MATRIX_SHARE or 1 - used["used_share"] < UNUSED_SHARE:
         return None
@@ -186,7 +186,7 @@ def spares_tensor_cores(document: Document) -> TraceFinding | None:
 
 
 def steps_slowly(document: Document) -> TraceFinding | None:
-    """An optimizer that updates one parameter at a time."""
+    """Finds an optimizer that updates one parameter at a time."""
     row = next((row for row in document["breakdown"]["stages"] if row["stage"] == "optimizer"), None)
     if row is None or row["share"] < OPTIMIZER_SHARE or document["breakdown"]["optimizer"] != "single":
         return None
@@ -202,7 +202,7 @@ def steps_slowly(document: Document) -> TraceFinding | None:
 
 
 def one_op_weighs(document: Document) -> TraceFinding | None:
-    """Without a device, one operator that takes most of the time."""
+    """Finds, without a device, one operator that takes most of the time."""
     top = next(iter(document["top_cpu_ops"]), None)
     if document["device"] or top is None or top["share"] < HEAVY_OP_SHARE:
         return None
@@ -219,7 +219,7 @@ def one_op_weighs(document: Document) -> TraceFinding | None:
 
 
 def memory_grows(document: Document) -> TraceFinding | None:
-    """Memory that each step leaves behind."""
+    """Finds memory that each step leaves behind."""
     for part in document["memory"]:
         left = part["step_end_bytes"]
         if len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left)):
@@ -269,7 +269,7 @@ WAITING_SHARE, BLAMED_SHARE = 0.05, 0.5
 
 
 def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
-    """Findings about one trace, from its analysis by ``summarize``.
+    """Returns the findings about one trace, from its analysis by ``summarize``.
 
     At least one: where no rule applies it is ``no_finding``, which says what was looked at.
     """
@@ -282,7 +282,7 @@ def findings(document: Mapping[str, Any]) -> list[TraceFinding]:
 
 
 def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
-    """Complete a finding from its share of the step time."""
+    """Completes a finding from its share of the step time."""
     breakdown, share, confidence = document["breakdown"], finding.share, finding.confidence
     if not breakdown["steps"] and confidence == "high":
         confidence = "medium"  # without steps, what happens once weighs as much as what happens always
@@ -296,7 +296,7 @@ def _finished(document: Document, finding: TraceFinding) -> TraceFinding:
 
 
 def rank_finding(document: Mapping[str, Any], waiting: Mapping[str, Any]) -> TraceFinding | None:
-    """Finding about the rank that the others wait for, if any. ``waiting``: the result of ``summary.waits`` for all ranks."""
+    """Returns the finding about the rank that the others wait for, if any. ``waiting``: ``summary.waits`` of all ranks."""
     rows = waiting["ranks"]
     waited_s = sum(row["waited_seconds"] for row in rows)
     whole_s = document["breakdown"]["seconds"] * len(rows)

@@ -30,7 +30,7 @@ SCHEMA = "otel_train.analysis/2"
 def trace_summary(
     path: str | Path, *, most: int = 10, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
-    """Analyze a trace file.
+    """Analyzes a trace file.
 
     Args:
         path: a Chrome trace of ``torch.profiler``, plain or gzip.
@@ -48,7 +48,7 @@ def trace_summary(
 
 
 def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
-    """As ``trace_summary``, of a trace that was read."""
+    """Does what ``trace_summary`` does, of a trace that was read."""
     timeline = TraceTimeline(trace)
     parts = breakdown(timeline)
     memory = allocations(timeline)
@@ -78,7 +78,7 @@ def summarize(trace: Trace, *, most: int = 10) -> dict[str, Any]:
 
 
 def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
-    """Analyze each trace; with several ranks, the first document also has which rank waits for which."""
+    """Analyzes each trace; with several ranks, the first document also has which rank waits for which."""
     documents = [summarize(trace, most=most) for trace in traces]
     if len(traces) > 1:
         first = documents[0]
@@ -90,7 +90,7 @@ def summarize_ranks(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str
 
 
 def waits(timelines: Sequence[TraceTimeline]) -> dict[str, Any]:
-    """Wait of each rank in collectives, and the rank it waits for.
+    """Returns the wait of each rank in collectives, and the rank it waits for.
 
     The same collective takes every rank to the same instant, so the rank that came last spends the least time in
     it, and each other rank waited for the difference. This needs no common clock. Collectives are matched by
@@ -145,7 +145,7 @@ def _by_rank(timelines: Sequence[TraceTimeline]) -> Mapping[int, TraceTimeline]:
 
 
 def _common_steps(timelines: Sequence[TraceTimeline]) -> Ints | None:
-    """Steps that all ranks recorded; None if one has no step numbers."""
+    """Returns the steps that all ranks recorded; None if one has no step numbers."""
     if not all(timeline.steps.counted for timeline in timelines):
         return None
     common = timelines[0].steps.number
@@ -155,7 +155,7 @@ def _common_steps(timelines: Sequence[TraceTimeline]) -> Ints | None:
 
 
 def _collectives(timeline: TraceTimeline, steps: Ints | None) -> dict[Collective, Ints]:
-    """Length of each collective, in order, by group and kind. int64[collective], nanoseconds."""
+    """Returns the length of each collective, in order, by group and kind. int64[collective], nanoseconds."""
     spans, names = timeline.trace.spans, timeline.trace.names
     rows = timeline.collectives
     if steps is not None:

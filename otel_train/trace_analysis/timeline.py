@@ -37,7 +37,7 @@ class Calls(NamedTuple):
 
 
 def _calls(trace: Trace) -> Calls:
-    """The calls of all threads of the host, without Python's own functions."""
+    """Returns the calls of all threads of the host, without Python's own functions."""
     spans = trace.spans
     rows = trace.rows(EventKind.OP, EventKind.ANNOTATION, EventKind.RUNTIME)
     rows = rows[spans.stream[rows] < 0]
@@ -251,27 +251,27 @@ class TraceTimeline:
         return rows[self.trace.named(rows, SYNCHRONIZE.match)]
 
     def host_rows(self, kind: EventKind, matches: Callable[[str], object]) -> Rows:
-        """Rows of one kind on the host whose name matches, in order of their start."""
+        """Returns the rows of one kind on the host whose name matches, in order of their start."""
         rows = self.trace.rows(kind)
         return rows[self.trace.named(rows, matches) & (self.trace.spans.stream[rows] < 0)]
 
     def intervals_of(self, rows: Rows) -> Intervals:
-        """When any of some rows was going on."""
+        """Returns when any of some rows was going on."""
         return intervals.union(self.trace.spans.start_ns[rows], self.trace.spans.end_ns[rows])
 
     def name(self, row: int) -> str:
-        """The name of an event."""
+        """Returns the name of an event."""
         return self.trace.names[int(self.trace.spans.name[row])]
 
     def step_of(self, at_ns: Ints) -> Ints:
-        """The number of the step at each instant; -1 between steps."""
+        """Returns the number of the step at each instant; -1 between steps."""
         place = np.searchsorted(self.steps.start_ns, at_ns, side="right") - 1
         inside = (place >= 0) & (at_ns <= self.steps.end_ns[np.maximum(place, 0)])
         return np.where(inside, self.steps.number[np.maximum(place, 0)], -1)
 
 
 def _innermost(start: Ints, end: Ints, code: NDArray[np.int32]) -> dict[int, Intervals]:
-    """By name, the instants at which no other range lies within its own. Ranges of one thread are nested."""
+    """Returns by name, the instants at which no other range lies within its own. Ranges of one thread are nested."""
     edges = np.concatenate([start, end])
     # At one instant ends come before starts, and of starts the longer range comes first.
     length = end - start

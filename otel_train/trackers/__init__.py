@@ -25,19 +25,19 @@ class Tracker(Protocol):
     """As people call it."""
 
     def wanted(self) -> bool:
-        """Whether there may be a run to log to."""
+        """Returns whether there may be a run to log to."""
 
     def place(self) -> Any:
-        """Where a row that is made now belongs, for ``write``; None for nowhere.
+        """Returns where a row that is made now belongs, for ``write``; None for nowhere.
 
         By the time it is written, the program's run may be over and the next one open.
         """
 
     def write(self, row: FlatRow, place: Any, /) -> None:
-        """Log one row."""
+        """Logs one row."""
 
     def close(self) -> None:
-        """Give back what was opened."""
+        """Gives back what was opened."""
 
 
 @fast_dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ FLAT_BLOCKS = frozenset({"profiling", "throughput"})
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that a Config holds, and what is given as trackers, by name; a ConfigError where something is none."""
+    """Returns the settings that a Config holds, and what is given as trackers, by name; else raises ConfigError."""
     plain, given = dict(settings), {}
     for name in TRACKERS:
         value = plain.get(name, True)
@@ -44,7 +44,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def without_unusable(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The settings without trackers that environment or a file select and that are not installed."""
+    """Returns the settings without trackers that environment or a file select and that are not installed."""
     config, origins, given, ignored = resolved.config, resolved.origins, dict(resolved.given), []
     for name in TRACKERS:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
@@ -72,7 +72,7 @@ def _is_choice(value: object) -> bool:
 
 
 def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
-    """A given tracker; ConfigError if it is none, or a dict with an unknown key."""
+    """Returns a given tracker; ConfigError if it is none, or a dict with an unknown key."""
     if isinstance(value, dict):
         for key in value:
             known = _keys_of(name)
@@ -91,7 +91,7 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
 
 
 def _keys_of(name: str) -> tuple[str, ...]:
-    """Allowed keys in the dict of a tracker; empty if any is allowed or the package is not imported yet."""
+    """Returns the allowed keys in the dict of a tracker; empty if any is allowed or the package is not imported yet."""
     if TRACKERS[name].keys:
         return TRACKERS[name].keys
     init = getattr(sys.modules.get(name), "init", None)
@@ -122,14 +122,14 @@ class Trackers:
         self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
-        """Log to these runs or writers, or to runs opened with these dicts. Called on the training thread."""
+        """Logs to these runs or writers, or to runs opened with these dicts. Called on the training thread."""
         by_name("track({})", given, "runs and writers by name", 'Write track({"wandb": run})')
         for name, value in given.items():
             one_of("track({})", name, TRACKERS)
             self._open(name, _checked(name, value))
 
     def show(self, blocks: Iterable[str]) -> None:
-        """Print these blocks as well. Called by the training thread."""
+        """Prints these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
         if self._blocks and "console_metrics" not in self._queues:
             self._queues["console_metrics"] = TrackerQueue(ConsoleTracker(self._blocks))
@@ -140,14 +140,14 @@ class Trackers:
         return bool(self._queues)
 
     def listened(self) -> bool:
-        """Whether there is, or has been, a tracker to log to."""
+        """Returns whether there is, or has been, a tracker to log to."""
         # All are asked: some look at their run.
         wanted = [queue.tracker.wanted() for queue in list(self._queues.values())]
         self._awake = self._awake or any(wanted)
         return self._awake
 
     def put(self, rows: Iterable[FlatRow]) -> None:
-        """Hand over rows, to whoever listens now. Never waits."""
+        """Hands over rows, to whoever listens now. Never waits."""
         waiting = list(rows)
         for queue in list(self._queues.values()) if waiting else ():
             place = queue.tracker.place() if queue.tracker.wanted() else None
@@ -156,7 +156,7 @@ class Trackers:
                     queue.hand((row, place))
 
     def emptied(self, timeout_s: float) -> bool:
-        """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
+        """Waits until what was handed over is written, in at most ``timeout_s`` seconds. Returns whether it is."""
         deadline = time.monotonic() + timeout_s
         return all(queue.emptied(deadline - time.monotonic()) for queue in list(self._queues.values()))
 
@@ -165,7 +165,7 @@ class Trackers:
         return sum(queue.guard.faults + queue.dropped for queue in list(self._queues.values()))
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what has been handed over, in at most ``timeout_s`` seconds in all."""
+        """Waits for what has been handed over, in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
         queues = list(self._queues.values())
         for queue in queues:
@@ -189,7 +189,7 @@ class Trackers:
 
 
 def check_installed(name: str, *, find: Callable[[str], object] = find_spec) -> None:
-    """Import the package of a selected tracker; ConfigError if it is not installed."""
+    """Imports the package of a selected tracker; ConfigError if it is not installed."""
     if find(name) is None:
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
@@ -224,22 +224,22 @@ class ConsoleTracker:
         self._blocks = blocks
 
     def wanted(self) -> bool:
-        """Whether there is anything to print on."""
+        """Returns whether there is anything to print on."""
         return sys.stderr is not None
 
     def place(self) -> bool:
-        """There is one only."""
+        """Returns True: there is one console only."""
         return True
 
     def write(self, row: FlatRow, _: object) -> None:
-        """Print the block of a row in one piece."""
+        """Prints the block of a row in one piece."""
         block, lines = ("throughput", _throughput) if row.of_epoch else ("profiling", _profiling)
         if block in self._blocks:
             sys.stderr.write("".join(f"{line}\n" for line in lines(row)))
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Does nothing: nothing was opened."""
 
 
 def _profiling(row: FlatRow) -> Iterator[str]:
@@ -269,7 +269,7 @@ def _throughput(row: FlatRow) -> Iterator[str]:
 
 
 def _line(values: Mapping[str, float], head: str, names: Mapping[str, str], form: str) -> Iterator[str]:
-    """A line with the known values of ``names``; none if nothing is known."""
+    """Yields a line with the known values of ``names``; none if nothing is known."""
     known = [form.format(values[key], unit) for key, unit in names.items() if key in values]
     if known:
         yield f"  {head}{', '.join(known)}"

@@ -39,7 +39,7 @@ class SafeNames:
         self._warned = False
 
     def __call__(self, name: str) -> str:
-        """``name``, made safe: the rest becomes ``_``, a collision gets ``_2``, ``_3`` and so on, with one warning."""
+        """Returns ``name``, made safe: the rest becomes ``_``, a collision gets ``_2``, ``_3`` and so on, with one warning."""
         if name not in self._safe:
             self._safe[name] = self._new(name)
         return self._safe[name]
@@ -68,13 +68,13 @@ _PARTS: Final = {
 
 
 def left_out(parts: str, *of: str) -> tuple[str, ...]:
-    """How the keys begin that ``throughput_metrics`` does not name: all, or those ``of`` some parts."""
+    """Returns how the keys begin that ``throughput_metrics`` does not name: all, or those ``of`` some parts."""
     wanted = words_of(parts)
     return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
 
 
 def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
-    """``values`` without keys that begin like this, also after a loader's name."""
+    """Returns ``values`` without keys that begin like this, also after a loader's name."""
     return {key: value for key, value in values.items() if not key.rpartition("/")[2].startswith(starts)}
 
 
@@ -113,7 +113,7 @@ class EpochWindow:
         self._step_ns = self._work_ns = 0
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Count what ended."""
+        """Counts what ended."""
         self._step_ns += int(part.step_ns.sum())
         self._work_ns += int(part.work_ns.sum())
         for source, phase, ns, _ in part.loader_ns.tolist():
@@ -135,11 +135,11 @@ class EpochWindow:
             _add(self._of[self._name(source)].loads, part.lasted_ns[data & (part.source == source)])
 
     def skip(self) -> None:
-        """No tracker listened: what was built up to now belongs to no epoch."""
+        """Skips what was built up to now while no tracker listened: it belongs to no epoch."""
         self._totals.loaders.drop_builds()
 
     def take(self, at_ns: int) -> dict[str, float]:
-        """The metrics of the epoch, which ended at ``at_ns``; the next one begins there. None without a training step."""
+        """Returns the metrics of the epoch, which ended at ``at_ns``; the next one begins there. None without a training step."""
         loaders = {name: loader for name, loader in self._of.items() if loader.batches}
         facts = self.loaders()
         for name, loader in loaders.items():
@@ -179,7 +179,7 @@ class EpochWindow:
         return found
 
     def _exposed_ns(self, loaders: Mapping[str, _LoaderSums]) -> float | None:
-        """Device idle time for lack of a batch since the last epoch; None if not measured."""
+        """Returns the device idle time for lack of a batch since the last epoch; None if not measured."""
         device, names = self._totals.device, self._totals.names
         window, self._exposed = device.minus(self._exposed), device.copy()
         found, measured = 0.0, set()
@@ -191,7 +191,7 @@ class EpochWindow:
         return found if loaders and measured.issuperset(loaders) else None
 
     def _efficiency(self, loaders: Iterable[_LoaderSums], exposed_ns: float | None) -> float | None:
-        """Time that the slower of loaders alone and computing alone would take, to the time it took."""
+        """Returns the time that the slower of loaders alone and computing alone would take, to the time it took."""
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
         for loader in loaders:
@@ -263,7 +263,7 @@ class StageMeans:
         self._waits: dict[int, _BatchWait] = {}
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Count what ended."""
+        """Counts what ended."""
         flat = (part.source * (len(self._names.sources) + 1) + part.loader + 1) * _PHASES + part.phase
         for value in np.unique(flat).tolist():
             mine = np.flatnonzero(flat == value)
@@ -282,7 +282,7 @@ class StageMeans:
             self._sums.add(f"profile/train/{self._loader(loader)}/time_batch_wait_ms", found)
 
     def take(self) -> dict[str, float]:
-        """The means; the next ones begin here."""
+        """Returns the means; the next ones begin here."""
         sums, self._sums = self._sums, _Sums()
         return {key: total_ns / count * MS_PER_NS for key, (count, total_ns) in sums.items()}
 
@@ -326,11 +326,11 @@ class Operations:
         self._sums = _Sums()
 
     def reset(self) -> None:
-        """Start from now."""
+        """Starts from now."""
         self._sums = _Sums()
 
     def add(self, part: ClosedStepsPart) -> None:
-        """Count what ended."""
+        """Counts what ended."""
         train, sums = part.phase == TRAIN, self._sums
         sums.add("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
         sums.add_up("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
@@ -343,7 +343,7 @@ class Operations:
             sums.add(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
 
     def values(self) -> dict[str, float]:
-        """The values now, in seconds."""
+        """Returns the values now, in seconds."""
         found: dict[str, float] = {}
         for name, (count, total_ns) in self._sums.items():
             if count:
@@ -420,11 +420,11 @@ class FlatMetrics:
         self._epochs = epochs
 
     def reset(self) -> None:
-        """Let the totals of operations start from now."""
+        """Lets the totals of operations start from now."""
         self._operations.reset()
 
     def take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
-        """The rows that are due, from closed steps of the training thread: ``rows`` of its steps are counted, with these ``numbers``."""
+        """Returns the rows that are due, from closed ``rows`` of the training thread's steps with these ``numbers``."""
         made: list[FlatRow] = []
         marks = self._marks(closed, rows, numbers)
         parts = self._parts(closed, [mark.at_ns for mark in marks])
@@ -444,7 +444,7 @@ class FlatMetrics:
         return made
 
     def skip(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
-        """Count only: no tracker listens yet."""
+        """Counts only: no tracker listens yet."""
         self._epochs.skip()
         for mark in self._marks(closed, rows, numbers):
             if mark.boundary:
@@ -453,17 +453,17 @@ class FlatMetrics:
             self._step = self._logged = int(numbers[-1]) + 1
 
     def report(self, number: int, at_ns: int) -> list[FlatRow]:
-        """A row of what is known now, unless the report with that number has been made."""
+        """Returns a row of what is known now, unless the report with that number has been made."""
         row = self._step_row(at_ns) if number > self.reported else []
         self.reported = number if row else self.reported
         return row
 
     def so_far(self) -> list[FlatRow]:
-        """A row of the steps since the last one, if there were any."""
+        """Returns a row of the steps since the last one, if there were any."""
         return self._step_row(self._stepped_ns) if self._step > self._logged else []
 
     def finish(self) -> list[FlatRow]:
-        """A row of the steps since the last one, if there were any, and one of the epoch, if a marked one ends here."""
+        """Returns a row of the steps since the last one, if there were any, and one of the epoch, if a marked one ends here."""
         return [*self.so_far(), *self._epoch_row(self._boundaries.close(), self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
@@ -507,7 +507,7 @@ class FlatMetrics:
                     yield at_ns
 
     def _parts(self, closed: ClosedSteps, cuts: list[int]) -> Iterator[ClosedStepsPart]:
-        """Split closed steps at the cuts: one part more than cuts. What ends at a cut is before it."""
+        """Splits closed steps at the cuts: one part more than cuts. What ends at a cut is before it."""
         calls, steps, batches = closed.occurrences, closed.steps, closed.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
         kind = self._names.kinds[calls.source].astype(np.int64)

@@ -43,11 +43,11 @@ class MlflowTracker:
         self._client: Any = None
 
     def wanted(self) -> bool:
-        """Whether there may be a run to log to."""
+        """Returns whether there may be a run to log to."""
         return bool(self._given) or self._settings is not None or "mlflow" in sys.modules
 
     def place(self) -> MlflowRun | None:
-        """The innermost run that is active on the training thread, else the one that was active last."""
+        """Returns the innermost run that is active on the training thread, else the one that was active last."""
         if self._settings is not None or self._given:
             return MlflowRun(self._given, over=False)
         fluent = sys.modules.get("mlflow.tracking.fluent")
@@ -58,7 +58,7 @@ class MlflowTracker:
         return MlflowRun(str(last), over=True) if last else None
 
     def write(self, row: FlatRow, place: MlflowRun) -> None:
-        """Log one row."""
+        """Logs one row."""
         mlflow: Any = import_module("mlflow")
         if self._settings is not None and not self._own:
             self._open(mlflow, self._settings)
@@ -72,7 +72,7 @@ class MlflowTracker:
         self._client.log_batch(run_id, metrics=metrics)
 
     def close(self) -> None:
-        """End the run if it is ours."""
+        """Ends the run if it is ours."""
         if self._own:
             self._client.set_terminated(self._own)
 
@@ -84,12 +84,12 @@ class MlflowTracker:
         self._own = self._client.create_run(identity, run_name=settings.get("run_name")).info.run_id
 
     def _lasted(self, run_id: str, until_ms: int) -> bool:
-        """Whether a run that has ended was active at ``until_ms``."""
+        """Returns whether a run that has ended was active at ``until_ms``."""
         ended_ms = self._client.get_run(run_id).info.end_time
         return ended_ms is None or bool(until_ms <= ended_ms)
 
     def _of_training(self, fluent: Any, name: str) -> Any:
-        """MLflow's value ``name`` of the training thread. There is no public function for another thread."""
+        """Returns MLflow's value ``name`` of the training thread. There is no public function for another thread."""
         values: dict[int, Any] = getattr(getattr(fluent, name, None), "get_all_thread_values", dict)()
         return values.get(self._thread)
 

@@ -25,7 +25,7 @@ MOST_HELD = 100_000
 
 
 def calls_of(ended: np.ndarray) -> StageCalls:
-    """As calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
+    """Converts to calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
     source, begun_ns, ended_ns = ended[np.argsort(ended[:, 2], kind="stable")].T
     zeros = np.zeros(len(ended), dtype=np.int64)
     return StageCalls(source, zeros - 1, zeros + NO_PHASE, begun_ns, ended_ns - begun_ns, zeros, zeros - 1)
@@ -43,7 +43,7 @@ class HeldOperations:
             self._held = _together(self._held, calls)
 
     def among(self, closed: ClosedSteps, until_ns: int) -> ClosedSteps:
-        """Closed steps, with the operations that ended up to ``until_ns``."""
+        """Returns the closed steps, with the operations that ended up to ``until_ns``."""
         if not len(self._held.source):
             return closed
         ripe = int(np.searchsorted(_ends(self._held), until_ns, side="right"))
@@ -52,7 +52,7 @@ class HeldOperations:
         return closed._replace(occurrences=_together(closed.occurrences, taken))
 
     def rest(self, *, least: int = 1) -> ClosedSteps | None:
-        """All that are held, if there are ``least``, as if nothing else had become final; else None."""
+        """Returns all that are held, if there are ``least``, as if nothing else had become final; else None."""
         if len(self._held.source) < least:
             return None
         held, self._held = self._held, NOTHING.occurrences
@@ -60,7 +60,7 @@ class HeldOperations:
 
 
 def _ends(calls: StageCalls) -> np.ndarray:
-    """End times of operations; one that ran in pieces began longer before its end than it took."""
+    """Ends times of operations; one that ran in pieces began longer before its end than it took."""
     ends: np.ndarray = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
     return ends
 
@@ -110,11 +110,11 @@ class RowScheduler:
             run.on_closed_steps = self._take
 
     def reset(self) -> None:
-        """Let the totals of operations start from now."""
+        """Lets the totals of operations start from now."""
         self._metrics.reset()
 
     def report(self, number: int) -> None:
-        """Write a row now, unless the report of that number was already written."""
+        """Writes a row now, unless the report of that number was already written."""
         if not self._awake or self._guard.closed or number <= self._metrics.reported:
             return
         if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
@@ -129,23 +129,23 @@ class RowScheduler:
             self._flush(least=MOST_HELD)
 
     def faults(self) -> dict[str, int]:
-        """Rows that could not be made."""
+        """Returns the rows that could not be made."""
         return {"trackers": self._guard.faults}
 
     def listened(self) -> bool:
-        """Whether there is, or has been, a tracker to log to."""
+        """Returns whether there is, or has been, a tracker to log to."""
         self._awake = self._awake or self._trackers.listened()
         return self._awake
 
     def hand_over(self) -> None:
-        """Hand everything that is final to the trackers."""
+        """Hands everything that is final to the trackers."""
         if self._awake:
             self._flush()
             with self._guard:
                 self._put(self._metrics.so_far())
 
     def close(self) -> None:
-        """Write the last row."""
+        """Writes the last row."""
         self._flush()
         if self._awake:
             with self._guard:

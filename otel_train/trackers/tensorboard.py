@@ -33,7 +33,7 @@ class TensorBoardTracker:
         self._writer: Any = None
 
     def wanted(self) -> bool:
-        """Whether event files are to be written."""
+        """Returns whether event files are to be written."""
         return (
             self._given is not None
             or self._asked
@@ -41,11 +41,11 @@ class TensorBoardTracker:
         )
 
     def place(self) -> Any:
-        """A writer or a folder."""
+        """Returns a writer or a folder."""
         return self._given if self._given is not None else self._folder
 
     def write(self, row: FlatRow, place: Any) -> None:
-        """Write one event, or one scalar after the other."""
+        """Writes one event, or one scalar after the other."""
         if self._given is not None:
             for key, value in row.values.items():
                 place.add_scalar(key, value, row.step)
@@ -62,7 +62,7 @@ class TensorBoardTracker:
         self._writer.flush()  # TensorBoard may be reading
 
     def close(self) -> None:
-        """Close the file if it is ours."""
+        """Closes the file if it is ours."""
         if self._writer is not None:
             self._writer.close()
 

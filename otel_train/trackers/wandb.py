@@ -45,18 +45,18 @@ class WandbTracker:
         self._defined: tuple[Any, set[str]] = (None, set())
 
     def wanted(self) -> bool:
-        """Whether there may be a run to log to."""
+        """Returns whether there may be a run to log to."""
         self._attend(self._open_run())
         return self._given is not None or self._settings is not None or "wandb" in sys.modules
 
     def place(self) -> Any:
-        """The run to log to: open now, or, of our own, opened with the first row."""
+        """Returns the run to log to: open now, or, of our own, opened with the first row."""
         if self._settings is not None:
             return "own"
         return self._open_run()
 
     def write(self, row: FlatRow, place: Any) -> None:
-        """Log one row."""
+        """Logs one row."""
         if self._settings is not None and self._own is None:
             # "create_new" leaves the run that the program may have, and wandb.log, alone.
             with signals_unblocked():
@@ -67,7 +67,7 @@ class WandbTracker:
         run.log(values, commit=self._own is not None)
 
     def close(self) -> None:
-        """Finish the run if it is ours, and leave the program's alone."""
+        """Finishes the run if it is ours, and leaves the program's alone."""
         if self._hook in self._hooks:
             self._hooks.remove(self._hook)
         if self._own is not None:
@@ -77,7 +77,7 @@ class WandbTracker:
         return self._given or getattr(sys.modules.get("wandb"), "run", None)
 
     def _attend(self, run: Any) -> None:
-        """Register a callback that W&B calls before ``run`` is finished. W&B versions without such a list do not call it."""
+        """Registers a callback that W&B calls before ``run`` is finished. W&B versions without such a list do not call it."""
         hooks = getattr(run, "_teardown_hooks", None)
         module = sys.modules.get("wandb.sdk.wandb_run")
         make, stage = getattr(module, "TeardownHook", None), getattr(module, "TeardownStage", None)
@@ -86,7 +86,7 @@ class WandbTracker:
             hooks.append(self._hook)
 
     def _define(self, run: Any, keys: Mapping[str, float]) -> None:
-        """Define new names on the axis ``otel_train/step``, once per run."""
+        """Defines new names on the axis ``otel_train/step``, once per run."""
         if self._defined[0] is not run:
             run.define_metric(AXIS, hidden=True)
             self._defined = (run, set())
@@ -98,7 +98,7 @@ class WandbTracker:
 
 
 def _pattern(key: str) -> str:
-    """A pattern for a family of names: one definition costs more than one value."""
+    """Returns a pattern for a family of names: one definition costs more than one value."""
     family, slash, _ = key.partition("/")
     return f"{family}/*" if slash else key
 

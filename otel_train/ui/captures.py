@@ -53,7 +53,7 @@ def _analyzed(path: Path, _: Mark) -> dict[str, Any]:
 
 
 def artifacts(view: RankView, chosen: str | None) -> str:
-    """The tab as HTML, with the analysis of the capture named ``chosen``."""
+    """Returns the tab as HTML, with the analysis of the capture named ``chosen``."""
     files = files_of(view.run, view.rank)
     looked = _traces(files).get(chosen or "")
     return "".join(
@@ -82,7 +82,7 @@ def _capture(file: File) -> str:
 
 
 def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, Any]]) -> str:
-    """The analysis of a capture as HTML."""
+    """Returns the analysis of a capture as HTML."""
     parts, idle = analysis["breakdown"], analysis["idle"]
     facts = [
         f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
@@ -102,7 +102,7 @@ def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, A
 
 
 def _memory_chart(part: Mapping[str, Any]) -> str:
-    """Memory of a device within a capture, where allocations were recorded."""
+    """Draws the memory of a device within a capture, where allocations were recorded."""
     chart = lines(
         [at - part["timeline"][0][0] for at, _ in part["timeline"]],
         {part["device"]: [size for _, size in part["timeline"]]},
@@ -121,7 +121,7 @@ def _hot_spots(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
-    """A row per capture of the run: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
+    """Returns a row per capture: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
     traces = _traces(files_of(view.run, view.rank))
     records = {_trace_name(record): record for record in view.records}
     rows = [
@@ -145,7 +145,7 @@ def captures_table(view: RankView, *, chosen: str | None = None, static: bool = 
 
 
 def _trace_name(record: Mapping[str, Any]) -> str:
-    """Name of a record's trace below the run directory; "" for a capture that failed."""
+    """Returns the name of a record's trace below the run directory; "" for a capture that failed."""
     file = text(record.get("file")).rpartition("/")[2]
     return f"captures/{file}" if file else ""
 
@@ -173,7 +173,7 @@ def _capture_row(
 
 
 def _artifact_list(view: RankView) -> str:
-    """List of artifacts from ``profiler_summary.json``."""
+    """Returns the list of artifacts from ``profiler_summary.json``."""
     command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
     if not is_folder(view.run / "artifacts"):

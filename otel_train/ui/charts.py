@@ -25,7 +25,7 @@ _MINUTE_S = 60
 
 
 def color_of(name: str, place: int) -> str:
-    """The class that colours a series."""
+    """Returns the class that colours a series."""
     return _FIXED.get(name.partition(":")[0], COLORS[place % len(COLORS)])
 
 
@@ -37,7 +37,7 @@ def area(
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Stacked series by name, the first at the bottom; ``times`` are seconds, increasing.
+    """Draws stacked series by name, the first at the bottom; ``times`` are seconds, increasing.
 
     ``label`` says what it shows, for those who cannot see it; ``width`` is ``WIDTH``, or ``HALF_WIDTH`` for one of two.
     """
@@ -94,7 +94,7 @@ def bars(
     label: str,
     unit: Callable[[float], str],
 ) -> str:
-    """A histogram over buckets that grow by the same factor."""
+    """Returns a histogram over buckets that grow by the same factor."""
     if not numbers:
         return ""
     highest = _whole(max(numbers))
@@ -117,7 +117,7 @@ def bars(
 
 
 def legend(names: Sequence[str]) -> str:
-    """Which colour is which."""
+    """Returns which colour is which."""
     items = "".join(
         f'<li><span class="key b-{color_of(name, place)}"></span>{escape(name.replace("_", " "))}</li>'
         for place, name in enumerate(names)
@@ -135,7 +135,7 @@ def _up(highest: float) -> Callable[[float], float]:
 
 
 def _round(highest: float) -> float:
-    """The smallest axis maximum whose ticks are round numbers."""
+    """Returns the smallest axis maximum whose ticks are round numbers."""
     if highest <= 0 or not math.isfinite(highest):
         return 1.0
     part = highest / _TICKS
@@ -144,7 +144,7 @@ def _round(highest: float) -> float:
 
 
 def _whole(most: int) -> float:
-    """The same for counts, whose ticks are integers."""
+    """Returns the same for counts, whose ticks are integers."""
     return _round(most) if most >= 10 * _TICKS else float(_TICKS * max(1, math.ceil(most / _TICKS)))
 
 
@@ -179,7 +179,7 @@ def _svg(inside: str, label: str, width: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """Seconds as a clock reads: ``45 s``, ``3:20``, ``2:05:00``."""
+    """Returns the seconds as a clock reads: ``45 s``, ``3:20``, ``2:05:00``."""
     whole = math.floor(seconds)
     if whole < _MINUTE_S:
         return f"{seconds:.3g} s"

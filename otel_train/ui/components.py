@@ -31,12 +31,12 @@ MARKS = {"critical": "✖", "warning": "▲", "info": "•", "ok": "✓", "live"
 
 
 def asset(name: str) -> str:
-    """Content of a file in this folder: style, scripts, icon."""
+    """Returns the content of a file in this folder: style, scripts, icon."""
     return resources.files("otel_train.ui").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
-    """A section of a tab; "" if ``draw`` returns nothing. If ``draw`` raises, the section has a note instead."""
+    """Returns a section of a tab; "" if ``draw`` returns nothing. If ``draw`` raises, the section has a note instead."""
     try:
         body = draw()
     except FOREIGN as error:
@@ -49,7 +49,7 @@ def section(title: str, draw: Callable[[], str], *, beside: str = "") -> str:
 
 
 def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
-    """Main values: name, value, and a comparison. Unknown values are skipped."""
+    """Returns the main values: name, value, and a comparison. Unknown values are skipped."""
     shown = [
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd>"
         + (f'<dd class="dim">{escape(beside)}</dd>' if beside else "")
@@ -62,7 +62,7 @@ def leading_values(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def board(notices: Sequence[Notice], *, unfold: int) -> str:
-    """Notices, a line each; advice and facts can be unfolded, those of the first ``unfold`` are shown."""
+    """Returns the notices, a line each; advice and facts can be unfolded, those of the first ``unfold`` are shown."""
     if not notices:
         return ""
     items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
@@ -84,36 +84,36 @@ def _notice(each: Notice, *, unfold: bool) -> str:
 
 
 def _prose(sentence: str) -> str:
-    """A sentence as HTML; what is between backticks is set as code."""
+    """Returns a sentence as HTML; what is between backticks is set as code."""
     return _CODE.sub(r"<code>\1</code>", escape(sentence))
 
 
 def texts(made: str) -> str:
-    """A table whose last column is text."""
+    """Returns a table whose last column is text."""
     return f'<div class="texts">{made}</div>' if made else ""
 
 
 def badge(state: Liveness) -> str:
-    """How a run is, as a word in its colour."""
+    """Returns how a run is, as a word in its colour."""
     quiet = f" for {duration(state.quiet_s)}" if state.word == "silent" and state.quiet_s is not None else ""
     return f'<span class="state {state.severity}"><span aria-hidden="true">{MARKS[state.severity]}</span> {escape(state.word)}{quiet}</span>'
 
 
 def moment(unix_s: float | None) -> str:
-    """An instant, which the page shows in the reader's own time zone and as an age."""
+    """Returns an instant, which the page shows in the reader's own time zone and as an age."""
     if unix_s is None or not 0 < unix_s < _LATEST_UNIX_S:
         return ABSENT
     return f'<time data-at="{unix_s:.3f}">{datetime.fromtimestamp(unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC</time>'
 
 
 def address(run: str, **query: object) -> str:
-    """URL of a run's page, or of something below it; None values are skipped."""
+    """Returns URL of a run's page, or of something below it; None values are skipped."""
     words = {key: str(value) for key, value in query.items() if value is not None}
     return escape(f"/run/{quote(run, safe='')}" + (f"?{urlencode(words)}" if words else ""))
 
 
 def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
-    """Shares of a whole as one strip: name, share from 0 to 1 and colour of each; ``label`` is for screen readers."""
+    """Draws shares of a whole as one strip: name, share from 0 to 1 and colour of each; ``label`` is for screen readers."""
     said = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share, _ in parts)
     pieces = "".join(
         f'<span class="b-{color}" style="width:{share * 100:.3f}%" title="{escape(name.replace("_", " "))} {percent(share)}"></span>'
@@ -127,7 +127,7 @@ _BAR = '<span class="bar'
 
 
 def finding(each: Mapping[str, Any]) -> str:
-    """One finding, as a box."""
+    """Returns one finding, as a box."""
     title = escape(str(each["name"]).replace("_", " "))
     gain = ""
     if each.get("share"):
@@ -176,13 +176,13 @@ def _flame_color(name: str) -> str:
 
 
 def share_bar(share: float, name: str) -> str:
-    """A cell of a table: a share as a bar, in the colour of what is called ``name``."""
+    """Returns a cell of a table: a share as a bar, in the colour of what is called ``name``."""
     color = f" b-{color_of(name, 0)}" if name else ""
     return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.3f}%"></span> {percent(share)}'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already; "" without rows."""
+    """Returns a table of cells that are HTML already; "" without rows."""
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     if not body:
         return ""

@@ -39,7 +39,7 @@ PROCESS_MEMORY = "process memory usage"
 
 
 def overview(view: RankView, *, static: bool = False) -> str:
-    """The tab as HTML; ``static`` without links."""
+    """Returns the tab as HTML; ``static`` without links."""
     return "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _leading_values(view)),
@@ -53,7 +53,7 @@ def overview(view: RankView, *, static: bool = False) -> str:
 
 
 def written(view: RankView) -> str:
-    """When the summary was written."""
+    """Returns when the summary was written."""
     return f"written {moment(view.written_unix_s)}" if view.summary and view.written_unix_s else ""
 
 
@@ -182,7 +182,7 @@ def _rank(view: RankView, rank: int, *, static: bool) -> list[str]:
 
 
 def _events(view: RankView) -> str:
-    """Events of one kind about one thing together, the latest first."""
+    """Returns the events of one kind about one thing together, the latest first."""
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for event in view.events:
         about = (fact for fact in facts_of(event) if not fact.startswith("step"))
@@ -205,7 +205,7 @@ _NAME = "memory"
 
 
 def memory(view: RankView) -> str:
-    """The tab as HTML."""
+    """Returns the tab as HTML."""
     body = "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _leading_memory(view)),
@@ -241,7 +241,7 @@ def _chart(view: RankView, *, device: bool) -> str:
 
 
 def _memory_table(view: RankView) -> str:
-    """All memory values of the summary; the keys depend on the version that wrote it."""
+    """Returns all memory values of the summary; the keys depend on the version that wrote it."""
     rows = [[escape(name.replace("_", " ")), shown] for name, shown in _memory_rows(view.summary, ())]
     return table(("key", "bytes"), rows)
 
@@ -272,7 +272,7 @@ def _batch_sizes(view: RankView) -> str:
 
 
 def timing(view: RankView, *, static: bool = False) -> str:
-    """The tab as HTML; ``static`` without what the overview has, too."""
+    """Returns the tab as HTML; ``static`` without what the overview has, too."""
     return "".join(
         (
             section("Stages", lambda: _stages(view), beside=written(view)),
@@ -373,7 +373,7 @@ def _loader(summary: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> li
 
 
 def _count_text(value: object) -> str:
-    """A count, or counts by kind."""
+    """Returns a count, or counts by kind."""
     if isinstance(value, dict):
         return rounded(sum(value.values()))
     return rounded(value) if isinstance(value, (int, float)) else ABSENT
@@ -390,7 +390,7 @@ def _head(title: str, policy: str = "") -> str:
 
 
 def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
-    """A whole page: ``main`` and ``trail`` (breadcrumbs) are HTML; it reloads its content every ``every_s``."""
+    """Returns a whole page: ``main`` and ``trail`` (breadcrumbs) are HTML; it reloads its content every ``every_s``."""
     where = f'<span aria-hidden="true">/</span> {trail}' if trail else ""
     return (
         _head(title)
@@ -403,7 +403,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
 
 
 def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
-    """The page of a run with one of ``TABS``, and the analysis of the capture named ``capture``."""
+    """Returns the page of a run with one of ``TABS``, and the analysis of the capture named ``capture``."""
     draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
     body = draw(view) if draw is not None else artifacts(view, capture)
     if not body:
@@ -422,7 +422,7 @@ def run_page(view: RankView, tab: str, *, capture: str | None) -> str:
 
 
 def no_such_run_page(name: str) -> str:
-    """Where a run was, or never has been."""
+    """Returns where a run was, or never has been."""
     main = (
         f'<div class="title"><h1>{escape(name[:200])}</h1></div><p class="empty">There is no such run in the folder. '
         'It may have been moved or deleted. <a href="/">All runs</a></p>'
@@ -431,12 +431,12 @@ def no_such_run_page(name: str) -> str:
 
 
 def name_of(view: RankView) -> str:
-    """Name of the run for people."""
+    """Returns the name of the run for people."""
     return text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
 
 
 def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
-    """Name, state and facts of a run, as HTML; ``static``: with the time of the data even if the run is live."""
+    """Returns name, state and facts of a run, as HTML; ``static``: with the time of the data even if the run is live."""
     known = {**view.about, **view.summary}
     begun_s = (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
     started_s = number(view.summary.get("started_unix_s")) or begun_s
@@ -456,7 +456,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
 
 
 def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Time and step of the last summary."""
+    """Yields time and step of the last summary."""
     if not summary:
         return
     steps, throughput = (mapping(summary.get(key)) for key in ("steps", "throughput"))
@@ -467,7 +467,7 @@ def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rank_links(view: RankView, tab: str) -> str:
-    """Rank selection: a form, so that it works before the script is loaded."""
+    """Ranks selection: a form, so that it works before the script is loaded."""
     if len(view.ranks) <= 1:
         return ""
     options = "".join(
@@ -495,7 +495,7 @@ _EVERY_S = 2.0
 
 
 def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> str:
-    """The list of runs that match all ``words``; pages count from 1, and one past the last is the last."""
+    """Returns the list of runs that match all ``words``; pages count from 1, and one past the last is the last."""
     found = [row for row in rows if row.says(words)]
     pages = max(1, -(-len(found) // PAGE))
     page = min(max(1, page), pages)

@@ -54,7 +54,7 @@ _LONGEST, _DIGITS = 200, 9
 
 
 def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
-    """The application for a folder of runs, or for the run ``only`` in it. It is read-only.
+    """Returns the application for a folder of runs, or for the run ``only`` in it. It is read-only.
 
     ``hosts`` are names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
     """
@@ -83,12 +83,12 @@ class _Site:
         }
 
     def asset(self, request: Request) -> Response:
-        """Style, script and icon."""
+        """Styles, script and icon."""
         kind, body = self.assets[request.url.path]
         return _answer(request, body, kind)
 
     def runs(self, request: Request) -> Response:
-        """The list of runs."""
+        """Returns the list of runs."""
         if self._only is not None:
             return RedirectResponse(f"/run/{self._only}")
         query = request.query_params
@@ -98,7 +98,7 @@ class _Site:
         return _answer(request, runs_page(rows, self._root, words=words, page=page))
 
     def run(self, request: Request) -> Response:
-        """The page of a run, or one of its files."""
+        """Returns the page of a run, or one of its files."""
         query = request.query_params
         name, tab, rank = request.path_params["name"], query.get("tab", ""), _number(query.get("rank", ""))
         with self._lock:
@@ -117,7 +117,7 @@ def _number(text: str) -> int | None:
 
 
 def _answer(request: Request, body: str, kind: str = "text/html", *, status: int = 200) -> Response:
-    """A page, or 304 if the client has it."""
+    """Returns a page, or 304 if the client has it."""
     data = body.encode("utf-8", "replace")
     mark = f'"{hashlib.sha256(data).hexdigest()[:24]}"'
     if request.headers.get("if-none-match") == mark:
@@ -126,7 +126,7 @@ def _answer(request: Request, body: str, kind: str = "text/html", *, status: int
 
 
 def _download(run: Path, rank: int | None, name: str) -> Response:
-    """A listed file of the run: no path of a request reaches the disk."""
+    """Returns a listed file of the run: no path of a request reaches the disk."""
     file = next((file for file in files_of(run, rank) if file.name == name), None)
     try:
         if file is None:
@@ -144,7 +144,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
 
 
 def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """As many bytes as were promised; the file may grow while it is read."""
+    """Yields as many bytes as were promised; the file may grow while it is read."""
     with file:
         while size > 0 and (chunk := file.read(min(_CHUNK_BYTES, size))):
             size -= len(chunk)
@@ -187,7 +187,7 @@ _SIX = 6
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on the port, or on the next that is free; 0 takes any. ConfigError where there is none."""
+    """Returns a listening socket on the port, or on the next that is free; 0 takes any. ConfigError where there is none."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # a label may have 63 letters
@@ -209,7 +209,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()) -> None:
-    """Serve the page of ``application`` until Ctrl-C or SIGTERM; the listening socket is closed then."""
+    """Serves the page of ``application`` until Ctrl-C or SIGTERM; the listening socket is closed then."""
     with served(root, sock, only=only, hosts=hosts) as server:
         server()
 
@@ -218,7 +218,7 @@ def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tu
 def served(
     root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()
 ) -> Iterator[Callable[[], None]]:
-    """A function that serves until the block ends in another thread, or a signal arrives."""
+    """Gives a function that serves until the block ends in another thread, or a signal arrives."""
     # A page that a browser is still asking for must not hold up Ctrl-C.
     config = Config(
         application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
@@ -232,7 +232,7 @@ def served(
 
 
 def address_of(sock: socket.socket) -> str:
-    """What to type into a browser."""
+    """Returns what to type into a browser."""
     host, port = sock.getsockname()[:2]
     place = ipaddress.ip_address(host)
     if place.is_unspecified:
@@ -241,13 +241,13 @@ def address_of(sock: socket.socket) -> str:
 
 
 def has_screen(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a browser could be seen: not over SSH, and not without a display."""
+    """Returns whether a browser could be seen: not over SSH, and not without a display."""
     shown = environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
     return bool(shown) and not environ.get("SSH_CONNECTION")
 
 
 def show(address: str) -> None:
-    """Open the address in a browser, which may take its time."""
+    """Opens the address in a browser, which may take its time."""
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
@@ -265,7 +265,7 @@ class BoundedProtocol(H11Protocol):
     _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
-        """Count the client, and drop the oldest where there are too many."""
+        """Counts the client, and drops the oldest where there are too many."""
         super().connection_made(transport)
         clients = _open.setdefault(self.loop, {})
         if len(clients) >= MOST_CONNECTIONS:
@@ -276,13 +276,13 @@ class BoundedProtocol(H11Protocol):
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the client."""
+        """Forgets the client."""
         _open.get(self.loop, {}).pop(self, None)
         self._end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what comes, as long as it is within its bounds."""
+        """Takes what comes, as long as it is within its bounds."""
         if not self.unfinished and not self._answering():
             self._begin()
         self._bytes += len(data)

@@ -89,6 +89,21 @@ def test_every_room_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_a_docstring_begins_with_what_the_function_does() -> None:
+    """A verb and its object: "Returns the ranks that report." Properties are named after what they are; "See" refers elsewhere."""
+    others = [
+        f"{name_of(module)}:{function.name}: {text.splitlines()[0]}"
+        for module in MODULES
+        for function in functions_of(module)
+        if (text := ast.get_docstring(function))
+        and not {"property", "cached_property"}
+        & {ast.unparse(each).rpartition(".")[2] for each in function.decorator_list}
+        and not re.match(r"([A-Z][a-z-]*s|See)\b", text)
+    ]
+
+    assert others == []
+
+
 def test_no_module_has_a_name_that_says_nothing() -> None:
     """``utils`` is where code goes to be forgotten."""
     names = {part for module in MODULES for part in module.relative_to(PACKAGE).with_suffix("").parts}

@@ -26,7 +26,7 @@ class WhenImported:
         self._awaited = {"torch", "jax"}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As the import system asks for it."""
+        """Finds a module, as the import system asks for it."""
         if name not in self._awaited:
             return None
         for finder in sys.meta_path:
@@ -65,7 +65,7 @@ def _observe(package: str) -> None:
 
 
 def _find_otel_train() -> None:
-    """Add the launcher's import path of otel_train if it is not importable, as in a checkout."""
+    """Adds the launcher's import path of otel_train if it is not importable, as in a checkout."""
     if "otel_train" in sys.modules or find_spec("otel_train") is not None:
         return
     spec = spec_from_file_location("otel_train", f"{_PACKAGE}/__init__.py")
