@@ -149,9 +149,9 @@ def temporal(timeline: TraceTimeline) -> dict[str, float] | None:
 
 
 def _device_by_stage(timeline: TraceTimeline) -> Mapping[str, float]:
-    """Returns the seconds of device work by the stage that was open when it was launched."""
+    """Returns the seconds of the steps' device work by the stage that was open when it was launched."""
     launched = timeline.launches
-    known = launched.row >= 0
+    known = (launched.row >= 0) & timeline.in_steps
     if not known.any():
         return {}
     at, dur = launched.start_ns[known], timeline.trace.spans.dur_ns[timeline.device[known]]

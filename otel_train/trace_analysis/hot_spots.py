@@ -137,8 +137,8 @@ MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgr
 
 
 def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
-    """Returns what ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
-    spans, rows = timeline.trace.spans, timeline.device
+    """Returns what the steps ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
+    spans, rows = timeline.trace.spans, timeline.device[timeline.in_steps]
     found = by_name(spans.name[rows], spans.dur_ns[rows], most=most)
     for row in found:
         here = rows[spans.name[rows] == row["name"]]
@@ -150,22 +150,21 @@ def top_kernels(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, An
 
 
 def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
-    """Returns how kernels get to the device; None where the trace has no kernel with its launch.
+    """Returns how the kernels of the steps get to the device; None where the trace has no kernel with its launch.
 
     ``queue_seconds`` is how long a kernel waits between the end of its launch and its start: near zero, the
     device waits for the host. ``outrun_share`` is the share of kernels shorter than their own launch.
     """
     spans, rows, launched = timeline.trace.spans, timeline.device, timeline.launches
-    known = (launched.row >= 0) & ~timeline.copies
+    known = (launched.row >= 0) & ~timeline.copies & timeline.in_steps
     if not known.any():
         return None
     call_ns = launched.end_ns[known] - launched.start_ns[known]
     dur_ns = spans.dur_ns[rows[known]]
-    in_steps = intervals.contains(timeline.within, launched.start_ns[known])
     queue_ns = np.maximum(spans.start_ns[rows[known]] - launched.end_ns[known], 0)
     return {
         "count": int(known.sum()),
-        "per_step": float(in_steps.sum()) / timeline.steps.number.size if timeline.steps.counted else None,
+        "per_step": float(known.sum()) / timeline.steps.number.size if timeline.steps.counted else None,
         "call_seconds": float(call_ns.mean()) / NS_PER_S,
         "kernel_seconds": float(np.median(dur_ns)) / NS_PER_S,
         "short_share": float((dur_ns < SHORT_NS).mean()),
@@ -175,18 +174,18 @@ def launches(timeline: TraceTimeline) -> dict[str, Any] | None:
 
 
 def occupancy(timeline: TraceTimeline) -> float | None:
-    """Returns the mean estimated occupancy, 0 to 1, weighted by kernel time; None if no kernel has it."""
-    spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
+    """Returns the mean estimated occupancy in the steps, 0 to 1, weighted by kernel time; None if no kernel has it."""
+    spans, rows = timeline.trace.spans, timeline.device[timeline.computes & timeline.in_steps]
     return _weighted(spans.occupancy[rows] / 100, spans.dur_ns[rows])
 
 
 def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
-    """Returns which part of kernel time is spent in kernels that use tensor cores; None without kernels of NVIDIA's.
+    """Returns which part of kernel time of the steps is in kernels that use tensor cores; None without kernels of NVIDIA's.
 
-    ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
-    ``used_share`` how much of those do. All by the names of the kernels.
+    ``seconds`` is the time in which a kernel computes. ``share`` is of all that compute, ``matrix_share`` how much of
+    them could use tensor cores, ``used_share`` how much of those do. All by the names of the kernels.
     """
-    spans, rows = timeline.trace.spans, timeline.device[timeline.computes]
+    spans, rows = timeline.trace.spans, timeline.device[timeline.computes & timeline.in_steps]
     calls = timeline.trace.rows(EventKind.RUNTIME)
     if not rows.size or (calls.size and not timeline.trace.named(calls, re.compile("cu").match).any()):
         return None
@@ -195,6 +194,7 @@ def tensor_cores(timeline: TraceTimeline) -> dict[str, float] | None:
     matrix = timeline.trace.named(rows, MATRIX.search) | uses
     whole, able_ns, used_ns = int(dur_ns.sum()), int(dur_ns[matrix].sum()), int(dur_ns[uses].sum())
     return {
+        "seconds": timeline.intervals_of(rows).total_ns / NS_PER_S,
         "share": used_ns / whole if whole else 0.0,
         "matrix_share": able_ns / whole if whole else 0.0,
         "used_share": used_ns / able_ns if able_ns else 0.0,
@@ -208,7 +208,7 @@ def _weighted(values: Any, weight_ns: Any) -> float | None:  # Any: float32[even
 
 
 def top_ops(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
-    """Operators of the host, by the time spent in them and in no operator below.
+    """Returns the operators of the host in the steps, by the time spent in them and in no operator below.
 
     Calls of the CUDA runtime count to the operator that makes them, unless they wait for the device.
     ``seconds`` is self time, ``total_seconds`` the time from begin to end; an operator that calls itself
@@ -221,7 +221,8 @@ def top_ops(timeline: TraceTimeline, *, most: int = 10) -> list[dict[str, Any]]:
         (kind == EventKind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, timeline.synchronizing)
     )
     np.add.at(self_ns, calls.parent[launching], calls.self_ns[launching])
-    ops = np.flatnonzero(kind == EventKind.OP)
+    within = intervals.contains(timeline.within, spans.start_ns[calls.row])
+    ops = np.flatnonzero((kind == EventKind.OP) & within)
     name = spans.name[calls.row]
     outer = calls.parent[ops]
     again = (outer >= 0) & (name[np.maximum(outer, 0)] == name[ops])

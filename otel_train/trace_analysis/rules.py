@@ -170,8 +170,7 @@ def spares_tensor_cores(document: Document) -> TraceFinding | None:
     used = document["tensor_cores"]
     if not used or used["matrix_share"] < MATRIX_SHARE or 1 - used["used_share"] < UNUSED_SHARE:
         return None
-    device = document["device"]
-    busy_share = min(1.0, device["compute_seconds"] / document["breakdown"]["seconds"])
+    busy_share = min(1.0, used["seconds"] / document["breakdown"]["seconds"])
     share = busy_share * used["matrix_share"] * (1 - used["used_share"]) * TENSOR_CORE_GAIN
     return TraceFinding(
         name="no_tensor_cores",

@@ -118,7 +118,7 @@ class Stages(NamedTuple):
     """Stages of the training thread."""
 
     own: Mapping[str, Intervals]  # by stage, the instants at which it was the innermost one
-    runs: Mapping[str, int]  # by stage, how often it ran
+    runs: Mapping[str, int]  # by stage, how often it ran in the steps
     guessed: bool  # whether PyTorch's ranges were used, where there are no otel_train ranges
     data: Intervals  # instants spent waiting for a batch, by our ranges and by PyTorch's
 
@@ -157,7 +157,8 @@ class TraceTimeline:
         own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
         names = {number: self.trace.names[number].removeprefix(STAGE) for number in np.unique(code).tolist()}
         found = {names[number]: parts for number, parts in own.items()}
-        count = {name: int((code == number).sum()) for number, name in names.items()}
+        within = code[intervals.contains(self.within, spans.start_ns[rows])]
+        count = {name: int((within == number).sum()) for number, name in names.items()}
         waits = [parts for name, parts in found.items() if name.partition(":")[0] == "data"]
         data = intervals.union(*map(np.concatenate, zip(fetches, *waits, strict=True)))
         if not waits and fetches.start_ns.size:
@@ -227,6 +228,13 @@ class TraceTimeline:
     def communication(self) -> Intervals:
         """When a collective ran."""
         return self.intervals_of(self.device[self.communicates])
+
+    @cached_property
+    def in_steps(self) -> Flags:
+        """bool[device row]: launched in a step; where the trace has no launch, begun in one."""
+        launched = self.launches
+        at_ns = np.where(launched.row >= 0, launched.start_ns, self.trace.spans.start_ns[self.device])
+        return intervals.contains(self.within, at_ns)
 
     @cached_property
     def launches(self) -> Launches:

@@ -174,7 +174,7 @@ def test_kernels_are_listed_by_time(timeline: TraceTimeline) -> None:
 def test_tensor_cores_are_recognized_by_the_names_of_kernels(timeline: TraceTimeline) -> None:
     """GEMM's 20 of 32 us could, and all of it does."""
     assert tensor_cores(timeline) == pytest.approx(
-        {"share": 20 / 32, "matrix_share": 20 / 32, "used_share": 1.0}
+        {"seconds": 32e-6, "share": 20 / 32, "matrix_share": 20 / 32, "used_share": 1.0}
     )
 
 

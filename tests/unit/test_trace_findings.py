@@ -136,6 +136,19 @@ def memory(made: MadeTrace, at: float, *, leak: int) -> None:
     made.memory(at + 9_000, -50_000_000 + leak, left + leak)
 
 
+def beside_evaluation(
+    work: Callable[[MadeTrace, float], None], step: Callable[[MadeTrace, float], None] = healthy
+) -> Callable[[MadeTrace, float], None]:
+    """Steps that nothing is wrong with, and for each of them three times this work after the last one."""
+
+    def fill(made: MadeTrace, at: float) -> None:
+        step(made, at)
+        for number in range(3):
+            work(made, (STEPS + number) * LENGTH + 3 * at)
+
+    return fill
+
+
 CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, float], None]]] = [
     ("input_bound", starved, read_ahead),
     ("input_bound", starved_on_the_host, lambda made, at: one_op(made, at, name="aten::mm", share=0.9)),
@@ -173,6 +186,20 @@ CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, 
         "input_bound",
         starved,
         evaluated_between,
+    ),
+    ("pageable_copies", copies, beside_evaluation(copies)),
+    (
+        "no_tensor_cores",
+        lambda m, at: busy(m, at, kernel=PLAIN),
+        beside_evaluation(lambda m, at: busy(m, at, kernel=PLAIN)),
+    ),
+    (
+        "heavy_op",
+        lambda m, at: one_op(m, at, name="aten::mm", share=0.9),
+        beside_evaluation(
+            lambda m, at: one_op(m, at, name="aten::mm", share=0.9),
+            lambda m, at: one_op(m, at, name="aten::mm", share=0.05),
+        ),
     ),
     (
         "heavy_op",
