@@ -139,7 +139,6 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
     """Rows are written later than the steps they tell of; what was trained after the run is not put into it."""
     mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
     tracker = MlflowTracker(threading.get_ident())
     try:
@@ -153,9 +152,35 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
         tracker.write(row, place)
         tracker.write(late, place)
     finally:
-        mlflow.set_tracking_uri(before)
+        mlflow.set_tracking_uri(None)
 
     assert in_files(tmp_path) == {"samples_per_second": [(60, 80.0)]}
+
+
+def test_metrics_in_mlflow_go_to_the_store_of_their_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may turn to another store in between. A run that ended before the session began gets no row."""
+    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    row = FlatRow(time.time_ns(), 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
+    tracker, places = MlflowTracker(threading.get_ident()), []
+    try:
+        for store in ("a", "b"):
+            mlflow.set_tracking_uri(f"file://{tmp_path}/{store}/mlruns")
+            with mlflow.start_run():
+                places.append(tracker.place())
+    finally:
+        mlflow.set_tracking_uri(None)
+    places.append(tracker.place())
+    for place in filter(None, places):
+        tracker.write(row, place)
+
+    assert MlflowTracker(threading.get_ident()).place() is None
+    assert in_files(tmp_path / "a") == {"samples_per_second": [(60, 80.0)]}
+    assert in_files(tmp_path / "b") == {"samples_per_second": [(60, 80.0)] * 2}
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 def test_event_files_lie_in_the_run_directory_beside_the_programs_own(tmp_path: Path) -> None:
