@@ -237,7 +237,8 @@ class RankConnection:
         return self.service.run.recent.at(at_ns, self.service.run.step_number)
 
     def _do_epoch(self, at_ns: int) -> int:
-        return self.service.run.epochs.at(at_ns)
+        with self.loop.lock:
+            return self.service.run.epochs.at(at_ns)
 
     def _do_captured(self, capture: Any) -> None:
         with self.loop.lock:

@@ -419,6 +419,7 @@ class AgentService:
             tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid)
         )  # fmt: skip
         looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
+        self.run.epochs.loaders = self.watch.facts
         epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
         self.tracking = RowScheduler(
             config, trackers=RemoteTrackers(recording), run=self.run, epochs=epochs, anchor=self._anchor,

@@ -155,9 +155,6 @@ _REASONS: dict[int, str] = {
     Ending.STREAMING_END: "streaming_end",
     Ending.ERROR: "error",
 }
-REMEMBERED_STOPS = 256
-"""Passes whose end time is kept."""
-
 _MOST_PENDING_BUILDS = 8192
 """Builds of a loader that wait for the epoch of their batches: as many as one slice of events can take."""
 
@@ -208,7 +205,6 @@ class LoaderTotals:
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._pending_builds: dict[str, deque[int]] = {}
-        self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
 
     def add_builds(self, loader: str, build_ns: np.ndarray, missed: int) -> None:
         """Counts batches built by workers."""
@@ -245,8 +241,6 @@ class LoaderTotals:
                 loader, reason = names.sources[source].name, _REASONS.get(why, "epoch_end")
                 counted.append((loader, reason, at_ns))
                 self.endings[loader, reason] += 1
-                if why != Ending.ERROR:
-                    self._stops.append((loader, at_ns))
         return counted
 
     def number(self, loader: str) -> int:
@@ -265,10 +259,6 @@ class LoaderTotals:
     def stops(self, loader: str) -> int:
         """Returns the number of passes that ended without an error."""
         return sum(n for (name, reason), n in self.endings.items() if name == loader and reason != "error")
-
-    def stops_before(self, loader: str, at_ns: int) -> int:
-        """Returns the same up to an instant; exact for the last ``REMEMBERED_STOPS`` passes."""
-        return self.stops(loader) - sum(name == loader and when > at_ns for name, when in self._stops)
 
     def since(self, earlier: LoaderTotals) -> LoaderTotals:
         """Returns the difference to an earlier copy."""

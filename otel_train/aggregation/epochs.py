@@ -14,33 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.accounting.types import ClosedSteps
-    from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.series_names import SeriesNames
 
 REMEMBERED = 256
-"""Epochs whose start time is kept."""
-
-
-class EpochLog:
-    """Maps instants to epochs."""
-
-    def __init__(self, totals: Totals) -> None:
-        self._totals = totals
-        self._begun: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-
-    def add(self, said: np.ndarray) -> None:
-        """Adds epoch marks, as in ``ClosedSteps.said``."""
-        begun = said[said[:, 1] == Op.EPOCH]
-        self._begun += zip(begun[:, 0].tolist(), begun[:, 2].tolist(), strict=True)
-
-    def at(self, at_ns: int) -> int:
-        """Returns the epoch at an instant: as marked, else the pass over the training data, from 1."""
-        if self._begun:
-            first = self._begun[0][1]  # also for what came before it
-            return next((number for begun, number in reversed(self._begun) if begun <= at_ns), first)
-        names = self._totals.names.loaders.names
-        trained = {names[loader] for loader, phase in self._totals.batches if phase == TRAIN}
-        return 1 + max((self._totals.loaders.stops_before(name, at_ns) for name in trained), default=0)
+"""Epochs whose boundaries are kept."""
 
 
 class EpochBoundary(NamedTuple):
@@ -78,11 +55,10 @@ class EpochTracker:
     epoch ended in the same way.
     """
 
-    def __init__(
-        self, names: SeriesNames, loaders: Callable[[], Mapping[str, Any]]
-    ) -> None:  # Any: LoaderFacts
+    def __init__(self, names: SeriesNames) -> None:
+        self.loaders: Callable[[], Mapping[str, Any]] = dict  # Any: LoaderFacts
         self._names = names
-        self._loaders = loaders
+        self._found: deque[EpochBoundary] = deque(maxlen=REMEMBERED)
         self._evaluated: set[int] = set()  # loaders that gave batches in another phase
         self._marked = False
         self._open: int | None = None  # the epoch that was marked and is not over
@@ -96,11 +72,21 @@ class EpochTracker:
 
     def take(self, closed: ClosedSteps) -> list[EpochBoundary]:
         """Returns the epoch boundaries in closed steps, in time order."""
-        return [*self._marks(closed), *self._passes(closed)]
+        found = [*self._marks(closed), *self._passes(closed)]
+        self._found += found
+        return found
+
+    def at(self, at_ns: int) -> int:
+        """Returns the epoch at an instant; of one before the first mark, the one that was marked first."""
+        if self._is_over() and at_ns >= self._over_ns():
+            return self._running + 1
+        running = (boundary.running for boundary in reversed(self._found) if boundary.at_ns <= at_ns)
+        first = self._found[0] if self._found else EpochBoundary(0, None, self._running)
+        return next(running, first.running if first.ended is None else first.ended)
 
     def close(self) -> EpochBoundary:
         """Returns the boundary at the end of the run, which ends the last epoch."""
-        if not self._marked and self._all_over() and (self._any_exhausted() or self._broken_off):
+        if self._is_over():
             return EpochBoundary(self._over_ns(), self._running, self._running)
         return EpochBoundary(0, self._open, self._running)
 
@@ -111,7 +97,7 @@ class EpochTracker:
             broken = op == Op.EPOCH_END and payload
             ended = None if broken else self._open
             self._open = payload if op == Op.EPOCH else None
-            self._running = payload if op == Op.EPOCH else self._running + 1
+            self._running = payload if op == Op.EPOCH else self._running
             yield EpochBoundary(at_ns, ended, self._running)
 
     def _passes(self, closed: ClosedSteps) -> Iterator[EpochBoundary]:
@@ -171,7 +157,7 @@ class EpochTracker:
         """Returns whether no further loader is expected in this epoch."""
         if self._before:
             return self._before <= self._over.keys()
-        names, facts = self._names, self._loaders()
+        names, facts = self._names, self.loaders()
         used = {names.sources[source].name for source in self._over}
         if not all(name in facts and facts[name].given for name in used):
             return False  # further loaders may be found later
@@ -181,6 +167,10 @@ class EpochTracker:
             if names.sources[source].name not in used and not evaluates:
                 return False
         return True
+
+    def _is_over(self) -> bool:
+        """Returns whether the running epoch is over, unless one more loader takes part in it."""
+        return not self._marked and self._all_over() and (self._any_exhausted() or self._broken_off)
 
     def _all_over(self) -> bool:
         return bool(self._first_ns) and self._over.keys() == self._first_ns.keys()

@@ -14,7 +14,7 @@ from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
 from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
 from otel_train.aggregation.counters import Compiles, DeviceAccount, ReclaimedTime, Totals, Transfers
-from otel_train.aggregation.epochs import EpochLog
+from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.aggregation.spans import MOST_CHILDREN, SamplingRules, SpanBuilder, SpanSampler
@@ -31,6 +31,7 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.spans import Tracer
     from otel_train.datamodel import Anchor, AttributeValue, Capture, Compile
     from otel_train.recording.events import Instrumented
@@ -178,7 +179,7 @@ class RunState:
         self.sampler = SpanSampler(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
-        self.epochs = EpochLog(self.totals)
+        self.epochs = EpochTracker(self.names)
         self._reclaimed = ReclaimedTime()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed, self.totals)
@@ -193,7 +194,9 @@ class RunState:
         self._last_reader = ""  # thread that only read a loader and has ended
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
-        self.on_closed_steps: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
+        self.on_closed_steps: (
+            Callable[[ClosedSteps, np.ndarray, np.ndarray, list[EpochBoundary]], object] | None
+        ) = None
         self._release_gil = release_gil
         self._phase = TRAIN
 
@@ -442,9 +445,9 @@ class RunState:
             self.spans.step(closed, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, closed, step_closed=bool(len(rows)))
         if thread is self._leading:
-            self.epochs.add(closed.said)
+            boundaries = self.epochs.take(closed)
             if self.on_closed_steps is not None:
-                self.on_closed_steps(closed, rows, numbers)
+                self.on_closed_steps(closed, rows, numbers, boundaries)
             for over in self.evals.feed(steps, self.names):
                 self.spans.evaluation(over, self.step_number)
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from otel_train.accounting.types import EVAL, TRAIN
-from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.histogram import Histograms
 from otel_train.config.validation import words_of
 from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregation.counters import Totals
@@ -412,7 +411,6 @@ class FlatMetrics:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._boundaries = EpochTracker(names, epochs.loaders)
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._means = StageMeans(names, epochs.safe)
@@ -423,10 +421,12 @@ class FlatMetrics:
         """Lets the totals of operations start from now."""
         self._operations.reset()
 
-    def take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
+    def take(
+        self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]
+    ) -> list[FlatRow]:
         """Returns the rows that are due, from closed ``rows`` of the training thread's steps with these ``numbers``."""
         made: list[FlatRow] = []
-        marks = self._marks(closed, rows, numbers)
+        marks = self._marks(closed, rows, numbers, boundaries)
         parts = self._parts(closed, [mark.at_ns for mark in marks])
         for part, mark in zip(parts, [*marks, None], strict=True):
             self._means.add(part)
@@ -443,12 +443,11 @@ class FlatMetrics:
             self._step, self._stepped_ns = int(numbers[-1]) + 1, int(closed.steps.ended_ns[rows[-1]])
         return made
 
-    def skip(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def skip(self, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]) -> None:
         """Counts only: no tracker listens yet."""
         self._epochs.skip()
-        for mark in self._marks(closed, rows, numbers):
-            if mark.boundary:
-                self.epoch = mark.boundary.running
+        for boundary in boundaries:
+            self.epoch = boundary.running
         if len(numbers):
             self._step = self._logged = int(numbers[-1]) + 1
 
@@ -462,9 +461,9 @@ class FlatMetrics:
         """Returns a row of the steps since the last one, if there were any."""
         return self._step_row(self._stepped_ns) if self._step > self._logged else []
 
-    def finish(self) -> list[FlatRow]:
-        """Returns a row of the steps since the last one, if there were any, and one of the epoch, if a marked one ends here."""
-        return [*self.so_far(), *self._epoch_row(self._boundaries.close(), self._stepped_ns)]
+    def finish(self, last: EpochBoundary) -> list[FlatRow]:
+        """Returns a row of the steps since the last one, if there were any, and one of the epoch, if one ends here."""
+        return [*self.so_far(), *self._epoch_row(last, self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
         self._logged = self._step
@@ -481,7 +480,9 @@ class FlatMetrics:
     def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
         return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
 
-    def _marks(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
+    def _marks(
+        self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]
+    ) -> list[_Mark]:
         found = []
         if self._every_steps:
             due = np.flatnonzero((numbers + 1) % self._every_steps == 0)
@@ -492,7 +493,7 @@ class FlatMetrics:
         said: list[tuple[int, EpochBoundary | None]] = [
             (at_ns, None) for at_ns in self._asked(closed, {mark.at_ns for mark in found})
         ]
-        said += [(boundary.at_ns, boundary) for boundary in self._boundaries.take(closed)]
+        said += [(boundary.at_ns, boundary) for boundary in boundaries]
         for at_ns, boundary in said:
             before = np.flatnonzero(closed.steps.ended_ns[rows] <= at_ns)
             found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, boundary))

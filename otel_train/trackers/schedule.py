@@ -12,9 +12,10 @@ from otel_train.safety import Guard
 from otel_train.trackers.metrics import FlatMetrics, left_out, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from otel_train.accounting.types import ClosedSteps
+    from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.datamodel import Anchor
@@ -149,23 +150,25 @@ class RowScheduler:
         self._flush()
         if self._awake:
             with self._guard:
-                self._put(self._metrics.finish())
+                self._put(self._metrics.finish(self._run.epochs.close()))
 
     def _flush(self, *, least: int = 1) -> None:
         rest = self._held.rest(least=least)
         if rest is not None:
             none = rest.failed_asks
-            self._take(rest, none, none)
+            self._take(rest, none, none, ())
 
-    def _take(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def _take(
+        self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray, boundaries: Sequence[EpochBoundary]
+    ) -> None:
         if self._guard.closed:
             return
         with self._guard:
             closed = self._held.among(closed, self._run.final_ns)
             if self.listened():
-                self._put(self._metrics.take(closed, rows, numbers))
+                self._put(self._metrics.take(closed, rows, numbers, boundaries))
             else:
-                self._metrics.skip(closed, rows, numbers)
+                self._metrics.skip(numbers, boundaries)
 
     def _put(self, rows: list[FlatRow]) -> None:
         for number, row in enumerate(rows):

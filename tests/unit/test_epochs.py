@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import otel_train
-from otel_train.aggregation.counters import Totals
-from otel_train.aggregation.epochs import EpochLog
+from otel_train.accounting.types import NOTHING
+from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.instrumentation.stages import active_session
 from otel_train.recording.events import Op
@@ -94,10 +94,13 @@ def test_what_is_no_epoch_says_what_would_be_one(given: object) -> None:
         otel_train.epoch(given)  # type: ignore[call-overload]  # on purpose
 
 
+MARKS = [[10, Op.EPOCH, 4], [20, Op.EPOCH_END, 0], [30, Op.EPOCH, 5]]
+
+
 def test_an_instant_lies_in_the_epoch_that_began_last() -> None:
     """A capture is named after it."""
-    log = EpochLog(Totals(SeriesNames()))
-    assert log.at(5) == 1
-    log.add(np.array([[10, Op.EPOCH, 4], [20, Op.EPOCH_END, 0], [30, Op.EPOCH, 5]]))
+    epochs = EpochTracker(SeriesNames())
+    assert epochs.at(5) == 1
+    epochs.take(NOTHING._replace(said=np.array(MARKS)))
 
-    assert [log.at(at) for at in (5, 10, 25, 30)] == [4, 4, 4, 5]
+    assert [epochs.at(at) for at in (5, 10, 25, 30)] == [4, 4, 4, 5]

@@ -33,6 +33,7 @@ class Rows:
     ) -> None:
         self.account = run_state(ANCHOR, stall_after_s=1e9)
         self.facts = {"code": LoaderFacts(workers=workers)}
+        self.account.epochs.loaders = lambda: self.facts
         epochs = EpochWindow(self.account.totals, lambda: self.facts, **settings)
         self.metrics = FlatMetrics(
             self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
@@ -278,7 +279,7 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
         tape.update(4 * MS)
     rows = Rows(every_steps=0)
     rows.play(tape.stop("a", ns=0).stop("b", ns=0))
-    values = rows.metrics.finish()[-1].values
+    values = rows.metrics.finish(rows.account.epochs.close())[-1].values
 
     assert values["samples_per_second"] == pytest.approx(800)
     assert values["dl_a/samples_per_second"] == pytest.approx(2 / 0.003)  # over the time of its own batches
@@ -289,7 +290,7 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
 def of_epochs(tape: Tape, cuts: Sequence[int] = ()) -> list[tuple[float, ...]]:
     """Of every epoch its number, the steps up to its end, batches of ``a`` in it, and of ``b``; each step is 62 ns."""
     rows = Rows(every_steps=0)
-    made = [*rows.play(tape, cuts), *rows.metrics.finish()]
+    made = [*rows.play(tape, cuts), *rows.metrics.finish(rows.account.epochs.close())]
     return [
         (row.epoch, row.step, *(row.values.get(f"dl_{name}/batches_per_second", 0.0) for name in "ab"))
         for row in made
@@ -375,6 +376,22 @@ def test_an_epoch_ends_after_its_last_step(tape: Tape, ends: list[int]) -> None:
     assert [row[:2] for row in of_epochs(tape)] == list(enumerate(ends, 1))
 
 
+@pytest.mark.parametrize("tape", [
+    beside_a_short_one(5),
+    tape(3, lambda t: zipped(t, 4).stop("a", ns=0).stop("b", ns=0, why=Ending.UNKNOWN)),
+    tape(3, lambda t: steps(t, "aab").stop("a", ns=0).spend(MS).stop("b", ns=0).validate(2, "a")),
+    tape(3, lambda t: steps(t, "aaa").stop("a", ns=0, why=Ending.UNKNOWN)),
+])  # fmt: skip
+def test_a_capture_is_of_the_epoch_whose_row_covers_it(tape: Tape) -> None:
+    """One rule for both: a loader that begins again, or the first of two, made another epoch of a capture."""
+    rows = Rows(every_steps=0)
+    made = [*rows.play(tape), *rows.metrics.finish(rows.account.epochs.close())]
+    ends = [row.unix_ns for row in made if row.of_epoch]
+
+    assert [rows.account.epochs.at(end - 1) for end in ends[:2]] == [1, 2]
+    assert [rows.account.epochs.at(end + 1) for end in ends[:2]] == [2, 3]
+
+
 def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> None:
     """A row before evaluation, not after it; a given loader that was not used yet may still come in this epoch."""
     rows = Rows(every_steps=0)
@@ -386,7 +403,7 @@ def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> Non
     made = rows.play(steps(steps(tape, "aa").stop("a", ns=0), "b").stop("b", ns=0))
 
     assert [(row.epoch, row.step) for row in made] == [(1, 3)]
-    assert [row for row in rows.metrics.finish() if row.of_epoch] == []
+    assert [row for row in rows.metrics.finish(rows.account.epochs.close()) if row.of_epoch] == []
 
 
 def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
@@ -449,7 +466,10 @@ def test_the_last_epoch_marked_ends_with_the_session() -> None:
     played = Rows(every_steps=0)
     rows = played.play(rounds(Tape().epoch(1), 4))
 
-    assert [(row.epoch, row.of_epoch) for row in played.metrics.finish()] == [(1, False), (1, True)]
+    assert [(row.epoch, row.of_epoch) for row in played.metrics.finish(played.account.epochs.close())] == [
+        (1, False),
+        (1, True),
+    ]
     assert rows == []
 
 
@@ -466,11 +486,11 @@ def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
 def test_epochs_are_counted_without_a_tracker() -> None:
     """A run of W&B may open in the third epoch."""
     rows = Rows(every_steps=0)
-    rows.account.on_closed_steps = rows.metrics.skip
+    rows.account.on_closed_steps = lambda *facts: rows.metrics.skip(*facts[2:])
 
     rows.play(rounds(Tape().epoch(3), 2).epoch_over().spend(MS))
 
-    assert rows.metrics.epoch == 4
+    assert rows.metrics.epoch == 3
 
 
 @given(cuts=st.lists(st.integers(1, 100), max_size=6, unique=True).map(sorted))
