@@ -46,9 +46,11 @@ ACTIVITIES: Final = (
     *("init", "compile", "productive", "data_wait", "eval"),
     *("checkpoint", "restart", "stalled", "other", "outside"),
 )
+SIGNAL_ENDS: Final = ("interrupted", "terminated")
+"""Ended by Ctrl-C and by SIGTERM. Exported only by a rank that has ended so, and by later attempts."""
 RUN_STATES: Final = (
     *("initializing", "training", "evaluating", "checkpointing"),
-    *("stalled", "finished", "failed"),
+    *("stalled", "finished", "failed", *SIGNAL_ENDS),
 )
 
 _UNIT_SUFFIXES: Final = {
@@ -128,7 +130,7 @@ LOADER: Final = Label("train.loader", 16, open=True,
 PHASE: Final = Label("train.phase", 4, values=PHASES, meaning="What the batch was for.")
 ACTIVITY: Final = Label("train.run.activity", 10, values=ACTIVITIES,
     meaning="Activity of the run; the activities add up to the wall time. `outside`: in no batch, such as between passes or after the loop.")
-RUN_STATE: Final = Label("train.run.state", 8, values=RUN_STATES, meaning="State the run can be in.")
+RUN_STATE: Final = Label("train.run.state", 9, values=RUN_STATES, meaning="State the run can be in.")
 SKIP_REASON: Final = Label("train.step.skip.reason", 6, values=("amp_overflow", "nonfinite", "user"),
     meaning="Why an optimizer step changed nothing.")
 LOSS_NAME: Final = Label("train.loss.name", 8, open=True,
@@ -242,7 +244,8 @@ RUN_INFO: Final = Metric("train.run.info", "{run}", Kind.GAUGE,
     labels=(RUN_NAME, TEAM, OWNER, JOB, CLUSTER, NAMESPACE), emit=Emit.RANK0,
     meaning="1; its labels say whose run it is, and where. Alerts on the run carry them.")
 RUN_STATUS: Final = Metric("train.run.status", "1", Kind.UPDOWN, labels=(RUN_STATE,),
-    meaning="1 for the state the run is in, 0 for all others.")
+    meaning="1 for the state the run is in, 0 for all others. `interrupted` (Ctrl-C) and `terminated` (SIGTERM) are sent "
+            "once a rank has ended so, and by later attempts.")
 RUN_TIME: Final = Metric("train.run.time", "s", Kind.COUNTER, labels=(ACTIVITY,), emit=Emit.RANK0,
     meaning="Wall seconds by activity; the activities add up to the elapsed time.")
 RUN_PROGRESS_RATIO: Final = Metric("train.run.progress.ratio", "1", Kind.GAUGE, emit=Emit.RANK0, priority="P1",

@@ -25,7 +25,7 @@ def _most(status: str) -> str:
     return f"topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) ({status} == 1))"
 
 
-_LIVE: Final = _most('train_run_status{train_run_state!~"finished|failed"}')
+_LIVE: Final = _most('train_run_status{train_run_state!~"finished|failed|interrupted|terminated"}')
 _LEFT: Final = _most(f'last_over_time(train_run_status{{train_run_state!~"{ACTIVE_STATES}"}}[1h])')
 # A run that owes progress and is not heard of is silent, unless what was heard of last had ended. Of ranks that are gone, killed
 # or on another host by now, only the end counts.

@@ -54,7 +54,7 @@ class MetricReader:
 
     def __init__(self, run: RunState, readings: MetricSources, *, info: RunInfo, config: Config) -> None:
         self.state = ""
-        """The run's end, once it has one."""
+        """The run's end, once it has one: one of ``catalog.RUN_STATES``."""
         self.about: tuple[str, ...] = ()
         """Whose run it is, and where, once that is known."""
         self.step_flops: Callable[[], int] = lambda: 0
@@ -138,9 +138,10 @@ class MetricReader:
 
     def _write_run(self, builder: MetricBuilder) -> None:
         run, info, config = self._run, self._info, self._config
-        if self.state:
-            for value in c.RUN_STATES:
-                builder.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+        state = self.state or run.state()
+        for value in c.RUN_STATES:
+            if value == state or value not in c.SIGNAL_ENDS or info.attempt:
+                builder.put(c.RUN_STATUS, int(value == state), value)
         if self.about:
             builder.put(c.RUN_INFO, 1, *self.about)
         builder.put(c.HEARTBEAT_TIME, self._sources.anchor.unix(run.stalls.last_ns) / NS_PER_S)

@@ -22,6 +22,7 @@ from otel_train.agent.summary import WindowStart, summary_document
 from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.catalog import RUN_STATES
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import MemoryMonitor, ProcessReader, ProcessTreeReader
@@ -456,7 +457,7 @@ class AgentService:
                 self.run.killed(cause or "killed")
             else:
                 self.run.spans.span(self._tracer.run_end(now, self.run.step_number))
-            self._reporter.state = "finished" if state == "finished" else "failed"
+            self._reporter.state = state if state in RUN_STATES else "failed"
             self.loop.run_once(final=True)
         finally:
             if taken:
@@ -469,7 +470,7 @@ class AgentService:
 
     def correct(self, state: str) -> None:
         """Corrects how the run ended, after the last poll."""
-        self._reporter.state = "finished" if state == "finished" else "failed"
+        self._reporter.state = state
         self.loop.run_once(final=True)
         self.exporters.write_summary(self.document(state), final=True)
 

@@ -210,9 +210,6 @@ class RunMetrics:
         for activity in c.ACTIVITIES:
             builder.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
         builder.put(c.RUN_TIME, run.down_s or 0.0, "restart")
-        state = run.state()
-        for value in c.RUN_STATES:
-            builder.put(c.RUN_STATUS, int(value == state), value)
         builder.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
         for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
             label = stage if stage in c.STAGES else self.stages.limit(stage)

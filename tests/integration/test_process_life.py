@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from otel_train.catalog import RUN_STATES
 from tests.support.programs import command_of, ended_summary, environ
 from tests.support.waiting import until
 
@@ -56,6 +57,20 @@ def run(
 def runs(tmp_path: Path) -> list[Path]:
     """Run directories there are."""
     return [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+
+
+def exported_states(tmp_path: Path) -> dict[str, int]:
+    """``train.run.status`` by state, as exported last by the only run."""
+    (folder,) = runs(tmp_path)
+    last = (folder / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()[-1]
+    scopes = json.loads(last)["resourceMetrics"][0]["scopeMetrics"]
+    (points,) = [
+        metric["sum"]["dataPoints"]
+        for scope in scopes
+        for metric in scope["metrics"]
+        if metric["name"] == "train.run.status"
+    ]
+    return {point["attributes"][0]["value"]["stringValue"]: int(point["asDouble"]) for point in points}
 
 
 def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> None:
@@ -769,6 +784,23 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
 
     assert instrumented.returncode == bare.returncode, instrumented.stderr
     ended_summary(tmp_path, state)
+    assert {name for name, value in exported_states(tmp_path).items() if value} == {state}
+
+
+def test_states_of_an_earlier_end_are_off_in_the_next_attempt(tmp_path: Path) -> None:
+    """Its series are the same: what no one takes back stays true for minutes. Few runs end by Ctrl-C, and all have states."""
+    common = 'session = start(model, run_id="r")\ntrain(data)\n'
+    run(tmp_path, common + "raise KeyboardInterrupt")
+    ended_summary(tmp_path, "interrupted")
+    first = exported_states(tmp_path)
+    run(tmp_path, common)
+    ended_summary(tmp_path, "finished")
+    second = exported_states(tmp_path)
+
+    assert {name for name, value in first.items() if value} == {"interrupted"}
+    assert set(RUN_STATES) - set(first) == {"terminated"}
+    assert {name for name, value in second.items() if value} == {"finished"}
+    assert set(second) == set(RUN_STATES)
 
 
 def test_an_error_at_a_prompt_is_no_end_of_a_run_that_begins_later(tmp_path: Path) -> None:

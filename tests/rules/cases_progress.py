@@ -56,6 +56,16 @@ def restarted(run: str, *failed: str, expected: str) -> dict[str, str]:
     return series
 
 
+def ended(run: str, *ends: str, again: bool = False) -> dict[str, str]:
+    """Ranks that train for five minutes and end so; ``again``: and train from minute 12 on."""
+    trains, has_ended = ("1x9 0 _x13 1x56", "_x10 1 _x13 0x56") if again else ("1x9 0", "_x10 1")
+    series = {f'train_ranks_expected{{train_run_id="{run}",train_rank="0"}}': "2x10 _x13 2x56"}
+    for rank, state in enumerate(ends):
+        series[status("training", run, str(rank))] = trains
+        series[status(state, run, str(rank))] = has_ended
+    return series
+
+
 CASES = (
     Case(
         "all ranks freeze while telemetry still flows",
@@ -212,6 +222,25 @@ CASES = (
         ),
     ),
     Case(
+        # At 5 minutes. Rank 1 loses its connection to a rank that Ctrl-C ends; torchrun ends the others with SIGTERM when
+        # one fails. The scheduler starts `preempted` again at 12 minutes.
+        "Ctrl-C ends a run, a scheduler ends two and starts one of them again, a failure ends one",
+        30,
+        {
+            **ended("interrupted", "interrupted", "failed"),
+            **ended("terminated", "terminated", "terminated"),
+            **ended("failed", "failed", "terminated"),
+            **ended("preempted", "terminated", "terminated", again=True),
+        },
+        (
+            every("TrainRunFailed", 8, {"train_run_id": "failed"}),
+            every("TrainRunFailed", 13, {"train_run_id": "failed"}),
+            quiet("TrainRunTerminated", 14),
+            every("TrainRunTerminated", 16, {"train_run_id": "terminated"}),
+            every("TrainRunTerminated", 24, {"train_run_id": "terminated"}),
+        ),
+    ),
+    Case(
         "a rank goes mute",
         30,
         {
@@ -291,12 +320,14 @@ CASES = (
         ),
     ),
     Case(
-        "a run starts again three times, another once; one that was started again five times finishes and begins anew",
+        "a run starts again three times, another once, one after each Ctrl-C; one that was started again five times finishes and begins anew",
         30,
         {
             f"train_run_restarts_total{{{R}}}": "0x4 1x4 2x4 3x30",
             'train_run_restarts_total{train_run_id="once"}': "0x10 1x35",
             'train_run_restarts_total{train_run_id="anew"}': "5x10 0x35",
+            'train_run_restarts_total{train_run_id="by-hand"}': "0x4 1x4 2x4 3x30",
+            status("interrupted", run="by-hand"): "0x3 1 0x3 1 0x3 1 0x30",
         },
         (quiet("TrainRestartLoop", 6), fires("TrainRestartLoop", 9, "3", train_run_id="r")),
     ),

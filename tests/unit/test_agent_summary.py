@@ -71,13 +71,6 @@ def test_a_loaders_rate_on_a_page_is_the_summarys() -> None:
     assert spent["loader0", "train"] == pytest.approx(13 * 62e-9)
 
 
-def test_exactly_one_state_is_on() -> None:
-    """Two states at once are a bug in every timeline."""
-    points = published(account(run_of()))["train.run.status"]
-
-    assert sorted(point.value for point in points.values()) == [0] * (len(c.RUN_STATES) - 1) + [1]
-
-
 def test_many_loaders_fold_into_one_series_that_is_their_sum() -> None:
     """A hundred loaders must neither make a hundred series nor get lost, nor appear twice."""
     found = published(account(run_of(loaders=20)), max_loaders=4)
