@@ -19,6 +19,11 @@ def step(rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durati
     return Durations(STEP, labels, [(seconds, 30, intervals)])
 
 
+def rare(seconds: float, every: int, times: int) -> list[tuple[float, int, int]]:
+    """One after so many intervals, and so on."""
+    return [(seconds, 1, 1), (seconds, 0, every - 1)] * times
+
+
 def captured(file: str, finding: str, *, run: str = "r", rank: str = "0", alert: str = "") -> str:
     """The series of a capture."""
     labels = f'train_run_id="{run}",train_rank="{rank}",train_profiler_file="{file}",train_profiler_trigger="alert"'
@@ -49,6 +54,53 @@ CASES = (
             step("0", 1.0, 80),
             stage("data", "0", 0.1, 80, run="fed"),
             step("0", 1.0, 80, run="fed"),
+        ),
+    ),
+    Case(
+        "steps of seven minutes wait for data a third of the time, in another run a tenth",
+        60,
+        {
+            f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x140"
+            for run in ("r", "fed")
+        },
+        (
+            quiet("TrainInputBound", 30),
+            fires("TrainInputBound", 60, "30%", train_run_id="r", train_phase="train"),
+            fires("TrainInputBound", 120, "30%", train_run_id="r", train_phase="train"),
+        ),
+        tuple(
+            Durations(
+                metric,
+                f'train_run_id="{run}",train_phase="train",train_loader="main"{more}',
+                rare(seconds, 7, 20),
+            )
+            for run, wait_s in (("r", 126), ("fed", 42))
+            for metric, more, seconds in ((STAGE, ',train_stage="data"', wait_s), (STEP, "", 420))
+        ),
+    ),
+    Case(
+        # `once` has one step of 20 minutes; `last` ends with one, and evaluates.
+        "steps of seven minutes take ten; in other runs one step takes twenty",
+        60,
+        {
+            f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': "1x400"
+            for run in ("r", "once", "last")
+        },
+        (
+            quiet("TrainStepTimeRegression", 280),
+            fires("TrainStepTimeRegression", 340, "10m 0s", train_run_id="r", train_phase="train"),
+            *(
+                fires("TrainStepTimeRegression", at, "10m 0s", train_run_id="r", train_phase="train")
+                for at in range(355, 400, 5)
+            ),
+        ),
+        tuple(
+            Durations(STEP, f'train_run_id="{run}",train_phase="train",train_loader="main"', parts)
+            for run, parts in (
+                ("r", rare(420, 7, 40) + rare(600, 10, 12)),
+                ("once", rare(420, 7, 40) + rare(1200, 20, 1) + rare(420, 7, 14)),
+                ("last", rare(420, 7, 40) + rare(1200, 20, 1) + [(1200, 0, 100)]),
+            )
         ),
     ),
     Case(
