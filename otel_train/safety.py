@@ -153,7 +153,6 @@ class ExitHook:
         self._signal_word = signal_word
         self._changing = free_in_forks(threading.RLock())
         self._exit: tuple[object, int] = (None, -1)
-        self._earlier_error = id(getattr(sys, "last_value", None))  # of a prompt: no end of this run
         self._child: Any = None
         self._sys_exit: tuple[Any, Any] = (None, None)
 
@@ -293,7 +292,7 @@ class ExitHook:
             return
         # The interpreter leaves the exception that ended the program here before it calls us, but for SystemExit.
         error = getattr(sys, "last_value", None)
-        if id(error) == self._earlier_error:
+        if error is not None and _is_caught(error):
             error = None
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
@@ -345,6 +344,18 @@ def end_by_sigterm() -> None:
 
 _hooks: weakref.WeakSet[ExitHook] = weakref.WeakSet()
 _pending: list[Any] = []  # Any: a function of ctypes, which lives as long as Python may call it
+
+
+def _is_caught(error: BaseException) -> bool:
+    """Whether the program went on after an exception: at a prompt, or in a test runner, which show it.
+
+    A notebook ends as its last cell: a program that runs one cell by cell stops at the first that fails.
+    """
+    trace = error.__traceback__
+    if not hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_back is None):
+        return False  # it has left the outermost frame
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return bool(getattr(shell, "last_execution_succeeded", True))
 
 
 def _on_main_thread() -> bool:

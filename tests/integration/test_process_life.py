@@ -803,12 +803,58 @@ def test_states_of_an_earlier_end_are_off_in_the_next_attempt(tmp_path: Path) ->
     assert set(second) == set(RUN_STATES)
 
 
-def test_an_error_at_a_prompt_is_no_end_of_a_run_that_begins_later(tmp_path: Path) -> None:
-    """Python and IPython leave the last one in ``sys.last_value``."""
-    done = run(tmp_path, "sys.last_value = KeyboardInterrupt(); start(model); train()")
+CONSOLE = """
+        import code
+        prompt = code.InteractiveConsole(globals())
+"""
 
-    assert done.returncode == 0, done.stderr
-    ended_summary(tmp_path, "finished")
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        (["1 / 0", "start(model)", "train()"], "finished"),
+        (["start(model)", "raise KeyboardInterrupt", "train()"], "finished"),
+        (["start(model)", "train()", "sys.exit(3)"], "failed"),
+    ],
+)
+def test_an_error_that_a_prompt_shows_is_no_end_of_the_run(
+    lines: list[str], state: str, tmp_path: Path
+) -> None:
+    """Python and IPython leave it in ``sys.last_value``, as the interpreter leaves the one that ends a program."""
+    done = run(tmp_path, CONSOLE + "".join(f"        prompt.push({line!r})\n" for line in lines))
+
+    assert done.returncode == (3 if state == "failed" else 0), done.stderr
+    ended_summary(tmp_path, state)
+
+
+def test_an_error_at_pythons_own_prompt_is_no_end_of_the_run(tmp_path: Path) -> None:
+    """It shows errors as the end of a script does; ``sys.ps1`` tells them apart."""
+    command = command_of(tmp_path, PRELUDE, "start(model)")
+    done = subprocess.run(
+        [command[0], "-i", *command[1:]], input="1 / 0\ntrain()\n", env=environ(), capture_output=True, text=True,
+        timeout=100, check=False, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert "ZeroDivisionError" in done.stderr
+    assert ended_summary(tmp_path, "finished")["steps"] == {"train": 10}
+
+
+def test_a_notebook_whose_last_cell_fails_has_failed(tmp_path: Path) -> None:
+    """What runs a notebook as a job stops at the first cell that fails, and ends the kernel as a user would."""
+    run(
+        tmp_path,
+        CONSOLE
+        + """
+        sys.modules["IPython"] = shell = type(os)("IPython")
+        shell.get_ipython = lambda: shell
+        shell.last_execution_succeeded = False
+        start(model)
+        train()
+        prompt.push("1 / 0")
+        """,
+    )
+
+    ended_summary(tmp_path, "failed")
 
 
 @pytest.mark.parametrize(
