@@ -347,7 +347,7 @@ _pending: list[Any] = []  # Any: a function of ctypes, which lives as long as Py
 
 
 def _is_caught(error: BaseException) -> bool:
-    """Whether the program went on after an exception: at a prompt, or in a test runner, which show it.
+    """Returns whether the program went on after an exception: at a prompt, or in a test runner, which show it.
 
     A notebook ends as its last cell: a program that runs one cell by cell stops at the first that fails.
     """

@@ -247,7 +247,7 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """Returns the summary up to now, or since ``reset_window``, as in ``summary.json``.
 
-        Empty in a fork, and after ``close`` if the agent had no answer within its limit: then ``summary.json`` follows.
+        After ``close`` that of the end; waits for an agent that has not answered yet. Empty in a fork, and without an agent.
         """
         if os.getpid() != self._pid:
             return {}

@@ -297,16 +297,22 @@ class AgentClient:
 
     def summary(self, state: str) -> dict[str, Any]:
         """Returns the summary up to now, or since ``reset_window``; empty where there is no agent any more."""
-        return self._last[0] if self._last is not None else self._ask_fresh("summary", state) or {}
+        return self._of_end()[0] if self._ending else self._ask_fresh("summary", state) or {}
 
     def reset_window(self) -> None:
         """Lets ``summary`` start from now."""
-        if self._last is None:
+        if not self._ending:
             self._ask_fresh("reset_window")
 
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """Returns what could not be instrumented, with the reason."""
-        return self._last[1] if self._last is not None else self._ask_fresh("instrumentation_gaps") or []
+        return self._of_end()[1] if self._ending else self._ask_fresh("instrumentation_gaps") or []
+
+    def _of_end(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """Returns summary and instrumentation gaps of the end; waits for an agent that is late."""
+        if self._over and threading.current_thread() is not self._thread:
+            self._thread.join(ANSWER_S)
+        return self._last or ({}, [])
 
     def close(self, state: str, *, assumed: bool = False) -> None:
         """Has the agent count to the end, and gives everything back. Never raises. ``assumed``: see ``ExitHook``."""
@@ -390,6 +396,17 @@ class AgentClient:
                     self._handle(self._channel.receive())
                 except EOFError:
                     return
+        if self._ending:
+            self._await_last()
+
+    def _await_last(self) -> None:
+        """Receives what the agent says at the end, which may be late, and nothing else."""
+        with suppress(EOFError):
+            while self._last is None:
+                message = self._channel.receive()
+                if isinstance(message, Request) and message.what == "ended":
+                    self._do_ended(*message.args)
+        self._channel.close()
 
     def _start_again(self) -> None:
         """Connects to a new agent after one has died, with the same memory; in a thread of this process if none can be started."""
@@ -493,6 +510,10 @@ class AgentClient:
     def _do_report(self) -> None:
         """Handles a request of the agent for a report; it is sent when no other request is pending."""
         self._asked_for_report = True
+
+    def _do_ended(self, summary: dict[str, Any], gaps: list[dict[str, str]]) -> None:
+        """Keeps summary and instrumentation gaps of the end."""
+        self._last = summary, gaps
 
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
@@ -611,8 +632,9 @@ class AgentClient:
     def _await_agent(self, timeout_s: float) -> None:
         """Waits until the agent accepts messages, unless it is idle and outlives this process."""
         if self._agent_outlives_us:
-            self._wait_while_working(self._is_up.wait, WRITING_S if self._agent else timeout_s, reading=True)
-            self._wait_while_working(self._is_open.wait, WRITING_S, reading=True)  # its packages
+            up_s = WRITING_S if self._agent else timeout_s
+            if self._wait_while_working(self._is_up.wait, up_s, reading=True):
+                self._wait_while_working(self._is_open.wait, WRITING_S, reading=True)  # its packages
             if not self._wait_while_working(self._channel.takes, END_S / 2):
                 self._send_s = LEAST_WRITING_S / 2
                 self._channel.limit_sends(self._send_s)
@@ -630,9 +652,8 @@ class AgentClient:
                 else timeout_s
             )
 
-        answer, is_written = self.ask("end", *said, timeout_s=patience_s(), busy=True), None
-        self._last = answer or ({}, [])
-        if answer is not None or not self._agent_outlives_us:
+        has_ended, is_written = self.ask("end", *said, timeout_s=patience_s(), busy=True), None
+        if has_ended or not self._agent_outlives_us:
             is_written = self.ask("written", timeout_s=patience_s(), busy=True)
         if is_written is None and self.here is None and not self._over:
             self._thread.join(LEAST_WRITING_S)
@@ -726,7 +747,10 @@ class AgentClient:
 
     def _disconnect(self) -> None:
         self._over = True
-        self._channel.close()
+        if self._last is None and self._thread.is_alive():
+            self._channel.end_sends()  # the agent is late: the thread waits for it
+        else:
+            self._channel.close()
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
 

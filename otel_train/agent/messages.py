@@ -420,6 +420,11 @@ class MessageChannel:
         with suppress(OSError):  # the program has closed it
             self._socket.close()
 
+    def end_sends(self) -> None:
+        """Ends this direction: the other end reads EOF, and may still answer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close_in_fork(self) -> None:
         """Leaves the connection to the parent, in a forked child."""
         with suppress(OSError):

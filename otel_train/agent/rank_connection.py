@@ -267,11 +267,11 @@ class RankConnection:
             self.loop.read_rings()
             self.service.run.close(self.rings.ended_ns or system_clock())
 
-    def _do_end(self, state: str, *_: object) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """Returns summary and instrumentation gaps after the run has ended. Does not wait for the disk."""
+    def _do_end(self, state: str, *_: object) -> bool:
+        """Counts the run to its end. Does not wait for the disk."""
         self.exporters.disk.limit_waits(_END_WRITES_S)
         self._finish(state)
-        return self.service.document(state, self._window), self.service.instrumentation_gaps()
+        return True
 
     def _do_written(self) -> bool:
         """Waits for the disk after the end; returns whether everything was written."""
@@ -297,6 +297,10 @@ class RankConnection:
             disk.do(Guard("captures"), self._captures.folder.withdraw)
             if not self._assumed:
                 self._close_files()
+            with Guard("close"):  # a rank that did not wait takes it later
+                self._channel.tell(
+                    "ended", service.document(state, self._window), service.instrumentation_gaps()
+                )
 
     def _close_files(self) -> None:
         """Releases the run directory first: the next start of this rank must not wait for a Collector."""

@@ -678,13 +678,19 @@ def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin
 @pytest.mark.skipif(
     ends_its_container(), reason="here the program waits for its agent, which may end with it"
 )
-@pytest.mark.parametrize("when", ["opened", "filled", "starts"])
-def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, when: str) -> None:
-    """It goes on without the program: what there is to say is in its socket, or in the memory."""
+@pytest.mark.parametrize(
+    ("when", "asks"),
+    [("opened", False), ("filled", False), ("starts", False), ("opened", True), ("filled", True)],
+)
+def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, when: str, asks: bool) -> None:
+    """It goes on without the program: what there is to say is in its socket, or in the memory.
+
+    A program that goes on gets its summary once the agent has it, and then nothing of the session is left.
+    """
     process = begin(
         """
         from otel_train.agent import client
-        when = os.environ["WHEN"]
+        when, before = os.environ["WHEN"], len(os.listdir("/proc/self/fd"))
         connect = client.connect_agent
 
         def stopped(*given):
@@ -709,15 +715,22 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
         began = time.monotonic()
         session.close()
         say(time.monotonic() - began, session._service._agent)
+        if "ASKS" in os.environ:
+            say(session.summary()["steps"]["train"], session.summary()["state"])
+            say(len(os.listdir("/proc/self/fd")) - before, threading.active_count())
         """,
         WHEN=when,
+        **({"ASKS": "1"} if asks else {}),
     )
     took_s, agent = line(process).split()
     try:
         assert float(took_s) < 0.25  # 0.1 s, and a margin for a busy machine
-        assert process.wait(20) == 0
+        assert asks or process.wait(20) == 0
     finally:
         psutil.Process(int(agent)).resume()
+    if asks:
+        assert line(process) == "200 finished"
+        assert line(process) == "0 1"
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
