@@ -398,6 +398,34 @@ CASES = (
         ),
     ),
     Case(
+        # For ten minutes. The run tries again up to a minute after its return, and sends the oldest first.
+        "a Collector is away, and mutes a run until that has sent what waited",
+        30,
+        {
+            heartbeat(more=',train_collector="n1"'): "0+30x20 _x23 1290+30x40",
+            status("training", more=',train_collector="n1"'): "1x20 _x23 1x40",
+            'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x19 1x44",
+        },
+        (
+            *(
+                fires("TrainRunVanished", minute, train_run_id="r", train_collector="n1")
+                for minute in (18, 20.5, 21.5)
+            ),
+            *(
+                fires(
+                    "OtelCollectorDown",
+                    minute,
+                    job="otel-collector",
+                    instance="n1:8888",
+                    train_collector="n1",
+                )
+                for minute in (18, 20.5, 21.5)
+            ),
+            quiet("TrainRunVanished", 23),
+            quiet("OtelCollectorDown", 27),
+        ),
+    ),
+    Case(
         "a rank that was never heard of may be missing for another reason than a dead Collector",
         30,
         {
