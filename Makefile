@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c otel_train/_device_e
 	  [ -x "$$uv" ] || { echo "fetching uv into .uv"; python3 -m pip install --quiet --target .uv uv; }; \
 	fi; \
 	echo "building $(VENV) (torch is large: minutes the first time)"; \
-	[ -x $(PY) ] || "$$uv" venv --quiet --python '>=3.10,<3.14' $(VENV); \
+	[ -x $(PY) ] || "$$uv" venv --quiet --python '>=3.11,<3.14' $(VENV); \
 	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo]'
 	@touch $@
 
@@ -164,7 +164,7 @@ test-stack: setup components frameworks browser  ## test a real stack, and long 
 	$(PY) -m pytest -q -m alone || $(ONCE_MORE) -m alone
 
 .PHONY: test-matrix
-test-matrix: setup  ## test one loop on four versions of torch; downloads them
+test-matrix: setup  ## test one loop on four versions of torch and of Python; downloads torch
 	$(PY) -m pytest -q -m matrix tests/integration/test_torch_matrix.py
 
 .PHONY: stack-up stack-down

@@ -235,7 +235,7 @@ class _IntEnumMeta(type):
         made._by_value = {}
         new: Any = int.__new__
         for each, value in space.items() if bases else ():
-            if type(value) is int:
+            if type(value) is int and not each.startswith("__"):  # Python 3.13 adds __firstlineno__
                 member = new(made, value)
                 member.name, member.value = each, value
                 made._by_value[value] = member

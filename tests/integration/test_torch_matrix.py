@@ -1,7 +1,8 @@
-"""A loop that is compiled and scaled, bare and instrumented, on the torch versions that we say we support."""
+"""A loop that is compiled and scaled, bare and instrumented, on the versions of torch and Python that we say we support."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,8 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOOP = Path(__file__).parent / "matrix" / "loop.py"
-VERSIONS = ("2.4.1", "2.7.1", "2.10.0", "")
-"""Oldest, the last whose compiler calls back without an argument, one between, newest."""
+VERSIONS = {"2.4.1": "3.12", "2.7.1": "3.10", "2.10.0": "3.11", "": "3.13"}
+"""Of torch: oldest, the last whose compiler calls back without an argument, one between, newest. Of Python: each one, of which the oldest
+has no extension in C."""
+OLDEST = next(iter(VERSIONS))
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -27,11 +30,23 @@ def uv(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def python_with(torch: str, folder: Path) -> str:
+def interpreter(version: str) -> str | None:
+    """A Python of this version: pyenv's, or that of PATH, which may be a script of pyenv's for none; None if there is none."""
+    below = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    asks = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for program in (sys.executable, *map(str, below.glob(f"{version}.*/bin/python")), f"python{version}"):
+        with contextlib.suppress(OSError):
+            done = subprocess.run([program, "-c", asks], capture_output=True, text=True, check=False)
+            if done.stdout.strip() == version:
+                return program
+    return None
+
+
+def python_with(torch: str, base: str, folder: Path) -> str:
     """An interpreter with a version of torch and this checkout."""
     python = str(folder / "bin" / "python")
-    uv("venv", "--quiet", "--python", sys.executable, str(folder))
-    wanted = [f"torch=={torch}" if torch else "torch", "numpy<2" if torch == VERSIONS[0] else "numpy"]
+    uv("venv", "--quiet", "--python", base, str(folder))
+    wanted = [f"torch=={torch}" if torch else "torch", "numpy<2" if torch == OLDEST else "numpy"]
     uv(
         "pip", "install", "--quiet", "--python", python, *wanted, "setuptools", str(ROOT)
     )  # what the compiler imports
@@ -51,10 +66,10 @@ def run(python: str, how: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("torch", VERSIONS, ids=[version or "newest" for version in VERSIONS])
 def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> None:
-    """Weights to the bit; steps and calls as the loop makes them."""
-    environment = tmp_path / "venv"
+    """Weights to the bit; steps and calls as the loop makes them. Without its Python a version of torch is tested on this one."""
+    environment, base = tmp_path / "venv", interpreter(VERSIONS[torch])
     try:
-        python = python_with(torch, environment)
+        python = python_with(torch, base or sys.executable, environment)
         bare, instrumented = run(python, "bare", tmp_path), run(python, "instrumented", tmp_path)
     finally:
         shutil.rmtree(environment, ignore_errors=True)  # five gigabytes
@@ -71,3 +86,6 @@ def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> N
         "eval/data": 6,
         "eval/forward": 6,
     }
+    if base is None:
+        pytest.skip(f"passed on {sys.version.split()[0]}: there is no Python {VERSIONS[torch]} here")
+    assert instrumented["python"] == VERSIONS[torch]

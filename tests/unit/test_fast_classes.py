@@ -191,3 +191,10 @@ def test_a_fast_enumeration_is_as_any_other() -> None:
     assert copy.deepcopy(FastCode.END) is FastCode.END
     with pytest.raises(ValueError, match="2 is not a valid FastCode"):
         FastCode(2)
+
+
+def test_what_python_itself_puts_into_a_class_is_no_member() -> None:
+    """Python 3.13 writes the number of the first line there: an integer, as members are."""
+    space = {"__module__": __name__, "__firstlineno__": 7, "BEGIN": 1, "__static_attributes__": ()}
+
+    assert [member.name for member in type(FastCode)("Made", (FastIntEnum,), space)] == ["BEGIN"]

@@ -1,6 +1,6 @@
 """A compiled, AMP-scaled loop with workers and an evaluation. Arguments: ``bare`` or ``instrumented``, and a folder for runs.
 
-Prints, as JSON, torch's version, a hash of the weights it ends with, and what was counted.
+Prints, as JSON, versions of torch and Python, a hash of the weights it ends with, and what was counted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def main() -> None:
     sha256 = hashlib.sha256()
     for parameter in model.parameters():
         sha256.update(parameter.detach().numpy().tobytes())
-    result = {"torch": torch.__version__, "weights": sha256.hexdigest()}
+    result = {
+        "torch": torch.__version__,
+        "python": "{}.{}".format(*sys.version_info),
+        "weights": sha256.hexdigest(),
+    }
     if session is not None:
         session.close()
         summary = session.summary()
