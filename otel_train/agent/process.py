@@ -47,10 +47,8 @@ _RETRY_S = 0.01
 
 _MACHINE: Final = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 
-_OF_THE_AGENT: Final = (
-    "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)"
-)
-"""Variables that a whole process has one value of."""
+_OF_THE_AGENT: Final = "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$|MASTER_PORT$)"
+"""Variables that a whole process has one value of; the last one tells jobs apart that run at once."""
 
 
 class AgentConnection(FastNamedTuple):

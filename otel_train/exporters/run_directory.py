@@ -375,27 +375,29 @@ class RankLease:
             OSError: the file cannot be opened.
         """
         with _lock:
-            held = _held_here(path)
+            held, holder = _held_here(path), process_mark(owner or os.getpid())
             if held is not None:
-                held.reacquire()
-                return held
+                return held.reacquired(holder)
             descriptor = open_to_write(path, append=True)
             status = os.fstat(descriptor)
             content = os.pread(descriptor, _LEASE_BYTES, 0).decode("ascii", "replace").strip()
             if not _locked(descriptor, content):
                 os.close(descriptor)
                 return None
-            holder = process_mark(owner or os.getpid())
             key = status.st_dev, status.st_ino
             lease = cls(descriptor, key, holder, content)
             lease._write(f"{process_mark(os.getpid())} {holder}")
             _held[key] = lease
             return lease
 
-    def reacquire(self) -> None:
-        """Counts one more session of this process."""
+    def reacquired(self, owner: str) -> RankLease | None:
+        """Counts one more session; None where this is held for another process, which lives."""
+        if owner != self._owner and _lives(self._owner):
+            return None
+        self._owner = owner
         self._times += 1
         self.closed_here = self.abandoned_here = False
+        return self
 
     def release(self) -> None:
         """Releases the lease after as many calls as it was acquired. Does nothing in a forked child."""
@@ -430,7 +432,11 @@ def _locked(descriptor: int, content: str) -> bool:
             return False
         # The file system has no locks: on this host the process named in the file holds the lease while it lives.
         theirs, _, state = content.partition(" ")
-        pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", theirs)
-        alive = pid is not None and theirs == process_mark(int(pid[1]))
-        return state == _CLOSED or not alive or theirs == process_mark(os.getpid())
+        return state == _CLOSED or not _lives(theirs) or theirs == process_mark(os.getpid())
     return True
+
+
+def _lives(mark: str) -> bool:
+    """Returns whether the process of a mark runs on this host."""
+    pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", mark)
+    return pid is not None and mark == process_mark(int(pid[1]))

@@ -926,6 +926,27 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(begin: Begin
     assert {each["state"] for each in found} == {"finished"}
 
 
+@pytest.mark.parametrize("ports", [("29501", "29502"), ("29501", "29501")])
+def test_two_jobs_with_one_run_id_at_once_are_two_runs(
+    begin: Begin, tmp_path: Path, ports: tuple[str, str]
+) -> None:
+    """A script of Slurm starts two; torchrun without a name gives both the run id of the script."""
+    first = [begin(WAITING, **place(rank, 2, MASTER_PORT=ports[0])) for rank in range(2)]
+    urls = {line(process) for process in first}
+    second = [begin(WAITING, **place(rank, 2, MASTER_PORT=ports[1])) for rank in range(2)]
+    urls |= {line(process) for process in second}
+    for process in (*first, *second):
+        process.communicate("\n", timeout=60)
+    until(lambda: not agents(tmp_path), "the agents have left")
+
+    assert len(urls) == len(set(ports))
+    found = {str(path.parent.relative_to(tmp_path)): path for path in tmp_path.glob("runs/*/*/summary.json")}
+    assert sorted(found) == ["runs/job-2/rank0", "runs/job-2/rank1", "runs/job/rank0", "runs/job/rank1"]
+    for path in found.values():
+        ended = json.loads(path.read_text())
+        assert (ended["steps"], ended["state"], ended["attempt"]) == ({"train": 200}, "finished", 0)
+
+
 def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
     begin: Begin, tmp_path: Path
 ) -> None:
