@@ -287,16 +287,20 @@ class RunRow:
 class RunList:
     """The run directories below a folder. Links are skipped: their targets must not be shown.
 
+    The row of a run that has ended is made again only when a file of it has changed: of ten thousand runs few are live.
+
     Args:
         only: name of the one run to show; None for all.
     """
 
     def __init__(self, root: Path, *, only: str | None = None, documents: JsonFileCache) -> None:
         self.root, self.only, self._documents = root, only, documents
+        self._ended: dict[str, tuple[tuple[Mark | None, ...], RunRow]] = {}
 
     def rows(self) -> list[RunRow]:
         """Returns all runs, the newest first."""
         names = folders_in(self.root) if self.only is None else [self.only]
+        self._ended = {name: self._ended[name] for name in names if name in self._ended}
         found = [row for name in names if (row := self._row(name)) is not None]
         return sorted(found, key=lambda row: (row.started_unix_s, row.name), reverse=True)
 
@@ -311,9 +315,19 @@ class RunList:
 
     def _row(self, name: str) -> RunRow | None:
         run = self.root / name
-        about = self._documents.get_or_empty(run / ABOUT, [])
         ranks = rank_folders(run)
         first = ranks.get(0) or next(iter(ranks.values()), run / "rank0")
+        marks = tuple(map(mark_of, (run / ABOUT, first / SUMMARY, first / FLIGHT)))
+        kept = self._ended.get(name)
+        if kept is not None and kept[0] == marks:
+            return kept[1]
+        row = self._read(name, run, first)
+        if row is not None and not row.state.live:
+            self._ended[name] = marks, row
+        return row
+
+    def _read(self, name: str, run: Path, first: Path) -> RunRow | None:
+        about = self._documents.get_or_empty(run / ABOUT, [])
         summary = summary_of(self._documents, first, [])
         if not about and not summary and not is_run(run):
             return None

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
+from otel_train import files
 from otel_train.rundata.files import File
 from otel_train.ui import captures
 from otel_train.ui.server import application
@@ -444,6 +445,37 @@ def test_a_thousand_runs_are_a_page_of_fifty(tmp_path: Path) -> None:
     assert "51 to 100 of 1,000" in ask(site, "/?page=2").text
     assert names(ask(site, "/?filter=sweep-7+GPU-17+run-09"))[:2] == ["run-0997", "run-0987"]
     assert "No run has all of these words" in ask(site, "/?filter=nowhere").text
+
+
+def test_a_list_of_runs_that_have_ended_reads_again_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they are more than documents are kept; with ten thousand each look took half a minute."""
+    monkeypatch.setattr("otel_train.files.MOST_CACHED", 4)
+    many(tmp_path, 12)
+    for run in tmp_path.iterdir():
+        say_summary(run)
+    read: list[str] = []
+    before = files.read_json
+
+    def noted(path: Path) -> Any:
+        read.append(path.relative_to(tmp_path).parts[0])
+        return before(path)
+
+    monkeypatch.setattr(files, "read_json", noted)
+    site = application(tmp_path)
+    ask(site, "/")
+    read.clear()
+    ask(site, "/")
+    assert read == []
+
+    say_summary(tmp_path / "run-0003", run_name="renamed")
+    shutil.rmtree(tmp_path / "run-0005")
+    answer = ask(site, "/")
+
+    assert set(read) == {"run-0003"}
+    assert "renamed" in answer.text
+    assert "run-0005" not in answer.text
 
 
 def test_folders_that_are_no_runs_are_not_listed(tmp_path: Path) -> None:
