@@ -142,12 +142,12 @@ class RankCaptures:
         """Runs one iteration. ``asked``: a capture was requested."""
         client = self._client
         if self.flops is not None:
-            with self._flops_guard, client.reporting:
+            with self._flops_guard, client.turn():
                 self.flops.poll(free=self.capturing is None or not self.capturing.controller.unfinished)
         with Guard("captures"):
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
-                with client.reporting:
+                with client.turn():
                     if client.signals:
                         client.signals = 0
                         capturing.signalled()
@@ -170,14 +170,14 @@ class RankCaptures:
             return
         if self.capturing.controller.unfinished:
             self._client.ask("close_run", timeout_s=timeout_s)
-        with self._client.reporting:
+        with self._client.turn():
             self.capturing.controller.end(timeout_s / 2)
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
         """Has all events accounted, and lets the service thread make no report until the block ends."""
         client = self._client
-        with client.reporting:
+        with client.turn():
             client.report(fresh=True)
             state = client.ask("account")
             if state is not None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +43,7 @@ from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from otel_train.agent.captures import RankCaptures
@@ -72,6 +72,9 @@ OPEN_S = 10.0
 
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
+
+TURN_S = 0.01
+"""How often the service thread looks whether another thread's report is over."""
 
 MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
@@ -115,7 +118,7 @@ class AgentClient:
             config, self.info, anchor=anchor, environ=environ, job=find_job
         )
         self._reports = ReportBuilder(self.recording, self.caches, self.info.world_size)
-        self.reporting = free_in_forks(threading.RLock())
+        self._reporting = free_in_forks(threading.RLock())
         self.opened: Opened | None = None
         self._is_up, self._is_open = threading.Event(), threading.Event()
         self._over: bool = False
@@ -449,14 +452,33 @@ class AgentClient:
 
     def report(self, *, fresh: bool = False) -> None:
         """Reports what is new. Waits for another report, but not for long."""
-        if not self.reporting.acquire(timeout=self._send_s or self._config.exit_timeout_s):
+        if not self._take_turn(self._send_s or self._config.exit_timeout_s):
             return
         hurried = threading.current_thread() is not self._thread or self._ending
         try:
             with suppress(OSError):
                 self._reports.send(self._channel.send, fresh=fresh, pause_s=0.0 if hurried else PAUSE_S)
         finally:
-            self.reporting.release()
+            self._reporting.release()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Lets no other thread report until the block ends."""
+        self._take_turn(threading.TIMEOUT_MAX)
+        try:
+            yield
+        finally:
+            self._reporting.release()
+
+    def _take_turn(self, timeout_s: float) -> bool:
+        """Waits for a report of another thread; returns whether that is over. The thread of it may wait for an answer."""
+        if threading.current_thread() is not self._thread:
+            return self._reporting.acquire(timeout=timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while not (taken := self._reporting.acquire(blocking=False)) and time.monotonic() < deadline_s:
+            if self._channel.fileno() in self._channel.wait(TURN_S):  # no other thread receives answers
+                self._handle(self._channel.receive())
+        return taken
 
     def _handle(self, message: object) -> None:
         if isinstance(message, Opened):

@@ -164,6 +164,17 @@ def test_a_capture_longer_than_the_run_is_a_shorter_capture(session: Session) ->
     assert trace(session, record)
 
 
+def test_a_capture_for_which_no_step_is_left_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """The thread that receives answers does not wait for a thread that waits for one: that took ten seconds."""
+    session = otel_train.instrument(run_dir=str(tmp_path), agent="process", **QUIET)
+    train(iter([False, True]).__next__, at=lambda step: step == 6 and otel_train.capture(steps=5))
+    began = time.monotonic()
+    session.close()
+
+    assert time.monotonic() - began < 8.0
+    assert [record["problem"] for record in records(session)] == ["captured 0 of 5 steps"]
+
+
 def test_sigusr2_asks_for_a_capture(session: Session) -> None:
     """The only thing one has on a node without a network."""
     os.kill(os.getpid(), signal.SIGUSR2)
