@@ -229,8 +229,13 @@ class AgentClient:
     def _install_sigusr2(self) -> None:
         """Handles SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            signal.signal(signal.SIGUSR2, self._on_sigusr2)
+        if here and self._config.profiler != "off":
+            handler = signal.getsignal(signal.SIGUSR2)
+            last = getattr(
+                handler, "__self__", None
+            )  # a session that another thread closed could not remove its own
+            if handler is signal.SIG_DFL or (isinstance(last, AgentClient) and last._over):  # noqa: SLF001 - of this class
+                signal.signal(signal.SIGUSR2, self._on_sigusr2)
 
     def _on_sigusr2(self, number: int, frame: object) -> None:
         del number, frame

@@ -185,6 +185,21 @@ def test_sigusr2_asks_for_a_capture(session: Session) -> None:
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 
+def test_sigusr2_asks_for_one_after_a_session_that_another_thread_closed(tmp_path: Path) -> None:
+    """Only the main thread may remove a handler, so that of the earlier session is still there."""
+    earlier = otel_train.instrument(run_dir=str(tmp_path / "earlier"), **FAST)
+    closing = threading.Thread(target=earlier.close)
+    closing.start()
+    closing.join()
+    session = otel_train.instrument(run_dir=str(tmp_path / "later"), **FAST)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    train(lambda: bool(records(session)), most_s=40)
+    session.close()
+
+    assert [record["trigger"] for record in records(session)] == ["signal"]
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
 def test_a_handler_of_the_program_s_own_stays(tmp_path: Path) -> None:
     """Schedulers requeue with SIGUSR2."""
 
