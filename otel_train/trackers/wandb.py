@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_train.datamodel import NS_PER_S
 from otel_train.safety import signals_unblocked
 from otel_train.trackers import TrackerKind
 
@@ -62,6 +63,8 @@ class WandbTracker:
             with signals_unblocked():
                 self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
         run = self._own or place
+        if place is not self._given and row.unix_ns < getattr(place, "start_time", 0) * NS_PER_S:
+            return  # of an earlier run of the program, or of none
         self._define(run, row.values)
         values = {AXIS: row.step, "otel_train/epoch": row.epoch, **row.values}
         run.log(values, commit=self._own is not None)

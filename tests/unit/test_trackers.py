@@ -111,6 +111,22 @@ def test_a_tracker_that_hangs_does_not_block(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.records) == 1
 
 
+def test_a_row_is_not_in_a_run_of_wandb_that_began_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run may be finished before its rows are there; the second is another experiment."""
+    logged: list[Any] = []
+    run = SimpleNamespace(
+        log=lambda values, commit: logged.append((values["otel_train/step"], commit)),
+        define_metric=lambda *_, **__: None, start_time=20.5,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    tracker = WandbTracker()
+
+    for step, at_ns in ((10, 20 * 10**9), (20, 21 * 10**9)):
+        tracker.write(ROW._replace(step=step, unix_ns=at_ns), tracker.place())
+
+    assert logged == [(20, False)]
+
+
 def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
     """On an axis of our own, defined once."""
     calls: list[tuple[Any, ...]] = []
