@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
-    from types import TracebackType
+    from types import FrameType, TracebackType
     from typing import Literal
 
 log = logging.getLogger("otel_train")
@@ -297,6 +297,8 @@ class ExitHook:
         status, recorded = self._exit
         if error is None and recorded == self._recorded():  # else the program has caught it, and went on
             error = SystemExit(status)
+        elif error is None and (code := _code_of_forked_child()):
+            error = SystemExit(code)
         self.assumed = error is None
         with suppress(
             KeyboardInterrupt
@@ -326,6 +328,20 @@ class ExitHook:
         if mine:
             self._close("terminated")
         end_by_sigterm()
+
+
+def _code_of_forked_child() -> int:
+    """Returns the exit code of a child that ``multiprocessing`` has forked, if ``atexit`` runs there, as of Python 3.13; else 0.
+
+    The exception that ended it was caught by then; the function that runs ``atexit`` has the code.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public name for it
+    while frame is not None and frame.f_globals.get("__name__") not in _FORKS:
+        frame = frame.f_back
+    return int(frame.f_locals.get("code") or 0) if frame is not None else 0
+
+
+_FORKS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
 
 
 def interpreter() -> str:

@@ -331,6 +331,7 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
     done = run(
         tmp_path,
         """
+        import warnings
 
         def go():
             session = start(model, {"train": data})
@@ -340,6 +341,7 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
             waits = sum(row["count"] for row in summary["stages"] if row["stage"] == "data")
             print(summary["steps"]["train"], waits, session.instrumentation_gaps(), flush=True)
 
+        warnings.filterwarnings("ignore", message=".*use of fork")  # of Python 3.12 and later, where there are threads
         parent = start(model, {"train": data})
         train(data)
         child = os.fork()
@@ -445,7 +447,8 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
         tmp_path,
         """
         import signal, _thread
-        left, begin = [int(sys.argv[2])], threading._start_new_thread
+        starts = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+        left, begin = [int(sys.argv[2])], getattr(threading, starts)
 
         def refuse(*args, **kwargs):
             left[0] -= 1
@@ -453,12 +456,12 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
                 raise RuntimeError("can't start new thread")
             return begin(*args, **kwargs)
 
-        threading._start_new_thread = refuse
+        setattr(threading, starts, refuse)
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
         session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
         train(data)
         session.close()
-        threading._start_new_thread = begin
+        setattr(threading, starts, begin)
         bare = type(iter(data)).__next__.__module__.startswith("torch")
         print(threading.active_count(), bare, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
         """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,21 @@ def sigterm() -> Iterator[None]:
 def test_the_state_of_a_run_is_read_off_its_end(error: BaseException | None, state: str) -> None:
     """``sys.exit(0)`` is no failure, Ctrl-C is no crash."""
     assert ExitHook(lambda _: None).of(error) == state
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (1, "failed")])
+@pytest.mark.parametrize("module", ["popen_fork", "forkserver"])
+def test_a_forked_child_ends_as_multiprocessing_ends_it(
+    module: str, code: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 runs ``atexit`` there, when the exception has been printed, in the function that has the exit code."""
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    names: dict[str, Any] = {"__name__": f"multiprocessing.{module}"}
+    exec("def launch(code, run_exit_functions):\n    run_exit_functions()", names)
+    closed: list[str] = []
+    names["launch"](code, ExitHook(closed.append)._at_exit)
+
+    assert closed == [state]
 
 
 def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None:
