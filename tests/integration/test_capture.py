@@ -167,7 +167,12 @@ def test_a_capture_longer_than_the_run_is_a_shorter_capture(session: Session) ->
 def test_a_capture_for_which_no_step_is_left_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """The thread that receives answers does not wait for a thread that waits for one: that took ten seconds."""
     session = otel_train.instrument(run_dir=str(tmp_path), agent="process", **QUIET)
-    train(iter([False, True]).__next__, at=lambda step: step == 6 and otel_train.capture(steps=5))
+
+    def at(step: int) -> None:
+        if step == 6:
+            otel_train.capture(steps=5)
+
+    train(iter([False, True]).__next__, at=at)
     began = time.monotonic()
     session.close()
 

@@ -196,5 +196,6 @@ def test_a_fast_enumeration_is_as_any_other() -> None:
 def test_what_python_itself_puts_into_a_class_is_no_member() -> None:
     """Python 3.13 writes the number of the first line there: an integer, as members are."""
     space = {"__module__": __name__, "__firstlineno__": 7, "BEGIN": 1, "__static_attributes__": ()}
+    kind: Any = type(FastCode)
 
-    assert [member.name for member in type(FastCode)("Made", (FastIntEnum,), space)] == ["BEGIN"]
+    assert [member.name for member in kind("Made", (FastIntEnum,), space)] == ["BEGIN"]
