@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,18 +104,22 @@ def together(samples: Iterable[Sample]) -> Sample:
 def ratio(before: Sample, after: Sample) -> Estimate:
     """Returns how many times as long the mean occurrence has become.
 
-    Source: the delta method for a ratio of means, with Student's quantile at Welch's degrees of freedom. It takes
-    occurrences for independent; steps that follow each other are alike, so the true interval is somewhat wider.
+    Source: the delta method for a ratio of means, with Student's quantile at Welch's degrees of freedom. Each side scatters at
+    least as both do together: twenty steps may have met none of the rare long ones. It takes occurrences for independent;
+    steps that follow each other are alike, so the true interval is somewhat wider.
     """
     if not before.size or not after.size or not before.mean > 0:
         return Estimate()
     value = after.mean / before.mean
     sides = (before, after)
-    parts = [side.variance_of_mean / side.mean**2 if side.mean else math.nan for side in sides]
+    own = [side.size * side.variance_of_mean / side.mean**2 if side.mean else math.nan for side in sides]
+    freedoms = [max(1, side.size - 1) for side in sides]
+    pooled = sum(map(operator.mul, own, freedoms)) / sum(freedoms)
+    parts = [max(each, pooled) / side.size for each, side in zip(own, sides, strict=True)]
     variance = sum(parts)
     if not math.isfinite(variance):
         return Estimate(value)
-    scatter = sum(part**2 / (side.size - 1) for part, side in zip(parts, sides, strict=True))
+    scatter = sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
     freedom = variance**2 / scatter if variance else math.inf
     reach = value * _student(freedom) * math.sqrt(variance)
     return Estimate(value, max(0.0, value - reach), value + reach)

@@ -26,11 +26,14 @@ def test_a_ratio_of_means_has_its_interval() -> None:
 
     found = ratio(before, after)
 
-    variance = 1 / 3 / 4  # of each mean: the spread of 4 values that lie 0.5 from theirs, over 3, over 4
-    a, b = variance / 4, variance / 9
+    own = (
+        1 / 3 / 2**2,
+        1 / 3 / 3**2,
+    )  # of each side: the spread of 4 values that lie 0.5 from their mean, over 3, by the mean
+    a, b = own[0] / 4, sum(own) / 2 / 4  # of its mean: the second side scatters less than both do together
     freedom = (a + b) ** 2 / (a**2 / 3 + b**2 / 3)
-    assert freedom == pytest.approx(5.23, abs=0.01)
-    student = 2.537  # two-sided 95 % at 5.23 degrees, between the table's 2.571 at 5 and 2.447 at 6
+    assert freedom == pytest.approx(5.85, abs=0.01)
+    student = 2.466  # two-sided 95 % at 5.85 degrees, between the table's 2.571 at 5 and 2.447 at 6
     assert found.value == pytest.approx(1.5)
     assert found.high - found.value == pytest.approx(1.5 * student * math.sqrt(a + b), rel=0.02)
 
@@ -73,6 +76,19 @@ def test_alike_runs_differ_in_at_most_5_of_100(spread: float, place: float) -> N
     found = [ratio(*(in_buckets(random.normal(place, spread * place, 50)) for _ in "ab")) for _ in range(300)]
 
     assert sum(not each.low <= 1 <= each.high for each in found) <= 0.09 * len(found)  # 5 %, and chance
+
+
+@pytest.mark.parametrize("steps", [(20, 500), (500, 20), (20, 20)])
+def test_a_few_steps_without_a_rare_long_one_are_not_called_faster(steps: tuple[int, int]) -> None:
+    """One step in a hundred saves a checkpoint: a short run that has none knows nothing of how much means differ."""
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        values = [np.where(random.random(n) < 0.01, 5.0, 1.0) * random.normal(1, 0.02, n) for n in steps]
+        estimate = ratio(*map(of_values, values))
+        wrong += not estimate.low <= 1 <= estimate.high
+
+    assert wrong <= 10
 
 
 def test_samples_put_together_are_one_sample() -> None:
