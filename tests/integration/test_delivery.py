@@ -178,7 +178,7 @@ def test_the_next_start_of_the_run_sends_what_is_left(tmp_path: Path) -> None:
         after = exporter(received.endpoint, tmp_path)
         until(lambda: received.metrics)
         after.export(ExportBatch(snapshot=snapshot(2)))
-        after.close(2)
+        after.close(20)
         assert arrived(received) == [1, 2]
 
 
