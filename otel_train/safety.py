@@ -330,6 +330,9 @@ class ExitHook:
         end_by_sigterm()
 
 
+_FORKS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
+
+
 def _code_of_forked_child() -> int:
     """Returns the exit code of a child that ``multiprocessing`` has forked, if ``atexit`` runs there, as of Python 3.13; else 0.
 
@@ -339,9 +342,6 @@ def _code_of_forked_child() -> int:
     while frame is not None and frame.f_globals.get("__name__") not in _FORKS:
         frame = frame.f_back
     return int(frame.f_locals.get("code") or 0) if frame is not None else 0
-
-
-_FORKS = ("multiprocessing.popen_fork", "multiprocessing.forkserver")
 
 
 def interpreter() -> str:

@@ -229,13 +229,13 @@ class AgentClient:
     def _install_sigusr2(self) -> None:
         """Handles SIGUSR2 if the program does not: its default action ends the process."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if here and self._config.profiler != "off":
-            handler = signal.getsignal(signal.SIGUSR2)
-            last = getattr(
-                handler, "__self__", None
-            )  # a session that another thread closed could not remove its own
-            if handler is signal.SIG_DFL or (isinstance(last, AgentClient) and last._over):  # noqa: SLF001 - of this class
-                signal.signal(signal.SIGUSR2, self._on_sigusr2)
+        if not here or self._config.profiler == "off":
+            return
+        handler = signal.getsignal(signal.SIGUSR2)
+        # A session that another thread closed could not remove its own handler.
+        before = getattr(handler, "__self__", None)
+        if handler is signal.SIG_DFL or (isinstance(before, AgentClient) and before._over):  # noqa: SLF001 - of this class
+            signal.signal(signal.SIGUSR2, self._on_sigusr2)
 
     def _on_sigusr2(self, number: int, frame: object) -> None:
         del number, frame
@@ -389,32 +389,39 @@ class AgentClient:
         """Sends reports and executes requests until the connection closes or the session ends."""
         interval_s = self._config.tuned().poll_interval_s
         turned_s = time.monotonic()
-        while not self._over:
-            now_s = time.monotonic()
-            pause_s = interval_s if self._capture_is_requested() else self._reports.pause_s(interval_s)
-            if now_s >= turned_s + pause_s or self._asked_for_report:
-                turned_s = now_s
-                if self._is_open.is_set():  # before, the agent takes nothing
-                    self._asked_for_report = False
-                    self.report()
-                    self._run_once()
-                    continue
-            if self._channel.fileno() in self._channel.wait(turned_s + pause_s - now_s):
-                try:
-                    self._handle(self._channel.receive())
-                except EOFError:
-                    return
-        if self._ending:
-            self._await_last()
+        with suppress(EOFError):
+            while not self._over:
+                now_s = time.monotonic()
+                pause_s = interval_s if self._capture_is_requested() else self._reports.pause_s(interval_s)
+                if now_s >= turned_s + pause_s or self._asked_for_report:
+                    turned_s = now_s
+                    if self._is_open.is_set():  # before, the agent takes nothing
+                        self._asked_for_report = False
+                        self.report()
+                        self._run_once()
+                        continue
+                self._receive(turned_s + pause_s - now_s)
+            if self._ending:
+                self._await_last()
+
+    def _receive(self, timeout_s: float) -> None:
+        """Handles the next message, if one comes in time. Only the service thread may receive.
+
+        Raises:
+            EOFError: the agent is gone.
+        """
+        if self._channel.fileno() in self._channel.wait(timeout_s):
+            self._handle(self._channel.receive())
 
     def _await_last(self) -> None:
         """Receives what the agent says at the end, which may be late, and nothing else."""
-        with suppress(EOFError):
+        try:
             while self._last is None:
                 message = self._channel.receive()
                 if isinstance(message, Request) and message.what == "ended":
                     self._do_ended(*message.args)
-        self._channel.close()
+        finally:
+            self._channel.close()
 
     def _start_again(self) -> None:
         """Connects to a new agent after one has died, with the same memory; in a thread of this process if none can be started."""
@@ -481,8 +488,7 @@ class AgentClient:
             return self._reporting.acquire(timeout=timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while not (taken := self._reporting.acquire(blocking=False)) and time.monotonic() < deadline_s:
-            if self._channel.fileno() in self._channel.wait(TURN_S):  # no other thread receives answers
-                self._handle(self._channel.receive())
+            self._receive(TURN_S)
         return taken
 
     def _handle(self, message: object) -> None:
@@ -754,8 +760,7 @@ class AgentClient:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # no other thread receives the response
             while box.empty() and time.monotonic() < deadline_s:
-                if self._channel.fileno() in self._channel.wait(deadline_s - time.monotonic()):
-                    self._handle(self._channel.receive())
+                self._receive(deadline_s - time.monotonic())
             return box.get_nowait()
         found: list[Response] = []
 

@@ -105,7 +105,7 @@ WITHOUT_DATA = {
     "run:train_step_duration_seconds:median1h",
 }  # fmt: skip
 """No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit; no rank is mute; eleven
-minutes have no median of an hour, which stories of slow steps judge."""
+minutes have no median of an hour, which histories of slow steps are judged by."""
 
 
 def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
