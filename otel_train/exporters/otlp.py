@@ -75,14 +75,11 @@ class Backoff:
         self._failures = 0
 
     def pause_s(self, asked_s: float | None = None) -> float:
-        """Returns the seconds until the next attempt. ``Retry-After`` is honoured up to 10 minutes."""
-        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
+        """Returns the seconds until the next attempt. ``Retry-After``, up to 10 minutes, is the least of them."""
+        own_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16)) / 2
         self._failures += 1
-        own_s = longest_s * self._numbers.uniform(0.5, 1.0)
-        if asked_s is None or asked_s <= 0:  # "at once" from one that refuses again and again is no pause
-            return own_s
-        # All senders were asked to wait as long: the jitter comes on top.
-        return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)
+        # All senders were asked to wait as long: the longer that is, the further apart they come back.
+        return max(own_s, min(asked_s or 0.0, LONGEST_ASKED_S)) * self._numbers.uniform(1.0, 2.0)
 
 
 def deliver(

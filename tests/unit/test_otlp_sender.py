@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., Sender
     sender.put("metrics", metrics())
     time.sleep(0.05)
     assert collector.got == []
-    clock.now_s = 42.0
+    clock.now_s = 81.0
     sender.put("metrics", metrics())
     until(lambda: len(collector.got) == 3)
 
@@ -200,10 +201,20 @@ def test_pauses_grow_are_bounded_and_differ() -> None:
         assert LONGEST_PAUSE_S / 2 <= each[-1] <= LONGEST_PAUSE_S
         assert each[4] > each[0]
     assert Backoff().pause_s(7) >= 7
-    assert Backoff().pause_s(1e9) <= LONGEST_ASKED_S + 1
-    at_once = Backoff()
-    assert [at_once.pause_s(0) for _ in range(12)][-1] >= LONGEST_PAUSE_S / 2, "asked twice a second for ever"
+    assert Backoff().pause_s(1e9) <= 2 * LONGEST_ASKED_S
+    for asked_s in (0, 1):
+        backoff = Backoff()
+        pauses_s = [backoff.pause_s(asked_s) for _ in range(12)]
+        assert pauses_s[-1] >= LONGEST_PAUSE_S / 2, "asked every second for ever"
     assert random.getstate() == state, "the training program seeds that generator"
+
+
+def test_a_thousand_ranks_that_are_asked_to_wait_a_minute_do_not_come_back_in_one_second() -> None:
+    """A Collector that has just come back falls over again, and asks them to wait as long once more."""
+    a_second: Counter[int] = Counter(int(Backoff().pause_s(60)) for _ in range(1000))
+
+    assert min(a_second) >= 60
+    assert max(a_second.values()) < 50
 
 
 def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
