@@ -312,7 +312,7 @@ class HttpClient:
             answer = self._exchange("POST", timeout_s, body=body, content_type=content_type)
             return read_http(answer, self._signal, tls=self._target.tls)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.close()
+            self._failed()
             return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls))
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
@@ -320,7 +320,7 @@ class HttpClient:
         try:
             return self._exchange("GET", timeout_s, query=query)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.close()
+            self._failed()
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def prepare(self) -> None:
@@ -341,6 +341,10 @@ class HttpClient:
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
+
+    def _failed(self) -> None:
+        self.close()
+        self._context = None  # its certificates may have been replaced
 
     def _exchange(
         self, method: str, timeout_s: float, *, query: str = "", body: bytes = b"", content_type: str = ""

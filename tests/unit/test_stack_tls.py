@@ -83,24 +83,29 @@ def test_without_openssl_it_says_what_to_do(tmp_path: Path) -> None:
 def served(made: Path, server: socket.socket) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made / tls.CERTIFICATE, made / tls.KEY)
-    connection, _ = server.accept()
-    # A client that does not trust the certificate ends the handshake.
-    with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secured:
-        said = secured.recv(4096)
-        while said.startswith(b"POST") and not said.endswith(
-            b"}"
-        ):  # what is left unread resets the connection
-            said += secured.recv(4096)
-        secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        # A client that does not trust the certificate ends the handshake.
+        with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secured:
+            said = secured.recv(4096)
+            while said.startswith(b"POST") and not said.endswith(
+                b"}"
+            ):  # what is left unread resets the connection
+                said += secured.recv(4096)
+            secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
 
 
 @pytest.fixture
 def server(made: Path) -> Iterator[str]:
-    """A server with the certificate, for one connection."""
+    """A server with the certificate, for one connection after the other."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=served, args=(made, listening))
         thread.start()
         yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
         thread.join(30)
 
 
@@ -149,6 +154,24 @@ def test_a_certificate_of_another_authority_is_not_trusted(
 
     assert answer.result is ExportResult.RETRY
     assert "not trusted" in answer.reason
+
+
+def test_certificates_that_are_replaced_are_trusted_without_a_restart(
+    made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of weeks outlives certificates of days."""
+    tls.make(tmp_path / "former", endpoint_port=1)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    authority = tls.folder(tmp_path / "former") / tls.AUTHORITY
+    environ = {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(authority)}
+    transport = OtlpTransport(OtlpSettings.read(environ, endpoint=f"https://{server}").targets)
+    before = transport.send("metrics", b'{"resourceMetrics":[]}', 10)
+    shutil.copy(made / tls.AUTHORITY, authority)
+    after = transport.send("metrics", b'{"resourceMetrics":[]}', 10)
+    transport.close()
+
+    assert "not trusted" in before.reason
+    assert "answers 200" in after.reason
 
 
 def test_a_file_that_is_no_certificate_is_refused_before_training(tmp_path: Path) -> None:
