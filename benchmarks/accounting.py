@@ -47,26 +47,26 @@ class Edges:
         self._passes = 0
 
     def source(self, kind: SourceKind, name: str) -> int:
-        """Number of a source."""
+        """Returns the number of a source."""
         source = Instrumented(kind, name)
         if source not in self.sources:
             self.sources.append(source)
         return self.sources.index(source)
 
     def edge(self, op: Op, source: int, flags: int = 0, *, payload: int = 0, after_us: int = 5) -> None:
-        """One edge; the next comes ``after_us`` later, more or less."""
+        """Writes one edge; the next comes ``after_us`` later, more or less."""
         self.times.append(self._now_ns)
         self.codes.append(code(op, source, flags, payload))
         self._now_ns += after_us * 1000 + self._random.randrange(1000)
 
     def run(self, kind: SourceKind, name: str, flags: int = 0) -> None:
-        """A stage from begin to end."""
+        """Writes the begin and the end of a stage."""
         source = self.source(kind, name)
         self.edge(Op.BEGIN, source, flags, after_us=_SYNTHETIC_US.get(kind, 50))
         self.edge(Op.END, source)
 
     def begin_pass(self, loader: str) -> int:
-        """The making of an iterator; its number."""
+        """Writes the creation of an iterator; returns its number."""
         self._passes += 1
         source = self.source(SourceKind.DATA, loader)
         self.edge(Op.BEGIN, source, int(Flag.START), payload=self._passes)
@@ -74,27 +74,27 @@ class Edges:
         return self._passes
 
     def ask(self, loader: str, number: int) -> None:
-        """A batch of 16."""
+        """Writes the fetch of a batch of 16."""
         source = self.source(SourceKind.DATA, loader)
         self.edge(Op.BEGIN, source, payload=number, after_us=50)
         self.edge(Op.END, source, payload=17)
 
     def end_pass(self, loader: str, number: int) -> None:
-        """The loader is at its end, and the iterator is gone."""
+        """Writes the end of the loader and of its iterator."""
         source = self.source(SourceKind.DATA, loader)
         self.edge(Op.BEGIN, source, payload=number)
         self.edge(Op.STOP, source, payload=Ending.EPOCH_END)
         self.edge(Op.PASS_END, source, payload=number)
 
     def train(self) -> None:
-        """Everything of a step but the batch: four stages."""
+        """Writes everything of a step but the batch: four stages."""
         self.run(SourceKind.FORWARD, "model", _TRAINING)
         self.run(SourceKind.BACKWARD, "backward")
         self.run(SourceKind.STAGE, "clip")
         self.run(SourceKind.OPTIMIZER, "SGD")
 
     def evaluate(self) -> None:
-        """One short evaluation."""
+        """Writes one short evaluation."""
         number = self.begin_pass("val")
         for _ in range(_EVALUATION_BATCHES):
             self.ask("val", number)
@@ -103,7 +103,7 @@ class Edges:
 
 
 def ordinary(steps: int) -> Edges:
-    """One pass over one loader."""
+    """Writes one pass over one loader."""
     edges = Edges()
     number = edges.begin_pass("train")
     for _ in range(steps):
@@ -114,7 +114,7 @@ def ordinary(steps: int) -> Edges:
 
 
 def mixed(steps: int) -> Edges:
-    """A third fetches a batch ahead, a third zips two loaders; all are evaluated in between."""
+    """Writes steps of which a third fetches a batch ahead and a third zips two loaders; all are evaluated in between."""
     edges = Edges()
     number, ahead, other = (edges.begin_pass(name) for name in ("train", "train", "labels"))
     for step in range(steps):
@@ -131,7 +131,7 @@ def mixed(steps: int) -> Edges:
 
 
 def run(plan: Plan) -> list[Row]:
-    """Both programs, and what follows for a host."""
+    """Measures both programs, and computes the load of a host from them."""
     times = plan.times(15, 3)
     plain, mix = (
         tuple(_us_per_edge(edges) for _ in range(times)) for edges in (ordinary(STEPS), mixed(STEPS))

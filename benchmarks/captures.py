@@ -56,7 +56,7 @@ LOADS = (
 
 
 def run(plan: Plan) -> list[Row]:
-    """Idle, and steps of few and of many operations."""
+    """Measures idle captures, and captured steps of few and of many operations."""
     with receiving():
         return [_idle(plan), *(row for load in LOADS for row in _active(plan, load))]
 
@@ -98,7 +98,7 @@ def _active(plan: Plan, load: Load) -> list[Row]:
 
 
 def rows_of(load: Load, products: int, found: dict[str, list[Cost]]) -> list[Row]:
-    """The budget is on the wall; what causes it is asked of processor time, which other programs disturb less."""
+    """Returns rows of wall time, which has the budget, and of processor time, which other programs disturb less and which shows the cause."""
     alone, theirs, ours = ([cost.cpu for cost in found[name]] for name in ("alone", "torch", "ours"))
     wall = percent_more([cost.wall for cost in found["ours"]], [cost.wall for cost in found["alone"]])
     each_us = (spread_of(theirs).median - spread_of(alone).median) / products / 1e3
@@ -151,7 +151,7 @@ def _cost(loop: Loop, steps: int) -> Cost:
 
 
 def _with_torch(loop: Loop, steps: int, *, stacks: bool) -> Cost:
-    """The cost of torch's own profiler without otel_train."""
+    """Measures torch's own profiler without otel_train."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=stacks)
     profile.start()
     loop.run(2)
@@ -179,7 +179,7 @@ def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost
 
 
 def _await_record(session: Session, loop: Loop, captures: int) -> None:
-    """Until so many captures are written and looked into, which happens beside training: no block may meet that."""
+    """Waits until so many captures are written and analysed: that happens beside training, and must not lie in a measured block."""
     deadline = time.monotonic() + WRITER_S
     while (_finished(session) < captures or _writing()) and time.monotonic() < deadline:
         loop.run(1)

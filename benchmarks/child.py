@@ -40,7 +40,7 @@ def _instrument(loop: Loop, folder: str, **settings: Any) -> None:
 
 
 def end(folder: str) -> dict[str, float]:
-    """Train a little; the instant of the last step. What comes after it is the exit."""
+    """Trains a little; returns the instant of the last step. What comes after it is the exit."""
     loop = Loop()
     if folder:
         _instrument(loop, folder)
@@ -51,7 +51,7 @@ def end(folder: str) -> dict[str, float]:
 
 
 def remember(folder: str, steps: int, export_interval_s: float) -> dict[str, float]:
-    """Train ``steps`` steps as fast as they go; resident memory over the second half, and its growth, MiB."""
+    """Trains ``steps`` steps as fast as they go; returns resident memory over the second half, and its growth, MiB."""
     loop = Loop()
     if folder:
         _instrument(loop, folder, export_interval_s=export_interval_s)
@@ -68,7 +68,7 @@ def remember(folder: str, steps: int, export_interval_s: float) -> dict[str, flo
 
 
 def share_an_agent(folder: str) -> dict[str, float]:
-    """Train as one of several ranks of a node; memory of the agent that they share, which no other process has, MiB."""
+    """Trains as one of several ranks of a node; returns memory of the agent that they share, which no other process has, MiB."""
     import otel_train
 
     loop = Loop()
@@ -92,7 +92,7 @@ def _resident_mib() -> float:
 
 
 def main() -> None:
-    """Run one and print its numbers as JSON."""
+    """Runs one and prints its numbers as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("end", "remember", "node"))
     parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")

@@ -55,7 +55,7 @@ ON_CUDA = ("step",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for; 1 if a budget is missed or was not measured, unless only a report is wanted."""
+    """Measures what was asked for; returns 1 if a budget is missed or was not measured, unless only a report is wanted."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not set(options.only or ()) <= set(ON_CUDA):

@@ -73,7 +73,7 @@ def _steps(mode: str, driver: Any, work: Callable[[], Any]) -> tuple[list[float]
 
 
 def _parts(driver: Any) -> list[Row]:
-    """What one step of the driver takes in a tight loop."""
+    """Returns the time of each part of the driver's work for one step, in a tight loop."""
     driver.devices()
     event, other, record = driver.new_event(0), driver.new_event(0), driver.recorder(0)
     record(event)
@@ -104,7 +104,7 @@ def _parts(driver: Any) -> list[Row]:
 
 
 def main() -> None:
-    """Measure, print, and store beside the other results."""
+    """Measures, prints, and stores the rows beside the other results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()

@@ -22,7 +22,7 @@ _STAGES = (
 
 
 def step_codes(recorder: Recorder) -> tuple[int, ...]:
-    """The code words of one step with five stages."""
+    """Returns the code words of one step with five stages."""
     words = []
     for kind, name in _STAGES:
         source = recorder.source(kind, name)
@@ -33,7 +33,7 @@ def step_codes(recorder: Recorder) -> tuple[int, ...]:
 
 
 def write_steps(recorder: Recorder, steps: int) -> None:
-    """Write ``steps`` steps into the calling thread's ring."""
+    """Writes ``steps`` steps into the calling thread's ring."""
     edge, words = recorder.edge, step_codes(recorder)
     for _ in range(steps):
         for word in words:

@@ -20,7 +20,7 @@ BLOCKS = 50_000
 
 
 def run(plan: Plan) -> list[Row]:
-    """Disabled, and without a session."""
+    """Measures a disabled session, and a process without a session."""
     import otel_train
 
     rounds = plan.times(15, 5)

@@ -33,7 +33,7 @@ _LOADED = f"import sys, otel_train; print(*(name for name in {HEAVY!r} if name i
 
 
 def run(plan: Plan) -> list[Row]:
-    """Import time in pairs, and what was loaded by it."""
+    """Measures the import time in pairs, and lists the heavy packages that it loads."""
     _python("import otel_train")  # compiled and cached, as after any installation
     bare, ours = [], []
     for _ in range(plan.times(25, 7)):
@@ -79,7 +79,7 @@ print(json.dumps(spent_ms))
 
 
 def run_instrument(plan: Plan) -> list[Row]:
-    """Time until ``instrument()`` returns, in fresh processes."""
+    """Measures the time until ``instrument()`` returns, in fresh processes."""
     _begin(plan)  # compiled and cached, as after any installation
     first, second = zip(*(_begin(plan) for _ in range(plan.times(15, 5))), strict=True)
     return [

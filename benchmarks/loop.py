@@ -56,7 +56,7 @@ class Busy(nn.Module):
         self._matrices = [torch.randn(side, side, device=device) for _ in range(3)]
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
-        """``samples``, later."""
+        """Returns ``samples``, later."""
         left, right, out = self._matrices
         with torch.no_grad():
             for _ in range(self.repeats):
@@ -91,7 +91,7 @@ class Loop:
             self._pad(step_ms)
 
     def run(self, steps: int, *, warm_up: int = 0) -> np.ndarray:
-        """Train ``warm_up`` steps that do not count, then ``steps`` that do.
+        """Trains ``warm_up`` steps that do not count, then ``steps`` that do.
 
         Returns:
             Durations of the steps that count, int64[steps], ns. On a device the first waits for what was queued
@@ -116,7 +116,7 @@ class Loop:
         return np.diff(np.array(ends[warm_up:], dtype=np.int64))
 
     def steps(self, count: int) -> Iterator[tuple[int, int]]:
-        """Train a step at a time; processor time of this thread and wall time of each, ns."""
+        """Trains a step at a time; returns processor time of this thread and wall time of each, ns."""
         batches = self._batches(count)
         for _ in range(count):
             begun = time.thread_time_ns(), time.perf_counter_ns()
@@ -127,7 +127,7 @@ class Loop:
             yield time.thread_time_ns() - begun[0], time.perf_counter_ns() - begun[1]
 
     def _run_observed(self, ends: list[int]) -> None:
-        """The same steps, with a histogram per stage added to the loop."""
+        """Trains the same steps, with a histogram per stage added to the loop."""
         data, forward, backward, optimizer = self.observe
         now = time.perf_counter
         batches = self._batches(len(ends) - 1)
@@ -153,16 +153,16 @@ class Loop:
             ends[index] = time.perf_counter_ns()
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Waits until the device has done its queued work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def steps_in(self, seconds: float) -> int:
-        """How many bare steps fit into ``seconds``; at least one."""
+        """Returns how many bare steps fit into ``seconds``; at least one."""
         return max(1, int(seconds * 1e9 / self.bare_ns()))
 
     def pad_like(self, other: Loop) -> None:
-        """Fill the step up as that of another loop."""
+        """Pads the step to the length of that of another loop."""
         self._busy.repeats = other.products
 
     @property
@@ -171,7 +171,7 @@ class Loop:
         return self._busy.repeats
 
     def bare_ns(self) -> float:
-        """Median duration of some bare steps, ns; on a device the mean, for there a step ends when it is queued."""
+        """Returns the median duration of some bare steps, ns; on a device the mean, for there a step ends when it is queued."""
         steps = self.run(50, warm_up=5)
         return float(steps.mean() if self.device == "cuda" else np.median(steps))
 
@@ -179,7 +179,7 @@ class Loop:
         return zip(range(1, count + 1), self.loader)  # noqa: B905 - the loader has no end
 
     def _pad(self, step_ms: float) -> None:
-        """Fill the step up with products. The fastest of several tries: other programs only ever slow it down."""
+        """Pads the step with matrix products. Takes the fastest of several tries: other programs only ever slow it down."""
         base_ns = min(self.bare_ns() for _ in range(5))
         self._busy.repeats = _PRODUCTS
         samples = next(iter(self.loader))[0]

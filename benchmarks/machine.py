@@ -45,7 +45,7 @@ class Machine:
         return re.sub(r"[^a-z0-9_]+", "-", "-".join(word for word in words if word).lower()).strip("-")
 
     def sentence(self) -> str:
-        """Machine and date for the page."""
+        """Returns machine and date for the page."""
         device = f", {self.device}" if self.device else ""
         return (
             f"Measured {self.date[:10]} on {self.cpu}{device}, {self.cores} cores, {self.system},"
@@ -59,12 +59,12 @@ class Machine:
         return self.load_1min > _BUSY_LOAD
 
     def as_json(self) -> dict[str, object]:
-        """Everything, as it is stored in the results file."""
+        """Returns everything, as it is stored in the results file."""
         return asdict(self)
 
 
 def this_machine(*, device: str = "cpu") -> Machine:
-    """Look around."""
+    """Reads the facts of this machine."""
     return Machine(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         cpu=_cpu_model(),

@@ -47,5 +47,5 @@ class Bench(NamedTuple):
 
 
 def say(text: str) -> None:
-    """Tell the person waiting where we are."""
+    """Prints the progress for the person waiting."""
     print(text, file=sys.stderr, flush=True)

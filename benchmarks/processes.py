@@ -45,7 +45,7 @@ EXPORTS_IN_TEN_MINUTES = 40
 
 
 def run_exit(plan: Plan) -> list[Row]:
-    """Exit delays, in rounds of three processes."""
+    """Measures exit delays, in rounds of three processes."""
     delays: dict[str, list[float]] = {"bare": [], "refuses": [], "swallows": []}
     for _ in range(plan.times(3, 1)):
         for name, seen in delays.items():
@@ -76,7 +76,7 @@ def _exit_s(folder: Path, *, instrumented: bool) -> float:
 
 
 def run_memory(plan: Plan) -> list[Row]:
-    """A bare and an instrumented process side by side."""
+    """Measures a bare and an instrumented process side by side."""
     steps = plan.times(120_000, 10_000)
     step_s = 0.3e-3  # of the loop in the child, roughly: it only has to spread the exports
     every_s = max(0.1, steps * step_s / EXPORTS_IN_TEN_MINUTES)
@@ -106,7 +106,7 @@ def run_memory(plan: Plan) -> list[Row]:
 
 
 def run_node(plan: Plan) -> list[Row]:
-    """The agents of eight ranks; a quick run has two."""
+    """Measures the agents of eight ranks; of two in a quick run."""
     ranks = plan.times(RANKS, 2)
     say(f"  {ranks} ranks")
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
@@ -140,7 +140,7 @@ def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.
 
 
 def _numbers(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What the child printed, once it has ended.
+    """Returns what the child printed, once it has ended.
 
     Raises:
         RuntimeError: it failed.

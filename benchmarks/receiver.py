@@ -42,7 +42,7 @@ def _answer() -> int:
 
 
 def _swallow() -> int:
-    """Accept, and never say a word."""
+    """Accepts connections and never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     kept: list[socket.socket] = []
 
@@ -55,13 +55,13 @@ def _swallow() -> int:
 
 
 def serve(mode: str) -> None:
-    """Print the port, then serve until our standard input ends: with the parent, at the latest."""
+    """Prints the port, then serves until standard input ends: with the parent, at the latest."""
     print({"answer": _answer, "swallow": _swallow}[mode](), flush=True)
     sys.stdin.read()
 
 
 def scrape(url: str, seconds: float) -> None:
-    """Read ``url`` over and over until standard input ends."""
+    """Reads ``url`` over and over until standard input ends."""
     stop = threading.Event()
 
     def wait_for_the_end() -> None:
@@ -86,7 +86,7 @@ def _child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def receiving(mode: str = "answer") -> Iterator[str]:
-    """An OTLP endpoint that swallows; every session made inside sends there.
+    """Runs an OTLP endpoint that discards what it receives; every session made inside sends there.
 
     Args:
         mode: ``answer`` takes everything and says so; ``swallow`` accepts and never answers.
@@ -106,7 +106,7 @@ def scraping(url: str, *, every_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def endpoint(url: str) -> Iterator[str]:
-    """Every session made inside sends to ``url``."""
+    """Lets every session made inside send to ``url``."""
     before = os.environ.get(ENDPOINT)
     os.environ[ENDPOINT] = url
     try:
@@ -119,7 +119,7 @@ def endpoint(url: str) -> Iterator[str]:
 
 
 def refusing_url() -> str:
-    """An endpoint without a listener."""
+    """Returns an endpoint without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 

@@ -62,7 +62,7 @@ class Row:
         return max(0.0, self.spread.median - self.budget)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as it is stored in the results file."""
+        """Returns everything, as it is stored in the results file."""
         return {
             "name": self.name,
             "what": self.what,
@@ -78,5 +78,5 @@ class Row:
 
 
 def failed(rows: list[Row]) -> bool:
-    """Whether a budget is missed, or something was not measured: no value is no proof."""
+    """Returns whether a budget is missed, or something was not measured: no value is no proof."""
     return any(row.status in (Status.MISSED, Status.NOT_MEASURED) for row in rows)

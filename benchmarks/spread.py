@@ -39,23 +39,23 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def fastest_mean(durations: np.ndarray, share: float = 0.05) -> float:
-    """Mean of the fastest ``share`` of ``durations``, at least one: what the work costs undisturbed."""
+    """Returns the mean of the fastest ``share`` of ``durations``, at least one: what the work costs undisturbed."""
     count = max(1, int(len(durations) * share))
     return float(np.partition(durations, count - 1)[:count].mean())
 
 
 def differences(more: Sequence[float], less: Sequence[float]) -> list[float]:
-    """Pair by pair, what ``more`` has over ``less``."""
+    """Returns, pair by pair, what ``more`` has over ``less``."""
     return [a - b for a, b in zip(more, less, strict=True)]
 
 
 def percent_more(more: Sequence[float], less: Sequence[float]) -> list[float]:
-    """Pair by pair, by how many percent of ``less`` ``more`` is larger."""
+    """Returns, pair by pair, by how many percent of ``less`` ``more`` is larger."""
     return [100 * (a / b - 1) for a, b in zip(more, less, strict=True)]
 
 
 def slope(values: Sequence[float]) -> float:
-    """Rise per value of the straight line through ``values`` (least squares); 0 for fewer than two."""
+    """Returns the rise per value of the straight line through ``values`` (least squares); 0 for fewer than two."""
     if len(values) < 2:
         return 0.0
     return float(np.polyfit(np.arange(len(values)), values, 1)[0])

@@ -45,7 +45,7 @@ Blocks = dict[str, list[np.ndarray]]
 
 
 def run(plan: Plan) -> list[Row]:
-    """Measure on the device of the plan."""
+    """Measures on the device of the plan."""
     return _on_cuda(plan) if plan.device == "cuda" else _on_cpu(plan)
 
 
@@ -71,7 +71,7 @@ def _on_cpu(plan: Plan) -> list[Row]:
 def _variant_rows(
     blocks: Blocks, variant: str, *, name: str, what: str, budgets: dict[str, float] | None = None
 ) -> list[Row]:
-    """What one variant takes more than the bare loop."""
+    """Returns what one variant takes more than the bare loop."""
     rows = []
     for label in BUDGETS_US:
         value = _STATISTICS[label]
@@ -103,7 +103,7 @@ def _against_client(blocks: Blocks) -> list[Row]:
 
 
 def _reported_row(blocks: Blocks, reported_us: list[float]) -> Row:
-    """How far the overhead in the run summaries is from the paired difference of the means."""
+    """Returns how far the overhead in the run summaries is from the paired difference of the means."""
     means = {variant: [float(steps.mean()) / 1e3 for steps in found] for variant, found in blocks.items()}
     cost_us = spread_of(differences(means["instrumented"], means["bare"])).median
     measured = bool(reported_us) and cost_us > 0

@@ -30,17 +30,17 @@ Written manually, from the table above.
 
 
 def begin_mark(device: str) -> str:
-    """The line that the table of ``device`` follows."""
+    """Returns the line that the table of ``device`` follows."""
     return f"<!-- bench {device}: begin (written by `make bench`) -->"
 
 
 def end_mark(device: str) -> str:
-    """The line that ends the table of ``device``."""
+    """Returns the line that ends the table of ``device``."""
     return f"<!-- bench {device}: end -->"
 
 
 def number(value: float) -> str:
-    """Three significant digits, no exponent; whole from 100 up."""
+    """Writes a number with three significant digits and no exponent; whole from 100 up."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     places = 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
@@ -48,7 +48,7 @@ def number(value: float) -> str:
 
 
 def cells_of(row: Row) -> tuple[str, str, str, str]:
-    """One line of the table as text."""
+    """Returns one line of the table as text."""
     budget = "" if row.budget is None else f"≤ {row.budget:g} {row.unit}"
     return row.what, budget, _measured(row), _status(row)
 
@@ -71,7 +71,7 @@ def _status(row: Row) -> str:
 
 
 def plain_table(rows: Sequence[Row]) -> str:
-    """The table for a terminal, columns aligned."""
+    """Returns the table for a terminal, columns aligned."""
     lines = [HEAD, *(cells_of(row) for row in rows)]
     widths = [max(_columns(line[index]) for line in lines) for index in range(len(HEAD))]
     lines.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]  # four cells, as all
@@ -84,12 +84,12 @@ def plain_table(rows: Sequence[Row]) -> str:
 
 
 def _columns(text: str) -> int:
-    """Terminal columns of ``text``: combining marks take none."""
+    """Counts the terminal columns of ``text``: combining marks take none."""
     return sum(not unicodedata.combining(char) for char in text)
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """The table for the reference page; budgets that are not met stand out."""
+    """Returns the table for the reference page; budgets that are not met stand out."""
     lines = [HEAD, tuple("---" for _ in HEAD), *(_marked(row) for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -101,12 +101,12 @@ def _marked(row: Row) -> tuple[str, str, str, str]:
 
 
 def remarks(rows: Sequence[Row]) -> str:
-    """How to read the rows that need saying."""
+    """Returns explanations of the rows that need one."""
     return "\n".join(f"- {row.what}: {row.reason}." for row in rows if row.reason and row.values)
 
 
 def page_with(rows: Sequence[Row], machine: Machine, *, device: str, page: str) -> str:
-    """``page`` with the table of ``device`` put between its marks; what people wrote stays.
+    """Returns ``page`` with the table of ``device`` put between its marks; the text around it stays.
 
     Args:
         rows: the table.

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def ours(path: str) -> dict[str, Any]:
-    """Everything that ``trace_summary`` says."""
+    """Returns everything that ``trace_summary`` computes."""
     from otel_train.trace_analysis import trace_summary
 
     document = trace_summary(path)
@@ -33,7 +33,7 @@ def ours(path: str) -> dict[str, Any]:
 
 
 def theirs(path: str) -> dict[str, Any]:
-    """The three analyses of HolisticTraceAnalysis that ours contains, on the trace with its last step."""
+    """Returns the three analyses of HolisticTraceAnalysis that ours contains, on the trace with its last step."""
     logging.disable(logging.CRITICAL)
     from hta.trace_analysis import TraceAnalysis
 
@@ -51,7 +51,7 @@ def theirs(path: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure one analysis, imports apart."""
+    """Measures one analysis, imports apart."""
     which, path = sys.argv[1:]
     if which == "ours":
         import msgspec.json

@@ -12,7 +12,7 @@ LAYERS, WIDTH, BATCH = 60, 32, 8
 
 
 def main() -> None:
-    """A small model with many operators, observed with shapes and memory."""
+    """Profiles a small model with many operators, with shapes and memory."""
     path, steps = sys.argv[1], int(sys.argv[2])
     layers = [
         part

@@ -29,7 +29,7 @@ S_PER_100_MB, MEMORY_RATIO, SPEED_RATIO, THEIR_MEMORY_RATIO, DIFFERENCE = 1.0, 3
 
 
 def main() -> int:
-    """Measure, print and write down; 1 if a budget is missed."""
+    """Measures, prints and writes the page; returns 1 if a budget is missed."""
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="otel-train-bench-") as folder:
         rows = [*_speed(Path(folder), options), *_real(Path(folder), options)]
@@ -92,7 +92,7 @@ def _real(folder: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def _against(folder: Path, options: argparse.Namespace) -> list[Row]:
-    """The same trace by both, taking turns."""
+    """Analyses the same trace with both, by turns."""
     if options.hta is None:
         return [
             Row(

@@ -43,7 +43,7 @@ _HAND_OVER = attrgetter("_service._hand_over")
 
 
 def run(plan: Plan) -> list[Row]:
-    """One cost per tracker, and steps per second of every variant."""
+    """Measures one cost per tracker, and steps per second of every variant."""
     found = {name for name in _NAMES if find_spec(name) is not None}
     for name in set(_NAMES) - found:
         say(f"  {_NAMES[name]} is not installed: left out")
@@ -68,14 +68,14 @@ def run(plan: Plan) -> list[Row]:
 
 
 def _settings(name: str, folder: Path) -> Any:
-    """A run of our own, on this machine alone."""
+    """Returns settings of a run that sends nothing elsewhere."""
     if name == "wandb":
         return {"mode": "offline", "dir": str(folder), "settings": {"silent": True}}
     return {"tracking_uri": f"sqlite:///{folder}/mlflow.db"} if name == "mlflow" else True
 
 
 def _write(name: str, plan: Plan) -> Row:
-    """What a row takes of the processor on the tracker's own thread: the loop cannot lose more to the interpreter."""
+    """Measures the processor time of a row on the tracker's own thread: the loop cannot lose more to the interpreter."""
     tracker, row, values = _tracker(name, plan.folder), _row_of_two_loaders(), []
     tracker.write(row, tracker.place())  # opens it
     for _ in range(plan.times(20, 3)):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def bare(_: Loop) -> Iterator[None]:
-    """Without otel_train."""
+    """Trains without otel_train."""
     yield
 
 
@@ -47,12 +47,12 @@ class _Deaf:
         return 0
 
     def changed(self) -> None:
-        """Nothing reads what has changed."""
+        """Does nothing: no thread reads what has changed."""
 
 
 @contextlib.contextmanager
 def floor(loop: Loop) -> Iterator[None]:
-    """The same hooks in the same places, writing nothing: what any observer that sees this much pays."""
+    """Installs the same hooks in the same places, writing nothing: what any observer that sees this much pays."""
     recorder = cast("Recorder", _Deaf())
     probe = LoaderProbe(loop.loader, "bench", recorder)
     with contextlib.ExitStack() as undo:
@@ -65,7 +65,7 @@ def floor(loop: Loop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prometheus_client(loop: Loop) -> Iterator[None]:
-    """What users write without us: a labelled ``prometheus_client.Histogram``, observed four times per step."""
+    """Observes what users write without otel_train: a labelled ``prometheus_client.Histogram``, observed four times per step."""
     from prometheus_client import CollectorRegistry, Histogram
 
     histogram = Histogram("stage_seconds", "Time of a stage.", ["stage"], registry=CollectorRegistry())
@@ -117,7 +117,7 @@ class Instrumented:
 
     @contextlib.contextmanager
     def __call__(self, loop: Loop) -> Iterator[Session]:
-        """A session on ``loop``, closed at the end."""
+        """Opens a session on ``loop``, closed at the end."""
         import otel_train
 
         # The agent may still write there when the session is closed.
@@ -139,7 +139,7 @@ class Instrumented:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """One collection in the wrong block would outweigh everything measured here."""
+    """Stops garbage collection: one collection in the wrong block would outweigh everything measured here."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -40,7 +40,7 @@ _LEAST_GAP_NS = {"spinning": 20_000, "working": 60_000}
 
 
 def run(plan: Plan) -> list[Row]:
-    """Both kinds of thread, instrumented and bare."""
+    """Measures both kinds of thread, instrumented and bare."""
     rows = []
     torch.set_num_threads(1)
     for kind, work in (("spinning", None), ("working", _product())):

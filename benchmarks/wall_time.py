@@ -83,7 +83,7 @@ def run_cpu(plan: Plan) -> list[Row]:
 
 
 def _of_other_threads() -> int:
-    """Processor time that all threads but this one have taken, in nanoseconds."""
+    """Returns the processor time that all threads but this one have taken, in nanoseconds."""
     return time.process_time_ns() - time.thread_time_ns()
 
 
@@ -102,7 +102,7 @@ def _take_turns(plain: Loop, measured: Loop, pairs: int) -> np.ndarray:
 
 
 def _cpu_rows(blocks: np.ndarray, others_ns: float) -> list[Row]:
-    """``blocks``: what ``_take_turns`` returns, of each; ``others_ns``: what other threads take in the time of a step."""
+    """Returns the rows of processor time. ``blocks``: what ``_take_turns`` returns, of each; ``others_ns``: what other threads take in the time of a step."""
     bare_ns = float(np.median(blocks[:, 0, 0]))
     others = 100 * others_ns / bare_ns
     thread, wall = 100 * (blocks[:, 1] / blocks[:, 0] - 1).T

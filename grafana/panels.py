@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
 
 def place(row: Row, top: int) -> tuple[list[tuple[Panel, model.GridPos]], int]:
-    """Where each panel goes, and where the next row begins."""
+    """Returns where each panel goes, and where the next row begins."""
     x, y, tallest = 0, top, 0
     placed = []
     for panel in row.panels:
@@ -96,7 +96,7 @@ _GRID: Final = 24
 
 
 def build(panel: Panel, position: model.GridPos) -> Any:
-    """The SDK's builder of a panel."""
+    """Returns the SDK's builder of a panel."""
     made = _MAKERS[panel.kind](panel)
     made.title(panel.title).description(panel.description).grid_pos(position)
     if panel.kind == "text":

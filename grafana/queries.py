@@ -22,7 +22,7 @@ class Query(NamedTuple):
 
 
 def run(metric: str, *matchers: str) -> str:
-    """The metric in the run that the reader picked."""
+    """Returns the metric in the run that the reader picked."""
     inside = ",".join(('train_run_id="$run"', *matchers))
     return f"{metric}{{{inside}}}"
 
@@ -33,12 +33,12 @@ def reporting() -> str:
 
 
 def grown(metric: str, *matchers: str) -> str:
-    """By how much a counter grew within one point of the graph."""
+    """Returns by how much a counter grew within one point of the graph."""
     return f"increase({run(metric, *matchers)}{RATE})"
 
 
 def rate(metric: str, *matchers: str) -> str:
-    """How fast a counter grows, per second."""
+    """Returns how fast a counter grows, per second."""
     return f"rate({run(metric, *matchers)}{RATE})"
 
 
@@ -47,29 +47,29 @@ LINES: Final = 20
 
 
 def highest(metric: str, *matchers: str, by: str = "train_rank") -> str:
-    """The ranks to draw: with the highest mean over the time that is shown, so the same at every point of the graph."""
+    """Returns the ranks to draw: with the highest mean over the time that is shown, so the same at every point of the graph."""
     return f"topk({LINES}, max by ({by}) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
 
 
 def lowest(metric: str, *matchers: str) -> str:
-    """The ranks with the lowest mean."""
+    """Returns the ranks with the lowest mean."""
     return (
         f"bottomk({LINES}, min by (train_rank) (avg_over_time({run(metric, *matchers)}[$__range] @ end())))"
     )
 
 
 def most_grown(metric: str, *matchers: str) -> str:
-    """The ranks whose counter grew most over the time that is shown."""
+    """Returns the ranks whose counter grew most over the time that is shown."""
     return f"topk({LINES}, sum by (train_rank) (increase({run(metric, *matchers)}[$__range] @ end())))"
 
 
 def of(expr: str, ranks: str, by: str = "train_rank") -> str:
-    """Of these ranks alone."""
+    """Limits a query to these ranks."""
     return f"{expr} and on ({by}) {ranks}"
 
 
 def of_full_hosts(expr: str) -> str:
-    """Of the hosts whose memory is fullest."""
+    """Limits a query to the hosts whose memory is fullest."""
     return of(expr, highest("host:train_host_memory:ratio", by="host_name"), "host_name")
 
 
@@ -80,13 +80,13 @@ def either(metric: str, function: str, *matchers: str) -> str:
 
 
 def quantile(share: float, metric: str, *matchers: str) -> str:
-    """What that share of occurrences did not exceed, from raw histograms: for exemplars."""
+    """Returns what that share of occurrences did not exceed, from raw histograms: for exemplars."""
     classic = f"sum by (le) (rate({run(metric + '_bucket', *matchers)}{RATE}))"
     native = f"sum(rate({run(metric, *matchers)}{RATE}))"
     return f"histogram_quantile({share}, {classic}) or histogram_quantile({share}, {native})"
 
 
 def on_hosts_of_the_run(expr: str) -> str:
-    """A metric of another exporter, on the hosts of this run; its host must be in ``host_name``."""
+    """Returns a metric of another exporter, on the hosts of this run; its host must be in ``host_name``."""
     hosts = f"max by (host_name) (0 * {run('train_heartbeat_time_seconds')} + 1)"
     return f"{expr} * on (host_name) group_left () ({hosts})"

@@ -55,7 +55,7 @@ Rules over histograms are shown in the native form; the classic form records the
 
 
 def groups(*names: str) -> list[dict[str, Any]]:
-    """Rule groups of the files ``otel-train-<name>.yml``, in their order."""
+    """Returns the rule groups of the files ``otel-train-<name>.yml``, in their order."""
     texts = [(RULES / f"otel-train-{name}.yml").read_text(encoding="utf-8") for name in names]
     return [group for text in texts for group in yaml.safe_load(text)["groups"]]
 
@@ -66,14 +66,14 @@ def rules(*names: str) -> dict[str, dict[str, Any]]:
 
 
 def condition(rule: dict[str, Any]) -> str:
-    """The expression of an alert as it stands before the labels of the run are added."""
+    """Returns the expression of an alert as it stands before the labels of the run are added."""
     expr: str = rule["expr"]
     first, labelled, _ = expr.partition("\n)\n* on (train_run_id) group_left (train_run_name,")
     return textwrap.dedent(first.removeprefix("(\n")) if labelled else expr.strip()
 
 
 def on_one_line(expr: str) -> str:
-    """The expression without line breaks, nor spaces inside parentheses."""
+    """Removes line breaks of an expression, and spaces inside parentheses."""
     return re.sub(r"(?<=\() | (?=\))", "", " ".join(expr.split()))
 
 

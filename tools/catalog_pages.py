@@ -53,7 +53,7 @@ after the fact, and only those worth keeping.
 
 
 def render_metrics() -> str:
-    """The reference page of metrics and their attributes, as Markdown."""
+    """Returns the reference page of metrics and their attributes, as Markdown."""
     reserved = [metric for metric in catalog.ALL if not metric.published]
     known = labels_of(catalog.PUBLISHED)
     parts = [
@@ -67,7 +67,7 @@ def render_metrics() -> str:
 
 
 def render_spans() -> str:
-    """The reference page of spans, events and their attributes, as Markdown."""
+    """Returns the reference page of spans, events and their attributes, as Markdown."""
     rows = [["Attribute", "Type", "Meaning"]]
     rows += [[f"`{one.name}`", one.type, one.meaning] for one in catalog.ATTRIBUTES]
     parts = [

@@ -71,12 +71,12 @@ A run prints its run summary to standard error, `otel-train summary` to standard
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The arguments that a parser takes."""
+    """Returns the arguments that a parser takes."""
     return parser._actions  # noqa: SLF001 - argparse has no public list of them
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser of a command; of all of them for an empty name."""
+    """Returns the parser of a command; of all of them for an empty name."""
     parser, _ = main.parser_of(command)
     (subparsers,) = (action.choices for action in actions_of(parser) if isinstance(action.choices, dict))
     chosen: argparse.ArgumentParser = subparsers[command] if command else parser
@@ -84,7 +84,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def page() -> str:
-    """The page as it should read."""
+    """Returns the page as it should read."""
     text = HEAD
     for name, does in main.COMMANDS.items():
         text += f"| `otel-train {name}` | {does}: [{Path(PAGES[name]).stem}](../{PAGES[name]}) |\n"
@@ -98,7 +98,7 @@ def page() -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    """Command, option and meaning, also of the commands below it; no former options."""
+    """Returns command, option and meaning, also of the commands below it; no former options."""
     command = parser.prog.removeprefix("otel-train ")
     for action in actions_of(parser):
         if isinstance(action.choices, dict):

@@ -17,7 +17,7 @@ END = "<!-- End of the generated table. -->"
 
 
 def table() -> str:
-    """The rules as Markdown: name, condition, evidence, remedy."""
+    """Returns the rules as Markdown: name, condition, evidence, remedy."""
     groups = (
         ("Main finding, in this order", LEADING_RULES),
         ("Main finding if none of those applies, in this order", LIMIT_RULES),
@@ -35,7 +35,7 @@ def _row(rule: Rule) -> str:
 
 
 def page() -> str:
-    """The page with a fresh table."""
+    """Returns the page with a fresh table."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN, 1)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END, 1)[1]}"
 

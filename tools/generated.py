@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_or_check(files: Mapping[Path, str], *, says: str | None) -> int:
-    """Write the files, or say which are stale: the exit code is 1 then. ``says`` is what the script does, for ``--help``."""
+    """Writes the files, or says which are stale: the exit code is 1 then. ``says`` is what the script does, for ``--help``."""
     parser = argparse.ArgumentParser(description=says, formatter_class=argparse.RawDescriptionHelpFormatter)
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--write", action="store_true", help="write the files")

@@ -100,7 +100,7 @@ ALWAYS = ("steps", "evals", "batches")
 
 
 def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
-    """``same``, or the values that differ from the program's own; empty if they were not compared."""
+    """Returns ``same``, or the values that differ from the program's own; empty if they were not compared."""
     if not seen:
         return ""
     odd = [name for name in COUNTS if (seen[name] or 0) != program[name]]
@@ -108,7 +108,7 @@ def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the table."""
+    """Returns one row of the table."""
     text = f"**{row['shape']}**. {row['description']}".replace("|", "\\|").replace("``", "`")
     counts = [str(row["program"][name] or "") for name in COUNTS]
     cells = [
@@ -122,13 +122,13 @@ def line(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Some rows under their heads."""
+    """Returns some rows under their heads."""
     heads = ("Shape", *COUNTS, "in code", "zero code", "times")
     return f"\n| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |\n" + "".join(map(line, rows))
 
 
 def page() -> str:
-    """The page as it should be."""
+    """Returns the page as it should read."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     every = [row for rows in results.values() for row in rows.values()]
     same = sum(difference(row["program"], row.get("in_code")) == "same" for row in every)

@@ -43,7 +43,7 @@ BOTTOM = "Math.max(0, ...[...document.querySelectorAll('.react-grid-item')].map(
 
 
 def main() -> None:
-    """Check what is needed, start the stack and the demo, photograph."""
+    """Checks what is needed, starts the stack and the demo, photographs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def require_docker() -> None:
-    """Exit with a message unless Docker, its Compose plugin and its daemon answer."""
+    """Exits with a message unless Docker, its Compose plugin and its daemon answer."""
     try:
         asked = subprocess.run(["docker", "compose", "ls"], capture_output=True, text=True, check=False)
         error = asked.stderr.strip().partition("\n")[0] if asked.returncode else ""
@@ -86,7 +86,7 @@ def require_docker() -> None:
 
 @contextmanager
 def running_stack(environ: Mapping[str, str]) -> Iterator[None]:
-    """The shipped stack, from ready to removed."""
+    """Runs the shipped stack, from ready to removed."""
     try:
         if subprocess.run([*OTEL_TRAIN, "stack", "up"], cwd=ROOT, env=environ, check=False).returncode:
             sys.exit("screenshots: the stack did not start; the reason is above")
@@ -97,7 +97,7 @@ def running_stack(environ: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def training(minutes: float, folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
-    """The demo, which has trained for so long and still trains."""
+    """Runs the demo until it has trained for so long; it still trains inside the block."""
     command = [*OTEL_TRAIN, "demo", "--minutes", str(minutes + 30), "--run-dir", str(folder / "runs")]
     settings = {"OTEL_TRAIN_RUN_ID": RUN_ID, "OTEL_TRAIN_PROFILER_EVERY": "minutes=1"}
     process = subprocess.Popen(command, cwd=ROOT, env={**environ, **settings})
@@ -114,7 +114,7 @@ def training(minutes: float, folder: Path, environ: Mapping[str, str]) -> Iterat
 def photograph(
     browser: Chromium, dashboard: Mapping[str, Any], settings: Mapping[str, str], picture: Path
 ) -> None:
-    """One dashboard, at its full height: Grafana queries only for panels inside the window."""
+    """Photographs one dashboard, at its full height: Grafana queries only for panels inside the window."""
     panels = dashboard["panels"]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     copies = REPEATS if any(panel.get("repeat") for panel in panels) else 1
@@ -132,7 +132,7 @@ def photograph(
 
 
 def resize(browser: Chromium, height_px: int) -> None:
-    """Make the page's window so high."""
+    """Sets the height of the page's window."""
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         width=WIDTH_PX,

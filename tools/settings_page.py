@@ -109,7 +109,7 @@ UNREAD = " **Accepted, without effect in this version.**"
 
 
 def meanings() -> Mapping[str, str]:
-    """Setting to the docstring below its field."""
+    """Returns the docstring below each setting's field, by setting."""
     (body,) = (
         node.body
         for node in ast.parse(inspect.getsource(settings.Config)).body
@@ -133,7 +133,7 @@ def unread() -> set[str]:
 
 
 def page() -> str:
-    """The page as it should read."""
+    """Returns the page as it should read."""
     texts, idle = meanings(), unread()
     rows = [
         f"| {' | '.join(f'`{spelling}`' for spelling in spellings(name, default))} | "
@@ -144,7 +144,7 @@ def page() -> str:
 
 
 def spellings(name: str, default: object) -> tuple[str, str, str, str]:
-    """A setting with its default in code, as a variable, in YAML, in TOML."""
+    """Returns a setting with its default in code, as a variable, in YAML, in TOML."""
     written = json.dumps(default)  # what JSON holds, YAML and TOML read the same
     return (
         f"{name}={default!r}",

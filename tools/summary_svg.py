@@ -29,7 +29,7 @@ WORDS = re.compile(r"\S+(?: \S+)*")
 
 
 def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
-    """(column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide.
+    """Returns (column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide.
 
     A stretch has no two spaces in a row: SVG would make one of them, and the columns would not line up.
     """
@@ -44,7 +44,7 @@ def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
 
 
 def tspan(column: int, text: str, codes: frozenset[str]) -> str:
-    """One stretch of text, held to its columns whatever font the reader has."""
+    """Returns one stretch of text, held to its columns whatever font the reader has."""
     ink = next((INK[code] for code in sorted(codes) if code in INK), "")
     style = f' fill="{ink}"' if ink else ""
     style += ' font-weight="bold"' if "1" in codes else ""
@@ -54,7 +54,7 @@ def tspan(column: int, text: str, codes: frozenset[str]) -> str:
 
 
 def picture(summary: str) -> str:
-    """``summary``, with its ANSI colours, as SVG."""
+    """Returns ``summary``, with its ANSI colours, as SVG."""
     lines = summary.rstrip("\n").split("\n")
     width = round(COLUMNS * COLUMN_PX + 2 * MARGIN_PX)
     height = len(lines) * LINE_PX + 2 * MARGIN_PX
@@ -79,7 +79,7 @@ def picture(summary: str) -> str:
 
 
 def main() -> None:
-    """Draw the newest run, or the one named."""
+    """Draws the newest run, or the one named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "run", nargs="?", help="run directory or run id (default: the newest run below runs/)"

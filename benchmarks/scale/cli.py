@@ -50,7 +50,7 @@ PARTLY, FAILED, INTERRUPTED = 1, 2, 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Runs the command.
 
     Args:
         words: its arguments; those of this process if None.
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit status.
+    """Runs the command; returns the exit status.
 
     Raises:
         ConfigError: a number or a setting cannot be honoured.

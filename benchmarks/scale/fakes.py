@@ -37,7 +37,7 @@ _GIB = 1 << 30
 
 
 def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
-    """Where the reporter of a synthetic rank reads what no edge tells. The process is this one."""
+    """Returns the source from which the reporter of a synthetic rank reads what no edge tells. The process is this one."""
     signals = LoggedSignals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)

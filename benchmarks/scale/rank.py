@@ -67,12 +67,12 @@ class SimulatedRank:
         self.run.spans.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
 
     def read(self, now_ns: int) -> Reading:
-        """Run up to ``now_ns`` and look."""
+        """Advances to ``now_ns`` and returns what the rank reports."""
         self.advance(now_ns)
         return self._look(now_ns)
 
     def advance(self, now_ns: int) -> None:
-        """Run up to ``now_ns``."""
+        """Advances to ``now_ns``."""
         written = self._workload.until(now_ns)
         self.run.device.add(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
@@ -80,7 +80,7 @@ class SimulatedRank:
         self.run.check_stalls(now_ns)
 
     def end(self, now_ns: int) -> Reading:
-        """Finish the run at ``now_ns`` and look for the last time."""
+        """Finishes the run at ``now_ns`` and returns the last report."""
         self.read(now_ns)
         self.run.close(now_ns)
         self.run.spans.span(self._tracer.run_end(now_ns, self.run.step_number))
@@ -88,7 +88,7 @@ class SimulatedRank:
         return self._look(now_ns)
 
     def spans(self, begin: int, end: int) -> list[Span]:
-        """The spans from number ``begin`` up to number ``end``, as far as they are remembered."""
+        """Returns the spans from number ``begin`` up to number ``end``, as far as they are kept."""
         return self._spans[max(0, begin - self._forgotten) : max(0, end - self._forgotten)]
 
     def _look(self, now_ns: int) -> Reading:

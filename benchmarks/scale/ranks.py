@@ -88,7 +88,7 @@ class SimulatedRanks:
         return [rank for rank in self.ranks if rank.profile.metrics or rank.profile.spans]
 
     def resource(self, rank: Rank) -> Mapping[str, AttributeValue]:
-        """Who sends, as a real rank says it."""
+        """Returns the resource of a sender, with the attributes of a real rank."""
         return {
             **_shared_resource(self.ranks[0].info),
             "service.instance.id": rank.info.instance_id,
@@ -101,7 +101,7 @@ class SimulatedRanks:
         }
 
     def exchange(self, now_ns: int) -> None:
-        """Let rank 0 read the records of all ranks, when that is due."""
+        """Lets rank 0 read the records of all ranks, when that is due."""
         if not self._config.tuned().rank_report_interval_s or now_ns < self._report_due_ns:
             return
         self._report_due_ns = now_ns + int(self._every_s * NS_PER_S)
@@ -114,14 +114,14 @@ class SimulatedRanks:
             self._monitor.take(records, now_ns / NS_PER_S)
 
     def spans_of(self, rank: Rank, begin: int, end: int) -> list[Span]:
-        """The spans that a rank makes between two numbers of its account."""
+        """Returns the spans that a rank makes between two numbers of its account."""
         account = self.accounts[rank.account]
         spans = account.spans(begin, end) if rank.profile.spans else []
         return spans if rank.info.rank == account.info.rank else as_rank(spans, rank.info.rank)
 
 
 def as_rank(spans: list[Span], rank: int) -> list[Span]:
-    """The same spans, made by another rank: of the same traces, with ids of its own."""
+    """Returns the same spans as another rank would make them: in the same traces, with ids of its own."""
     own = {span.span_id: _own_id(span.span_id, rank) for span in spans}
     return [
         replace(

@@ -28,7 +28,7 @@ class Sizes:
 
 
 def sizes_of(families: Any, payload_bytes: int = 0) -> Sizes:
-    """Count the series of ``Snapshot.families``."""
+    """Counts the series of ``Snapshot.families``."""
     native = classic = 0
     for family in families:
         each = len(family.metric.bounds) + _WINDOW if family.metric.kind is Kind.HISTOGRAM else 1
@@ -76,7 +76,7 @@ class ScaleResult:
     steps: int = 0
 
     def as_json(self) -> dict[str, float]:
-        """Everything, by name."""
+        """Returns everything, by name."""
         return asdict(self)
 
 
@@ -94,7 +94,7 @@ class Counts:
         self._lock = threading.Lock()
 
     def metrics(self, rank: int, sizes: Sizes, *, accepted: bool) -> None:
-        """A rank's metrics were sent."""
+        """Counts a rank's metrics as sent."""
         with self._lock:
             result = self.result
             if not accepted:
@@ -125,11 +125,11 @@ class Counts:
             self.result.failures += number
 
     def late(self, seconds: float) -> None:
-        """A request began so long after it was due."""
+        """Counts a request that began so long after it was due."""
         with self._lock:
             self.result.latest_s = max(self.result.latest_s, seconds)
 
     def skip(self) -> None:
-        """An export was left out."""
+        """Counts an export that was left out."""
         with self._lock:
             self.result.skipped += 1

@@ -89,7 +89,7 @@ class LoadGenerator:
         ]
 
     def run(self, duration_s: float, say: Callable[[], None], say_every_s: float = 5.0) -> None:
-        """Send for ``duration_s`` seconds.
+        """Sends for ``duration_s`` seconds.
 
         Args:
             duration_s: how long; ``inf`` until interrupted.
@@ -128,7 +128,7 @@ class LoadGenerator:
         self._check_heard()
 
     def end(self) -> None:
-        """Let every rank say that it has finished, as real ranks do, and wait until all of it is sent."""
+        """Lets every rank report its end, as real ranks do, and waits until all of it is sent."""
         self._turns.join()
         now_ns = system_clock()
         for index, account in enumerate(self._simulated.accounts):
@@ -138,7 +138,7 @@ class LoadGenerator:
         self.stop()
 
     def stop(self) -> None:
-        """Send what is queued and end the threads."""
+        """Sends what is queued and ends the threads."""
         alive = [thread for thread in self._threads if thread.is_alive()]
         for _ in alive:
             self._turns.put(None)

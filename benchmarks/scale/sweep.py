@@ -98,7 +98,7 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure all cases, or those of ``--ranks``."""
+    """Measures all cases, or those of ``--ranks``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", help="only these sizes, and write nothing")
     parser.add_argument("--page", type=Path, metavar="RESULT", help="write the page from this result alone")
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(ranks: int, profile: str) -> Row:
-    """One case, on a stack of its own."""
+    """Measures one case, on a stack of its own."""
     every_s = EXPORT_EVERY_S[profile]
     print(f"{ranks} ranks, {profile}: about {2 * every_s + MARGIN_S:.0f} s", flush=True)
     with tempfile.TemporaryDirectory(prefix="otel-train-scale-") as folder:
@@ -179,13 +179,13 @@ def _get(url: str) -> bytes:
 
 
 def _page_value(url: str, pattern: str) -> float:
-    """The sum of what a page of metrics says of the names that match."""
+    """Returns the sum of the samples on a page of metrics whose names match."""
     text = _get(url).decode()
     return sum(float(found) for found in re.findall(rf"(?m)^{pattern}(?:\{{[^}}]*\}})? (\S+)$", text))
 
 
 def _samples(stack: LocalStack) -> float:
-    """Asked directly: what Prometheus scrapes of itself is as old as its last scrape."""
+    """Returns samples of Prometheus's own page, asked directly: what it scrapes of itself is as old as its last scrape."""
     address = stack.addresses()["Prometheus"]
     return _page_value(f"{address}/metrics", "prometheus_tsdb_head_samples_appended_total")
 
@@ -203,7 +203,7 @@ def _ask(stack: LocalStack, query: str) -> float:
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown."""
+    """Returns the rows in Markdown."""
     lines = [
         "| ranks | profile | ranks that send | series | per rank | samples/s sent | stored | kB/s | Collector | Prometheus | waiting | lost | late | load |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -220,7 +220,7 @@ def as_table(rows: Sequence[Row]) -> str:
 
 
 def write_page(page: Path, machine: Machine, table: str) -> None:
-    """Replace the table on the page."""
+    """Replaces the table on the page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

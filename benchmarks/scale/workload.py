@@ -82,7 +82,7 @@ class Workload:
         self._steps = self._all_steps()
 
     def until(self, now_ns: int) -> Written:
-        """Everything up to ``now_ns`` that was not fetched before."""
+        """Returns everything up to ``now_ns`` that was not fetched before."""
         while self._now_ns <= now_ns:
             next(self._steps)
         taken = []
@@ -145,7 +145,7 @@ class Workload:
 
 
 def _device_times(calls: list[_Call], until_ns: int) -> DeviceTimes:
-    """A device that keeps up: it is busy for most of every call, and a little behind."""
+    """Returns the times of a device that keeps up: it is busy for most of every call, and a little behind."""
     table = np.array(calls, dtype=np.int64).reshape(-1, 3)
     source, begun_ns, ended_ns = table[:, 0], table[:, 1], table[:, 2]
     lasted_ns = ended_ns - begun_ns

@@ -41,12 +41,12 @@ class Spirals:
 
 
 def loss_of(model: eqx.nn.MLP, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean cross-entropy."""
+    """Returns the mean cross-entropy."""
     return optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(x), y).mean()
 
 
 def main() -> None:
-    """Train, evaluate after each epoch, and say what came of it."""
+    """Trains, evaluates after each epoch, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3, help="passes over 4,096 points (3)")
     epochs = parser.parse_args().epochs

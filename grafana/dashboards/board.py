@@ -86,12 +86,12 @@ def make(board: Board, boards: Mapping[str, Board]) -> model.Dashboard:
 
 
 def leads(board: Board, panel: Panel) -> str:
-    """The file of the dashboard that a panel leads to, or ``NOWHERE``."""
+    """Returns the file of the dashboard that a panel leads to, or ``NOWHERE``."""
     return NOWHERE if panel.kind == "text" else panel.leads or board.leads
 
 
 def variables(board: Board) -> list[str]:
-    """Those that the dashboard asks by, and those that their values are asked by."""
+    """Returns the variables that the dashboard asks by, and those that their values are asked by."""
     texts = [expr for *_, expr in board.annotations]
     for row in board.rows:
         texts += [row.title, f"${row.repeat}" if row.repeat else ""]
@@ -107,7 +107,7 @@ def variables(board: Board) -> list[str]:
 
 
 def _link(built: Any, panel: Panel, here: Sequence[str], there: Board) -> None:
-    """From the panel with what was picked, and from each series or row with what it is of."""
+    """Returns the link of a panel with the picked values, and that of each series or row with its labels."""
     known = [name for name in variables(there) if name in here]
     built.links([_to(there, known)])
     labels = {label for query in panel.queries for label in re.findall(r"{{(\w+)}}", query.legend)}
@@ -131,7 +131,7 @@ def _to(
 
 
 def _numbered(made: model.Dashboard) -> model.Dashboard:
-    """The same panel has the same number in every build: links to it hold."""
+    """Numbers the panels: the same panel has the same number in every build, so that links to it hold."""
     for number, panel in enumerate(made.panels or [], start=1):
         panel.id_val = number
     return made

@@ -21,7 +21,7 @@ _ENDED: Final = "last_over_time(run:train_active:bool[1h]) == 0"
 
 
 def _most(status: str) -> str:
-    """The state that most ranks are in."""
+    """Returns the state that most ranks are in."""
     return f"topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) ({status} == 1))"
 
 
@@ -37,7 +37,7 @@ _STATE: Final = (
 
 
 def _theirs(expr: str) -> str:
-    """Of the runs of the team that was picked."""
+    """Limits a query to the runs of the team that was picked."""
     return f"{expr} and on ({_RUN}) {_INFO}"
 
 

@@ -14,12 +14,12 @@ _SERIES: Final = '{__name__=~"train_.+",train_run_id="$run"}'
 
 
 def _otelcol(name: str, by: str) -> str:
-    """A counter of the Collector: it has a ``_total`` or none, depending on how it is read."""
+    """Returns a counter of the Collector: it has a ``_total`` or none, depending on how it is read."""
     return " or ".join(f"sum by ({by}) (rate(otelcol_{name}{total}{RATE}))" for total in ("", "_total"))
 
 
 def _each(name: str, by: str, legend: str) -> list[Query]:
-    """One query for spans, one for metrics."""
+    """Returns one query for spans and one for metrics."""
     kinds = (("spans", "spans"), ("metric_points", "metrics"))
     return [Query(_otelcol(f"{name}_{kind}", by), f"{legend}, {shown}") for kind, shown in kinds]
 

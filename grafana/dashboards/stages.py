@@ -17,7 +17,7 @@ _BUILD: Final = "train_loader_batch_build_duration_seconds"
 
 
 def _mean(metric: str) -> str:
-    """Over an hour, however the histogram is kept."""
+    """Returns the mean over an hour, however the histogram is kept."""
     total, count = (
         f"sum by (train_loader) (rate({run(f'{metric}_{part}', _HERE)}[1h]))" for part in ("sum", "count")
     )

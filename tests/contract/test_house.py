@@ -16,6 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "otel_train"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+BESIDE = [
+    module
+    for folder in ("benchmarks", "deploy", "examples", "grafana", "tools")
+    for module in sorted((ROOT / folder).rglob("*.py"))
+]
+"""Modules of the checkout that the package does not contain."""
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 MODULE_LINES = 900
@@ -92,8 +98,8 @@ def test_every_room_says_what_it_is_for() -> None:
 def test_a_docstring_begins_with_what_the_function_does() -> None:
     """A verb and its object: "Returns the ranks that report." Properties are named after what they are; "See" refers elsewhere."""
     others = [
-        f"{name_of(module)}:{function.name}: {text.splitlines()[0]}"
-        for module in MODULES
+        f"{module.relative_to(ROOT)}:{function.name}: {text.splitlines()[0]}"
+        for module in MODULES + BESIDE
         for function in functions_of(module)
         if (text := ast.get_docstring(function))
         and not {"property", "cached_property"}
