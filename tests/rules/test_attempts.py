@@ -68,6 +68,28 @@ def test_a_run_that_moved_to_other_hosts_with_fewer_ranks_is_whole(tmp_path: Pat
     check(tmp_path, "native", [scenario(second, "native", asks)])
 
 
+def test_an_alert_has_the_job_of_the_newest_attempt(tmp_path: Path) -> None:
+    """The same run in another job of the scheduler: who looks after the alert must not look at the former one."""
+    first = about(Run("full", loops(1)), job="4711").until(3)
+    second = about(Run("full", loops(1), begin_min=4, after=first), job="42").until(8)
+    whose = "count by (train_job) (run:train_info:last1h)"
+    vanished = 'count by (train_job) (count_over_time(ALERTS{alertname="TrainRunVanished",alertstate="firing"}[30m]))'
+    asks = {
+        f"3 {whose}": {'{train_job="4711"}': 1.0},
+        f"5 {whose}": {'{train_job="42"}': 1.0},
+        f"66 {whose}": {'{train_job="42"}': 1.0},
+        f"35 {vanished}": {'{train_job="42"}': 1.0},
+    }
+
+    check(tmp_path, "native", [scenario(second, "native", asks)])
+
+
+def about(run: Run, *, job: str) -> Run:
+    """The same, which says in which job it is."""
+    run.account(0).reporter.about = ("gpt", "speech", "ann", job, "berlin", "gpu")
+    return run
+
+
 def test_a_run_that_grows_does_not_page(tmp_path: Path) -> None:
     """Elastic training starts again with more ranks."""
     first = Run("full", loops(4)).until(10)
