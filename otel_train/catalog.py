@@ -259,7 +259,7 @@ RANKS_EXPECTED: Final = Metric("train.ranks.expected", "{rank}", Kind.GAUGE, emi
 HEARTBEAT_TIME: Final = Metric("train.heartbeat.time", "s", Kind.GAUGE,
     meaning="Unix time of the last progress of any kind (batch, step, checkpoint). It keeps flowing while the loop hangs, so its age is the length of the hang.")
 STALL_THRESHOLD: Final = Metric("train.stall.threshold", "s", Kind.GAUGE,
-    meaning="Age of the heartbeat from which the run counts as stalled, in the activity that is open now: the longer of `stall_after_s` and 20 median steps in training, more in evaluations and checkpoints, as they have taken before. At least that of the ranks it waits for. Alerts compare with it.")
+    meaning="Age of the heartbeat from which the run counts as stalled, in the activity that is open now: the longer of `stall_after_s` and 20 median steps in training, up to 6 times `stall_after_s` or 3 median steps, more in evaluations and checkpoints, as they have taken before. At least that of the ranks it waits for. Alerts compare with it.")
 STALL_EVENTS: Final = Metric("train.stall.events", "{event}", Kind.COUNTER, labels=(STAGE,),
     meaning="Stalls seen, by the stage the rank was in. In a synchronous hang the rank whose stage differs is the suspect.")
 RANK_TIME: Final = Metric("train.rank.time", "s", Kind.COUNTER,

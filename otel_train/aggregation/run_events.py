@@ -64,11 +64,14 @@ class Checkpoints:
 
 
 MEDIAN_STEPS = 20
-"""A stall in training lasts at least this many median steps; see ``train.stall.threshold``."""
+"""Stall threshold between training steps, in median steps; see ``train.stall.threshold``."""
+
+LONG_STEPS = 3
+"""The same where the steps are so long that so many of them exceed the threshold in an unknown activity."""
 
 UNKNOWN_FACTOR = 6
 """Stall threshold in an activity that has not ended before, as a multiple of the least threshold; also the upper bound
-for pauses between training steps."""
+between training steps, unless they are long."""
 
 KNOWN_FACTOR = 2
 """Least stall threshold in an activity that has ended before, as a multiple of the least threshold."""
@@ -159,8 +162,8 @@ class Stalls:
         if self.outside:
             return OUTSIDE_NS
         if self._doing is StallContext.TRAINING:
-            pauses_ns = min(PAUSE_FACTOR * longest_ns, at_most_ns)
-            return max(least_ns, MEDIAN_STEPS * median_step_ns, pauses_ns)
+            wanted_ns = max(least_ns, MEDIAN_STEPS * median_step_ns, PAUSE_FACTOR * longest_ns)
+            return min(wanted_ns, max(at_most_ns, LONG_STEPS * median_step_ns))
         if self._doing is StallContext.START or not longest_ns:
             return at_most_ns
         return max(KNOWN_FACTOR * least_ns, LONGEST_FACTOR * longest_ns)

@@ -173,7 +173,8 @@ class Config:
     """Step traces kept per second, on average. More than 0."""
 
     stall_after_s: float = setting(default=300.0, rule=MoreThan(0))
-    """Seconds without progress after which the run counts as stalled; 20 median steps if that is longer. More than 0."""
+    """Seconds without progress after which the run counts as stalled; 20 median steps if that is longer, up to 6 times this value
+    or 3 median steps. More than 0."""
 
     max_label_values: int = setting(default=16, rule=Between(1, 64))
     """Most loader names in metrics, 1 to 64, and half as many names of user-defined stages; further names become ``_OTHER``."""

@@ -48,6 +48,10 @@ def threshold(seconds: float) -> Callable[[Stalls], None]:
     # A run whose steps take a minute is not hanging after five.
     pytest.param([silent(301, stalled=False, median_s=60), threshold(60 * MEDIAN_STEPS)],
                  id="slow steps raise the threshold"),
+    # A thousand devices wait until someone hears of it: half an hour, or three steps where those are longer.
+    *(pytest.param([silent(1799, stalled=False, median_s=median_s), threshold(most_s)],
+                   id=f"steps of {median_s} s raise the threshold to {most_s} s")
+      for median_s, most_s in ((300, 1800), (1200, 3600))),
     # A notebook whose training is over is not stalled.
     pytest.param([silent(9999, stalled=False, doing=OUTSIDE)], id="silence after the last loop means nothing"),
     # The first one may take half an hour; after one of seven minutes the next may take twenty-one.
