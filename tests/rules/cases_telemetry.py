@@ -113,6 +113,16 @@ CASES = (
         ),
     ),
     Case(
+        # A launcher that starts a run again numbers its ranks anew.
+        "a rank is on another host every four minutes",
+        30,
+        {
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="a"}}': "_x8 0+30x7 " * 4,
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="b"}}': "0+30x7 _x8 " * 4,
+        },
+        tuple(quiet("TrainDuplicateMetricPath", minute) for minute in (16, 20, 24, 28)),
+    ),
+    Case(
         "the Collector loses spans",
         60,
         {
