@@ -311,7 +311,11 @@ def state_of(rank_dir: Path) -> str:
 
 
 def _last_change_ns(run: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in (run, *rank_folders(run).values()))
+    """Returns when a run was last written to; 0 where it was removed since it was listed."""
+    try:
+        return max(path.stat().st_mtime_ns for path in (run, *rank_folders(run).values()))
+    except OSError:
+        return 0
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,6 +376,23 @@ def test_a_run_is_found_by_folder_by_rank_by_id_and_as_the_newest(tmp_path: Path
     assert find_run(newest, tmp_path / "elsewhere") == newest
     assert find_run(str(newest / "rank0"), tmp_path) == newest
     assert rank_folders(newest) == {0: newest / "rank0"}
+
+
+def test_a_run_that_is_removed_while_the_newest_is_looked_for_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old runs are removed while others are read."""
+    for run_id in ("stays", "goes"):
+        RunDirectory.open(tmp_path, run_id, rank=0)
+
+    def listed(run: Path) -> dict[int, Path]:
+        found = rank_folders(run)
+        if run.name == "goes":
+            shutil.rmtree(run)
+        return found
+
+    monkeypatch.setattr("otel_train.exporters.run_directory.rank_folders", listed)
+    assert find_run(None, tmp_path) == tmp_path / "stays"
 
 
 @pytest.mark.parametrize("run", [None, "no-such-run", "/nowhere"])
