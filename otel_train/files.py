@@ -279,6 +279,22 @@ def folders_in(path: Path) -> list[str]:
         return []
 
 
+def names_in(path: Path) -> list[str]:
+    """Names of all that is in a folder, sorted; none if it cannot be read."""
+    try:
+        return sorted(os.listdir(path))  # noqa: PTH208 - names are asked for, no paths
+    except OSError:
+        return []
+
+
+def changed_ns(path: Path) -> int:
+    """Returns when a file or a folder was last written to; 0 where it was removed since it was listed."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def rank_folders(run: Path) -> dict[int, Path]:
     """Returns the folder of each rank of a run, by rank."""
     found = {

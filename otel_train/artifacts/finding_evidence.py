@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property, reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from otel_train.recording.events import WAIT
 
@@ -50,9 +50,21 @@ class Summary:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        self.stages: Sequence[Row] = list(document["stages"])
-        self.activities: Mapping[str, float] = document["activities"]
-        self.wall_s = float(document["wall_seconds"])
+
+    @cached_property
+    def stages(self) -> Sequence[Row]:
+        """Its rows; a KeyError where it has none, as of ``activities`` and ``wall_s``."""
+        return list(self.document["stages"])
+
+    @cached_property
+    def activities(self) -> Mapping[str, float]:
+        """Seconds by activity."""
+        return cast("Mapping[str, float]", self.document["activities"])
+
+    @cached_property
+    def wall_s(self) -> float:
+        """Seconds of the run."""
+        return float(self.document["wall_seconds"])
 
     @cached_property
     def has_rates(self) -> bool:

@@ -23,6 +23,7 @@ from otel_train.exporters.spool import parts_of
 from otel_train.files import (
     MOST_LINE_BYTES,
     lines_of,
+    names_in,
     open_binary,
     parse_json,
     parse_line,
@@ -507,8 +508,9 @@ _LINES_NAMED = 3
 def check_run(run: Path) -> list[Fault]:
     """Returns everything that is missing or does not agree in a run directory and in the artifacts in it."""
     faults = list(_document(run / ABOUT, "files/run", ABOUT))
-    for path in sorted((run / CAPTURES_FOLDER).glob(f"*{METADATA_SUFFIX}")):
-        faults += _document(path, "files/capture", f"{CAPTURES_FOLDER}/{path.name}")
+    for name in names_in(run / CAPTURES_FOLDER):
+        if name.endswith(METADATA_SUFFIX):
+            faults += _document(run / CAPTURES_FOLDER / name, "files/capture", f"{CAPTURES_FOLDER}/{name}")
     ranks = rank_folders(run)
     if not ranks:
         faults.append(Fault(str(run), "there is no folder of a rank"))

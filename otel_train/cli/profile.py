@@ -19,7 +19,7 @@ from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
-from otel_train.files import JsonFileCache, read_json
+from otel_train.files import JsonFileCache, names_in, read_json
 from otel_train.profiler.requests import MOST_STEPS, activities, leave_request
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
@@ -154,7 +154,7 @@ def _refuse_ended(folders: Mapping[int, Path]) -> None:
 
 
 def _records(captures: Path, rank: int) -> set[Path]:
-    return set(captures.glob(f"*-rank{rank}{METADATA_SUFFIX}"))
+    return {captures / name for name in names_in(captures) if name.endswith(f"-rank{rank}{METADATA_SUFFIX}")}
 
 
 def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:

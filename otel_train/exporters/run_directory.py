@@ -18,6 +18,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.files import (
     BoundedLines,
+    changed_ns,
     check_run_folder,
     dump_json,
     folders_in,
@@ -258,7 +259,7 @@ class RunDirectory:
     def _archive_flight(self, previous: int) -> None:
         if self.flight_path.exists():
             self.flight_path.replace(self.rank_path / f"flight-{previous}.bin")
-        old = sorted(self.rank_path.glob("flight-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+        old = sorted(self.rank_path.glob("flight-*.bin"), key=changed_ns)
         for path in old[:-FLIGHTS_KEPT]:
             path.unlink(missing_ok=True)
 
@@ -311,11 +312,7 @@ def state_of(rank_dir: Path) -> str:
 
 
 def _last_change_ns(run: Path) -> int:
-    """Returns when a run was last written to; 0 where it was removed since it was listed."""
-    try:
-        return max(path.stat().st_mtime_ns for path in (run, *rank_folders(run).values()))
-    except OSError:
-        return 0
+    return max(changed_ns(path) for path in (run, *rank_folders(run).values()))
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import MOST_TOP
+from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import RunDirectoryError
-from otel_train.files import make_gitignored_folder, read_json, replace_text
+from otel_train.files import (
+    changed_ns,
+    make_gitignored_folder,
+    names_in,
+    rank_folders,
+    read_json,
+    replace_text,
+)
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 from otel_train.safety import DaemonThread, interpreter, signals_unblocked
 
@@ -81,11 +89,14 @@ _TRACES = (".json", ".json.gz")
 
 def captures_of(run: Path) -> list[Path]:
     """Returns the captures of a run, oldest first."""
-    files = [*run.glob("captures/*"), *run.glob("rank*/captures/*")]
+    folders = [folder / CAPTURES_FOLDER for folder in (run, *rank_folders(run).values())]
     found = [
-        each for each in files if each.name.endswith(_TRACES) and not each.name.endswith(METADATA_SUFFIX)
+        folder / name
+        for folder in folders
+        for name in names_in(folder)
+        if name.endswith(_TRACES) and not name.endswith(METADATA_SUFFIX)
     ]
-    return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
+    return sorted(found, key=lambda path: (changed_ns(path), path.name))
 
 
 def together(captures: Sequence[Path], one: Path) -> list[Path]:
@@ -363,7 +374,7 @@ def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] |
 
 def remove_oldest(place: CaptureStore, *, keep: Path) -> None:
     """Removes this rank's oldest captures beyond the number kept, except pinned ones."""
-    mine = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    mine = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=changed_ns)
     loose = [path for path in mine if path != keep and not read_metadata(metadata_path(path)).get("pinned")]
     for path in loose[: max(0, len(mine) - place.kept)]:
         path.unlink(missing_ok=True)

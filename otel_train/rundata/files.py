@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.datamodel import SUMMARY_SCHEMA
-from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, rank_folders
+from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, names_in, rank_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,8 +144,5 @@ def _plain(folder: Path, above: str) -> Iterator[File]:
 
 
 def _names(folder: Path) -> list[str]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
-    return sorted(name for name in names if not name.startswith(".") and name.isprintable())[:MOST_FILES]
+    shown = [name for name in names_in(folder) if not name.startswith(".") and name.isprintable()]
+    return shown[:MOST_FILES]

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError, shown
-from otel_train.files import JsonFileCache, is_folder, last_metrics, problem_of, read_json, read_word
+from otel_train.files import (
+    JsonFileCache,
+    is_folder,
+    last_metrics,
+    names_in,
+    problem_of,
+    read_json,
+    read_word,
+)
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
 from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of, whole
 from otel_train.rundata.flight import Timeline, timeline_of
@@ -129,9 +137,10 @@ def read_metrics(path: Path) -> dict[str, Any]:
 def records_below(run: Path) -> list[dict[str, Any]]:
     """Returns the metadata of a run's captures, the oldest first; unreadable ones are skipped."""
     found = []
-    for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
+    for name in names_in(run / "captures"):
         with suppress(RunDirectoryError):
-            found.append(_record(path))
+            if name.endswith(METADATA_SUFFIX):
+                found.append(_record(run / "captures" / name))
     return sorted(
         found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
     )

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_response import why
+from tests.support.left_run import leave_run
+from tests.support.made_trace import training
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = TextLayout(80, color=False, unicode=True)
@@ -49,6 +53,15 @@ def run_of_two(tmp_path: Path) -> Path:
         (run / f"rank{rank}" / "summary.json").write_text(json.dumps(rank_summary(rank)))
     (run / "run.json").write_text("{}")
     return run
+
+
+def complete_run(runs: Path) -> None:
+    """A run directory with what a rank leaves behind, and a capture."""
+    run = leave_run(runs, [3])
+    (run / "rank0" / "summary.json").write_text(json.dumps(rank_summary(0)))
+    (run / "captures").mkdir()
+    training(steps=1).write(run / "captures" / "epoch_1-rank0.json")
+    (run / "captures" / "epoch_1-rank0.record.json").write_text("{}")
 
 
 def command(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -117,6 +130,37 @@ def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("otel-train: ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["analyze", "report", "validate"])
+def test_a_run_that_goes_while_it_is_read_is_no_unexpected_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Old runs are removed, and moved, while others are read: here before each look at a file."""
+    runs, looks = tmp_path / "runs", 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any, *args: Any, **options: Any) -> Any:
+            nonlocal looks
+            looks -= "dir_fd" in options or str(path).startswith(str(runs))
+            if looks == 0:
+                (runs / "r1").replace(tmp_path / f"gone-{moment}")
+            return call(path, *args, **options)
+
+        return look
+
+    for call in ("open", "listdir", "scandir", "stat", "lstat"):
+        monkeypatch.setattr(os, call, counted(getattr(os, call)))
+    for moment in range(1, 100):
+        complete_run(runs)
+        looks = moment
+        assert main([name, "--run-dir", str(runs)]) in {0, 1, 2}
+        assert "did not expect" not in capsys.readouterr().err
+        if looks > 0:
+            break
+        looks = -1
+        shutil.rmtree(runs)
+    assert 0 < looks < moment
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
