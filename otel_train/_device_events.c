@@ -130,12 +130,12 @@ PyObject *push_events(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "KLLLO!:push_events", &address, &host_ns, &code, &step, &PyTuple_Type, &handles)) return NULL;
     Events *self = (Events *)(uintptr_t)address;
     Entry entry = {.devices = PyTuple_Size(handles), .host_ns = host_ns, .code = code, .step = step};
-    if (entry.devices > MOST_DEVICES || self->pushed - __atomic_load_n(&self->read, __ATOMIC_ACQUIRE) >= QUEUED) Py_RETURN_FALSE;
+    if (entry.devices > MOST_DEVICES || self->pushed - __atomic_load_n(&self->read, __ATOMIC_ACQUIRE) >= QUEUED) return Py_NewRef(Py_False);
     for (int n = 0; n < entry.devices; n++) entry.events[n] = PyLong_AsVoidPtr(PyTuple_GetItem(handles, n));
     if (PyErr_Occurred()) return NULL;
     self->queue[self->pushed % QUEUED] = entry;
     __atomic_store_n(&self->pushed, self->pushed + 1, __ATOMIC_RELEASE);
-    Py_RETURN_TRUE;
+    return Py_NewRef(Py_True);
 }
 
 /* start_events(address): the thread. Its state must stay where it is until `ended`. */
@@ -148,5 +148,5 @@ PyObject *start_events(PyObject *Py_UNUSED(module), PyObject *address) {
     int failure = pthread_create(&thread, NULL, events_thread, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failure || pthread_detach(thread)) return PyErr_Format(PyExc_RuntimeError, "can't start new thread");
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }

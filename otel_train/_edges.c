@@ -1,7 +1,8 @@
 /* Edges and hooks of the training thread, and the handler of SIGTERM. All but that handler run with the interpreter lock held.
    Where this was not built, otel_train does the same in Python.
    One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
-   `on_other_thread`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version. */
+   `on_other_thread`. The stable ABI of Python 3.11 is all that is used, so one build serves every later version.
+   No Py_RETURN_NONE: with the headers of Python 3.12 and 3.13 it takes no reference, which ends Python 3.11. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -112,7 +113,7 @@ static int write_edge(Writer *self, int64_t word, int64_t begun) {
 static PyObject *writer_edge(PyObject *object, PyObject *code) {
     int64_t word = PyLong_AsLongLong(code);
     if (FAILED(word) || write_edge((Writer *)object, word, 0) < 0) return NULL;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *writer_read(PyObject *object, PyObject *Py_UNUSED(none)) {
@@ -125,7 +126,7 @@ static PyObject *writer_detach(PyObject *object, PyObject *Py_UNUSED(none)) {
     self->words = self->shown = NULL;
     if (self->buffer.obj != NULL) PyBuffer_Release(&self->buffer);
     if (self->progress.obj != NULL) PyBuffer_Release(&self->progress);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *writer_set_owner(PyObject *object, PyObject *args) {
@@ -136,7 +137,7 @@ static PyObject *writer_set_owner(PyObject *object, PyObject *args) {
     self->owner = self->words == NULL ? 0 : to;
     self->on_other_thread = Py_NewRef(others);
     Py_XDECREF(before);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
@@ -479,12 +480,12 @@ static int is_default(void) {
 }
 
 static PyObject *unwatch_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
-    if (!term.active) Py_RETURN_NONE;
+    if (!term.active) return Py_NewRef(Py_None);
     if (is_on_top()) sigaction(SIGTERM, &term.before, NULL);
     term.active = 0;
     if (term.has_timer && getpid() == term.pid) timer_delete(term.timer);
     PyBuffer_Release(&term.shown);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 /* watch_term(shown, patience_ns): whether this handler is the one, with this patience. Not where SIGTERM is ignored, and no longer where
@@ -500,7 +501,7 @@ static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!term.active) {
         if (sigaction(SIGTERM, NULL, &before) < 0 || (before.sa_flags & SA_SIGINFO ? before.sa_sigaction == on_term
                                                                                  : before.sa_handler == SIG_IGN))
-            Py_RETURN_FALSE;
+            return Py_NewRef(Py_False);
         if (get_words(shown, &term.shown, 1) < 0) return NULL;
         term.before = before;
         term.pid = getpid();
@@ -511,11 +512,11 @@ static PyObject *watch_term(PyObject *Py_UNUSED(module), PyObject *args) {
         ours.sa_mask = before.sa_mask;
         sigaction(SIGTERM, &ours, NULL);
     }
-    if (!is_on_top()) Py_RETURN_FALSE;
+    if (!is_on_top()) return Py_NewRef(Py_False);
     if (patience_ns && !term.has_timer) term.has_timer = timer_create(CLOCK_MONOTONIC, &event, &term.timer) == 0;
     if (!term.has_timer) patience_ns = 0;
     term.patience.it_value = (struct timespec){.tv_sec = patience_ns / 1000000000, .tv_nsec = patience_ns % 1000000000};
-    Py_RETURN_TRUE;
+    return Py_NewRef(Py_True);
 }
 
 /* See _device_events.c. */

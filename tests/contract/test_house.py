@@ -239,6 +239,13 @@ FORMER_WORDS: dict[str, str] = {
 }
 """Words that are not the field's, as patterns, and the standard term to write instead."""
 
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.c")), ids=lambda path: path.name)
+def test_a_build_of_any_python_counts_references_for_3_11(path: Path) -> None:
+    """The wheel is for 3.11 and later. In headers of 3.12 and 3.13 these macros leave immortal objects uncounted."""
+    assert not re.findall(r"\bPy_RETURN_\w+;", path.read_text(encoding="utf-8"))
+
+
 AREAS = {
     "package": ("otel_train/**/*.py", "otel_train/**/*.c"),
     "documentation": ("docs/**/*.md", "*.md", "examples/**/*.md", "examples/**/*.py"),
