@@ -162,6 +162,8 @@ class Stalls:
         if self.outside:
             return OUTSIDE_NS
         if self._doing is StallContext.TRAINING:
+            if not median_step_ns:  # few steps: the next ones may take, and compile, as long as the first
+                longest_ns = max(longest_ns, self._longest_ns.get(StallContext.START, 0))
             wanted_ns = max(least_ns, MEDIAN_STEPS * median_step_ns, PAUSE_FACTOR * longest_ns)
             return min(wanted_ns, max(at_most_ns, LONG_STEPS * median_step_ns))
         if self._doing is StallContext.START or not longest_ns:

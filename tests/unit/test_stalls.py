@@ -62,6 +62,10 @@ def threshold(seconds: float) -> Callable[[Stalls], None]:
     # Compilers run for minutes, once.
     pytest.param([silent(1799, stalled=False, doing=START), silent(1800, stalled=True, doing=START)],
                  id="the first step may take its time"),
+    # Steps of ten minutes have no median for hours; a second shape is compiled as well.
+    pytest.param([silent(600, stalled=False, doing=START), progress(600), silent(600 + 1199, stalled=False),
+                  threshold(1200), silent(600 + 301, stalled=True, median_s=1)],
+                 id="the second step may take as long as the first, until steps are known"),
     # What is done between steps and cannot be seen is done again; half an hour is the most that is learned.
     pytest.param([silent(301, stalled=True), progress(360), silent(360 + 719, stalled=False),
                   silent(360 + 720, stalled=True), progress(9999), silent(10000, stalled=False), threshold(1800)],
