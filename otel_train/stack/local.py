@@ -196,6 +196,7 @@ class LocalStack:
             f"--storage.tsdb.retention.time={settings['METRICS_RETENTION_TIME']}",
             f"--storage.tsdb.retention.size={settings['METRICS_RETENTION_SIZE']}",
             f"--web.listen-address={HOST}:{port}",
+            "--rules.alert.for-grace-period=1m",
             "--web.enable-otlp-receiver",
             "--web.enable-lifecycle",
             "--enable-feature=exemplar-storage,otlp-deltatocumulative",

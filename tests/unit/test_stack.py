@@ -23,7 +23,8 @@ from otel_train.stack import configuration, local
 from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import Ports, free_ports, write_alertmanager
 from otel_train.stack.local import LocalStack
-from tests.support.stack import SCALE, hurry
+from tests.support.stack import ROOT, SCALE, hurry
+from tools.alerts_pages import ALERT_FILES, rules
 
 PRETENDER = f"""\
 #!{sys.executable} -SE
@@ -66,6 +67,20 @@ def stack(tmp_path: Path, pretenders: Path) -> Iterator[LocalStack]:
     made.configure()
     yield made
     made.stop()
+
+
+def test_every_alert_that_is_held_goes_on_after_a_restart_of_prometheus(stack: LocalStack) -> None:
+    """Prometheus restores those alone that are held as long as the grace period: the others would page a second time."""
+    stack.start(say=lambda _line: None)
+    ours = f"--storage.tsdb.path={stack.state}/"
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    [local] = [command for command in commands if any(word.startswith(ours) for word in command)]
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    held_min = {float(rule["for"].removesuffix("m")) for rule in rules(*ALERT_FILES).values()} - {0}
+
+    assert min(held_min) >= 1
+    for command in (local, services["prometheus"]["command"]):
+        assert "--rules.alert.for-grace-period=1m" in command
 
 
 def test_a_stack_starts_is_well_and_stops(stack: LocalStack) -> None:
