@@ -92,11 +92,11 @@ def test_the_collector_of_one_node_mutes_the_runs_that_it_carried_and_no_other(u
     assert muted(url, {**DOWN, "train_collector": "n1"}, *RUNS) == {"of-n1"}
 
 
-def test_a_collector_that_loses_data_mutes_its_runs(url: str) -> None:
-    """It is there, and what it was given is not."""
+def test_a_collector_that_loses_data_mutes_nothing(url: str) -> None:
+    """Of a thousand ranks it may be one whose clock is wrong, or traces that are too large: a run that is killed must page."""
     losing = {**DOWN, "alertname": "OtelCollectorExportFailing", "train_collector": "n2"}
 
-    assert muted(url, losing, *RUNS) == {"of-n2"}
+    assert muted(url, losing, *RUNS) == set()
 
 
 def test_a_collector_without_a_name_mutes_nothing(url: str) -> None:
