@@ -125,7 +125,7 @@ class _SignalQueue:
         self.pending = True  # an earlier process may have left something
         self.due_s = 0.0
         self.failing_since_s: float | None = None
-        self.asked_to_wait = False
+        self.asked_until_s = 0.0  # the collector wants to be left alone
         self.given_up = False  # at close
         self.server_errors = 0  # in a row
 
@@ -240,8 +240,8 @@ class Sender:
                 if self._deadline_s is None:
                     ready = [lane for lane in waiting if lane.due_s <= now_s]
                 else:
-                    # One short chance for a collector that is away, none if it asked to be left alone.
-                    ready = [lane for lane in waiting if not (lane.given_up or lane.asked_to_wait)]
+                    # One short chance for a collector that is away, none while it wants to be left alone.
+                    ready = [lane for lane in waiting if not lane.given_up and lane.asked_until_s <= now_s]
                 if ready:
                     lane = min(ready, key=lambda lane: lane.due_s)
                     lane.pending = False  # before it is looked at: what is appended meanwhile sets it again
@@ -261,7 +261,7 @@ class Sender:
 
     def _record(self, lane: _SignalQueue, delivery: Delivery) -> None:
         answer, now_s = delivery.answer, self._monotonic_s()
-        lane.due_s, lane.asked_to_wait = now_s, False
+        lane.due_s = lane.asked_until_s = now_s
         if delivery.busy:
             lane.due_s += _BUSY_S
             lane.given_up = self._deadline_s is not None
@@ -269,7 +269,7 @@ class Sender:
             return
         elif answer.result is ExportResult.RETRY:
             self.failures += 1
-            lane.asked_to_wait = answer.retry_after_s is not None
+            lane.asked_until_s += answer.retry_after_s or 0.0
             lane.given_up = self._deadline_s is not None
             lane.server_errors = lane.server_errors + 1 if answer.poison else 0
             lane.due_s += lane.backoff.pause_s(answer.retry_after_s)

@@ -190,6 +190,21 @@ def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., Sender
     until(lambda: len(collector.got) == 3)
 
 
+def test_a_run_that_ends_after_the_wait_that_was_asked_for_sends_its_last_metrics(
+    make: Callable[..., Sender],
+) -> None:
+    """They say that it has finished. Without them it has vanished, and pages."""
+    collector, clock = Collector(retry("answers 429", 40)), Time()
+    sender = make(collector, clock)
+    sender.put("metrics", metrics())
+    until(lambda: sender.failures == 1)
+    collector.answer = ACCEPTED
+    clock.now_s = 40.5
+    sender.close(5)
+
+    assert len(collector.got) == 1
+
+
 def test_pauses_grow_are_bounded_and_differ() -> None:
     """A thousand ranks that lost one collector must not come back in step."""
     state = random.getstate()
