@@ -112,7 +112,7 @@ class Session:
         self._service.provide({"meters": meters, "tracers": tracers})
 
     def find_models(self, finder: RootFinder | None = None) -> None:
-        """Watches every model that ``finder`` meets, until the session closes; None: unless that is done already."""
+        """Watches every model that ``finder`` meets, until the session closes; None: unless models were given, or that is done already."""
         self._recording.probes.find_models(finder)
 
     def name_loaders(self, name: Callable[[Any], str]) -> None:

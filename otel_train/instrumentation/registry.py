@@ -171,10 +171,10 @@ class ProbeRegistry:
                 return
 
     def find_models(self, finder: RootFinder | None) -> None:
-        """Records every model that ``finder`` finds; None: with a new finder, unless there is one."""
+        """Records every model that ``finder`` finds; None: with a new finder, unless there is one, or models were given."""
         from otel_train.instrumentation.root_modules import FoundModels, RootFinder
 
-        if finder is not None or self._roots is None:
+        if finder is not None or (self._roots is None and not self.models):
             self._roots = FoundModels(finder or RootFinder(), self)
 
     def remove(self) -> None:

@@ -49,10 +49,10 @@ class SharedSession:
             self.opened += 1
             self._holders.clear()  # of a session that the program has closed
             self._own = None if api.when_started else session
-            session.find_models()
         elif holder not in self._holders:
             session.show_blocks(filter(None, _words(given.get("console_metrics", ""))))
             _say_what_is_too_late(session.config, given)
+        session.find_models()
         self._holders.add(holder)
         return session
 

@@ -83,6 +83,23 @@ def test_a_session_that_is_already_open_is_joined_and_left_open(quiet: dict[str,
     assert not session.closed
 
 
+@pytest.mark.parametrize(("given", "seen"), [(False, {"Linear": 2, "Bilinear": 1}), (True, {"model": 2})])
+def test_a_callback_that_joins_finds_models_unless_some_were_given(
+    quiet: dict[str, Any], given: bool, seen: dict[str, int]
+) -> None:
+    """``instrument(run_name=...)`` before ``fit`` is for several in one run: its models are found as if the callback had begun it."""
+    model, other = torch.nn.Linear(4, 1), torch.nn.Bilinear(4, 4, 1)
+    session = otel_train.instrument({"model": model} if given else None, **quiet)
+    SharedSession().join(Holder(), quiet)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+    other(torch.ones(2, 4), torch.ones(2, 4)).sum().backward()
+    session.close()
+
+    forwards = {r["model"]: r["count"] for r in session.summary()["stages"] if r["stage"] == "forward"}
+    assert forwards == seen
+
+
 def test_a_run_that_failed_is_closed_as_failed(quiet: dict[str, Any]) -> None:
     """The callback gets the exception before the exit hook."""
     shared, holder = SharedSession(), Holder()
