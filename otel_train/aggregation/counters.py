@@ -192,6 +192,7 @@ class LoaderTotals:
         start_ups: time from the request for an iterator to its first batch.
         lost: builds that were overwritten before they were read.
         endings: by loader and reason.
+        passes: by loader, those that ended without an error: at their end, or left.
         starts: by loader and phase.
         names: by series of the histograms.
     """
@@ -201,6 +202,7 @@ class LoaderTotals:
         self.start_ups = Histograms()
         self.lost: Counter[str] = Counter()
         self.endings: Counter[tuple[str, str]] = Counter()
+        self.passes: Counter[str] = Counter()
         self.starts: dict[tuple[str, str], LoaderStart] = {}
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -237,8 +239,10 @@ class LoaderTotals:
         """Counts ends of passes: int64[n, 3] as in ``ClosedSteps``; returns loader, reason and time of each."""
         counted = []
         for source, why, at_ns in endings.tolist():
+            loader = names.sources[source].name
+            self.passes[loader] += why != Ending.ERROR
             if why != Ending.DISPOSED:
-                loader, reason = names.sources[source].name, _REASONS.get(why, "epoch_end")
+                reason = _REASONS.get(why, "epoch_end")
                 counted.append((loader, reason, at_ns))
                 self.endings[loader, reason] += 1
         return counted
@@ -256,10 +260,6 @@ class LoaderTotals:
         """Returns the histogram series of a loader; None if nothing has been counted for it."""
         return self._numbers.get(loader)
 
-    def stops(self, loader: str) -> int:
-        """Returns the number of passes that ended without an error."""
-        return sum(n for (name, reason), n in self.endings.items() if name == loader and reason != "error")
-
     def since(self, earlier: LoaderTotals) -> LoaderTotals:
         """Returns the difference to an earlier copy."""
         window = deepcopy(self)
@@ -267,6 +267,7 @@ class LoaderTotals:
         window.start_ups = self.start_ups.minus(earlier.start_ups)
         window.lost.subtract(earlier.lost)
         window.endings.subtract(earlier.endings)
+        window.passes.subtract(earlier.passes)
         window.starts |= {key: self.starts[key].minus(had) for key, had in earlier.starts.items()}
         return window
 

@@ -99,7 +99,7 @@ class LoaderWatch:
             number = loaders.endings.get((name, reason), 0)
             if number or reason in born:
                 builder.put(c.LOADER_EXHAUSTIONS, number, label, reason)
-        builder.put(c.EPOCH_INDEX, loaders.stops(name), label)
+        builder.put(c.EPOCH_INDEX, loaders.passes[name], label)
 
     def _write_errors(self, builder: MetricBuilder, name: str, label: str, probe: Any) -> None:
         failures = dict(probe.failures)

@@ -281,8 +281,9 @@ class LoaderProbe:
 
     @property
     def running(self) -> bool:
-        """Whether one of its iterators is alive and not exhausted."""
-        return len(self._running) > 0
+        """Whether one of its iterators is alive and has batches left. Lightning asks none for more than its length."""
+        passes = map(_given, list(self._running))
+        return any(promised is None or given < promised for given, promised in passes)
 
     def begins(self, iterator: Any) -> None:
         """Records that a pass begins."""
@@ -533,7 +534,7 @@ def _timed_subclass(cls: Any) -> type:
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         probe = self.__dict__[PROBE]
-        ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or probe.next_pass()
+        ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or _pass_after(self.__dict__)
         if NEXT in self.__dict__:
             self.__dict__[NEXT].ask = ask
         probe.edge(ask | START_BITS)
@@ -554,25 +555,45 @@ def _timed_subclass(cls: Any) -> type:
     return timed
 
 
+def _pass_after(attributes: dict[str, Any]) -> int:
+    """Returns the word of the next pass of an iterator whose workers persist. It may have left the pass before, which ends."""
+    end_pass(attributes)
+    ask: int = attributes[PROBE].next_pass()
+    return ask
+
+
 def _disposing(cls: Any) -> Callable[[Any], None]:
-    """Returns a ``__del__`` that ends the pass and calls that of the class."""
+    """Returns a ``__del__`` that calls that of the class and ends the pass. Until its workers have exited, the loader is waited for."""
     dispose_inner = getattr(cls, "__del__", None)
 
     def __del__(self: Any) -> None:  # noqa: N807  # in its place
-        end_pass(self.__dict__)
-        if dispose_inner is not None:
-            dispose_inner(self)
+        attributes = self.__dict__
+        waits = attributes.get("_shutdown") is False
+        if waits:
+            _write_of_pass(attributes, lambda _, ask: ask | START_BITS)
+        try:
+            if dispose_inner is not None:
+                dispose_inner(self)
+        finally:
+            if waits:
+                _write_of_pass(attributes, lambda probe, _: probe.started)
+            end_pass(attributes)
 
     return __del__
 
 
 def end_pass(attributes: dict[str, Any]) -> None:
     """Ends the pass of an iterator that is disposed of, in the thread that made it. ``attributes``: those of the iterator."""
+    _write_of_pass(attributes, lambda probe, ask: probe.pass_end(ask))
+
+
+def _write_of_pass(attributes: dict[str, Any], word: Callable[[LoaderProbe, int], int]) -> None:
+    """Writes what ``word`` gives for the probe and the pass of an iterator that is disposed of."""
     probe, ask = attributes.get(PROBE), attributes.get(ASK)
     if probe is None or ask is None or get_ident() != attributes.get(OWNER):
         return
     try:
-        probe.edge(probe.pass_end(ask))
+        probe.edge(word(probe, ask))
     except Exception:  # noqa: BLE001  # the interpreter may be ending, and nothing may be raised here
         return
 

@@ -67,6 +67,20 @@ def test_a_loader_made_for_each_evaluation_is_one_series(observed: Observed) -> 
     assert passes(summary) == {"eval_dataloader": 4}
 
 
+def test_a_loader_made_anew_while_the_iterator_before_lives_is_one_series(observed: Observed) -> None:
+    """Lightning stops at the length of a loader, asks for no end, and holds the iterator until it has the next one."""
+    held = []
+
+    def evaluate() -> None:
+        val_loader = loader(3)
+        batches = iter(val_loader)
+        held[:] = [batches]
+        for _ in range(len(val_loader)):
+            next(batches)
+
+    assert observed(repeated(4, evaluate))["batches"] == {"val_loader": 12}
+
+
 def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Observed) -> None:
     """An evaluation of a few batches is the usual one in mid-epoch."""
     kept = []

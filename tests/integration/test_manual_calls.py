@@ -8,6 +8,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 import otel_train
 from tests.integration.loops.truth import Net, Watch, loader, loss_of, sgd
+from tests.integration.test_loops import exported
 
 
 def test_epochs_over_two_loaders_that_begin_again_give_a_block_each(
@@ -36,6 +39,23 @@ def test_epochs_over_two_loaders_that_begin_again_give_a_block_each(
     assert [line for line in said.splitlines() if line.startswith("[Throughput]")] == [
         "[Throughput] Epoch 1:", "[Throughput] Epoch 2:"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_passes_that_are_left_are_epochs_and_are_counted(
+    options: dict[str, Any], watch: Watch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A number of steps per epoch, by ``break`` or ``islice``: the loader comes to no end, and persistent workers keep its iterator."""
+    model, train = Net(), loader(4, **options)
+    session = watch(model, {"train": train}, console_metrics="throughput")
+    for _ in range(3):
+        steps(model, islice(train, 2))
+    del train  # and its iterator, if its workers persist
+    session.close()
+
+    said = capfd.readouterr().err
+    assert re.findall(r"^\[Throughput\] Epoch (\d+):$", said, re.MULTILINE) == ["1", "2", "3"]
+    assert exported(tmp_path / "runs")["train.epoch.index"] == {("train",): 3.0}
 
 
 def steps(model: Net, batches: Any, *, end: Callable[[], None] = lambda: None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import default_collate
@@ -27,6 +28,16 @@ from tests.integration.loops.truth import (
 
 SAVING_S = 0.12
 """Long enough to be distinguished from what a busy machine adds to a step."""
+
+
+class SlowCollate(NamedTuple):
+    """Collates in a stated time, in whichever process."""
+
+    takes_s: float
+
+    def __call__(self, rows: list[Any]) -> Any:
+        time.sleep(self.takes_s)
+        return default_collate(rows)
 
 
 @timed
@@ -65,6 +76,28 @@ def saving_after_a_break(watch: Watch) -> None:
             truth.one_step(model, optimizer, batch)
             if i == 3:
                 break
+        truth.sleep(SAVING_S, "outside")
+
+
+@timed
+def leaving_a_pass_while_its_worker_builds(watch: Watch) -> None:
+    """A break waits until the worker has built its batch and exits: that wait is for the loader; the saving after it is not."""
+    truth = watch.truth(partial=None)  # the wait at the end is in no step
+    model = Slow(truth)
+    train = loader(8, num_workers=1, prefetch_factor=1, collate_fn=SlowCollate(0.1 * truth.sleeps))
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for _ in range(2):
+        with truth.spent("data_wait", "data", "train"):
+            batches = iter(train)
+        for _ in range(3):
+            with truth.spent("data_wait", "data", "train"):
+                batch = next(batches)
+            truth.batch("train")
+            truth.one_step(model, optimizer, batch)
+        with truth.spent("data_wait", "data", "train"):
+            del batches
         truth.sleep(SAVING_S, "outside")
 
 
