@@ -19,11 +19,12 @@ KEYS = ("tracking_uri", "experiment_name", "run_name")
 
 
 class MlflowRun(NamedTuple):
-    """A run of MLflow: its id, "" for the one of our own; its store; and whether it is not active any more."""
+    """Runs of MLflow that a row may belong to; none where the run is our own."""
 
-    run_id: str
-    uri: str | None
-    over: bool
+    active: tuple[
+        tuple[int, str], ...
+    ] = ()  # when each began in Unix milliseconds, and its id; the innermost first
+    ended: str = ""  # the one that ended last
 
 
 class MlflowTracker:
@@ -42,7 +43,10 @@ class MlflowTracker:
         self._given = run.info.run_id if run is not None else ""
         self._settings = settings
         self._own = ""
-        self._uris: dict[str, str] = {}  # by run
+        self._uris: dict[str, str | None] = {}  # by run
+        self._spans: dict[
+            str, tuple[int, int]
+        ] = {}  # of runs that have ended: Unix milliseconds of begin and end
         self._clients: dict[str | None, Any] = {}  # by store
         self._before = self._of_training("_last_active_run_id")  # ended before any row
 
@@ -51,32 +55,52 @@ class MlflowTracker:
         return bool(self._given) or self._settings is not None or "mlflow" in sys.modules
 
     def place(self) -> MlflowRun | None:
-        """Returns the innermost run that is active on the training thread, else the one that was active last."""
+        """Returns the runs that are active on the training thread, and the one that ended there last."""
         if self._settings is not None:
-            return MlflowRun("", self._settings.get("tracking_uri"), over=False)
-        stack, last = self._of_training("_active_run_stack"), self._of_training("_last_active_run_id")
-        active = self._given or (str(stack[-1].info.run_id) if stack else "")
-        run_id = active or (str(last) if last and last != self._before else "")
-        if not run_id:
-            return None
-        mlflow: Any = import_module("mlflow")
-        uri = self._uris.get(run_id) or self._uris.setdefault(run_id, mlflow.get_tracking_uri())
-        return MlflowRun(run_id, uri, over=not active)
+            return MlflowRun()
+        if self._given:
+            place = MlflowRun(((0, self._given),))
+        else:
+            infos = [run.info for run in reversed(self._of_training("_active_run_stack") or ())]
+            last = self._of_training("_last_active_run_id")
+            active = tuple((info.start_time, info.run_id) for info in infos)
+            place = MlflowRun(active, last if last and last != self._before else "")
+        runs = [run_id for run_id in (*(run_id for _, run_id in place.active), place.ended) if run_id]
+        for run_id in runs:
+            if run_id not in self._uris:
+                self._uris[run_id] = import_module("mlflow").get_tracking_uri()
+        return place if runs else None
 
     def write(self, row: FlatRow, place: MlflowRun) -> None:
         """Logs one row."""
-        mlflow: Any = import_module("mlflow")
-        client = self._clients.get(place.uri)
-        if client is None:
-            client = self._clients[place.uri] = mlflow.MlflowClient(tracking_uri=place.uri)
+        at_ms = row.unix_ns // NS_PER_MS
         if self._settings is not None and not self._own:
-            self._own = _opened(client, self._settings)
-        run_id, at_ms = self._own or place.run_id, row.unix_ns // NS_PER_MS
-        if place.over and not _lasted(client, run_id, at_ms):
+            uri = self._settings.get("tracking_uri")
+            self._own = _opened(self._client(uri), self._settings)
+            self._uris[self._own] = uri
+        run_id = self._own or self._run_at(place, at_ms)
+        if not run_id:
             return
         metric: Any = import_module("mlflow.entities").Metric
         metrics = [metric(key, value, at_ms, row.step) for key, value in row.values.items()]
-        client.log_batch(run_id, metrics=metrics)
+        self._client(self._uris[run_id]).log_batch(run_id, metrics=metrics)
+
+    def _run_at(self, place: MlflowRun, at_ms: int) -> str:
+        """Returns the run that was active then; "" if none was."""
+        if place.ended:
+            if place.ended not in self._spans:
+                info = self._client(self._uris[place.ended]).get_run(place.ended).info
+                self._spans[place.ended] = (info.start_time, info.end_time or at_ms)
+            began_ms, ended_ms = self._spans[place.ended]
+            if began_ms <= at_ms <= ended_ms:
+                return place.ended
+        return next((run_id for began_ms, run_id in place.active if began_ms <= at_ms), "")
+
+    def _client(self, uri: str | None) -> Any:
+        if uri not in self._clients:
+            mlflow: Any = import_module("mlflow")
+            self._clients[uri] = mlflow.MlflowClient(tracking_uri=uri)
+        return self._clients[uri]
 
     def close(self) -> None:
         """Ends the run if it is ours."""
@@ -97,12 +121,6 @@ def _opened(client: Any, settings: Mapping[str, Any]) -> str:
     experiment = client.get_experiment_by_name(name)
     identity = experiment.experiment_id if experiment else client.create_experiment(name)
     return str(client.create_run(identity, run_name=settings.get("run_name")).info.run_id)
-
-
-def _lasted(client: Any, run_id: str, until_ms: int) -> bool:
-    """Returns whether a run that has ended was active at ``until_ms``."""
-    ended_ms = client.get_run(run_id).info.end_time
-    return ended_ms is None or bool(until_ms <= ended_ms)
 
 
 KIND = TrackerKind(

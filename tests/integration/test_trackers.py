@@ -157,6 +157,42 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
     assert in_files(tmp_path) == {"samples_per_second": [(60, 80.0)]}
 
 
+def test_a_row_in_mlflow_belongs_to_the_nested_run_of_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are handed over up to half a second later, when a nested run has begun or ended."""
+    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    tracker, row = MlflowTracker(threading.get_ident()), FlatRow(0, 0, 0, of_epoch=False, values={"v": 1.0})
+
+    def now(step: int) -> FlatRow:
+        time.sleep(0.01)
+        made = row._replace(unix_ns=time.time_ns(), step=step)
+        time.sleep(0.01)
+        return made
+
+    try:
+        before = now(1)
+        with mlflow.start_run() as outer:
+            first = now(2)
+            with mlflow.start_run(nested=True) as inner:
+                second, at_second = now(3), tracker.place()
+            last, at_last = now(4), tracker.place()
+        for each, place in ((before, at_second), (first, at_second), (second, at_last), (last, at_last)):
+            assert place is not None
+            tracker.write(each, place)
+        client = mlflow.MlflowClient()
+        steps = [
+            [found.step for found in client.get_metric_history(run.info.run_id, "v")]
+            for run in (outer, inner)
+        ]
+    finally:
+        mlflow.set_tracking_uri(None)
+
+    assert steps == [[2, 4], [3]]
+
+
 def test_metrics_in_mlflow_go_to_the_store_of_their_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,18 +200,18 @@ def test_metrics_in_mlflow_go_to_the_store_of_their_run(
     mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
-    row = FlatRow(time.time_ns(), 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
-    tracker, places = MlflowTracker(threading.get_ident()), []
+    tracker, rows = MlflowTracker(threading.get_ident()), []
+    row = FlatRow(0, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
     try:
         for store in ("a", "b"):
             mlflow.set_tracking_uri(f"file://{tmp_path}/{store}/mlruns")
             with mlflow.start_run():
-                places.append(tracker.place())
+                rows.append((row._replace(unix_ns=time.time_ns()), tracker.place()))
     finally:
         mlflow.set_tracking_uri(None)
-    places.append(tracker.place())
-    for place in filter(None, places):
-        tracker.write(row, place)
+    rows.append((rows[-1][0], tracker.place()))
+    for each, place in rows:
+        tracker.write(each, place)
 
     assert MlflowTracker(threading.get_ident()).place() is None
     assert in_files(tmp_path / "a") == {"samples_per_second": [(60, 80.0)]}
