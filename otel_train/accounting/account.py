@@ -10,7 +10,6 @@ from otel_train.accounting.nesting import (
     COMPUTES,
     DATA,
     FORWARD,
-    GRAD,
     GRADIENTS,
     H2D,
     MAY_SPREAD,
@@ -25,10 +24,14 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import (
+    BEGUN_NS,
     FORWARDS,
     GRADIENTS_MADE,
     MOST_HELD,
+    NOTHING,
     UPDATED,
+    Call,
+    Fetched,
     Item,
     StepBook,
     StepSourceDecision,
@@ -48,12 +51,16 @@ from otel_train.recording.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from otel_train.accounting.steps import Reclaims
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
+
+_COUNTED: Final = [(GRADIENTS | UPDATES | 1 << SCALER | 1 << H2D) >> kind & 1 for kind in range(16)]
+_COMPUTES: Final = [COMPUTES >> kind & 1 for kind in range(16)]
+"""By kind: its end is counted or shows something; it is one of ``COMPUTES``. To shift and mask takes four times as long, at every edge."""
 
 _REPORTED: Final = -1
 
@@ -93,6 +100,7 @@ class ThreadAccount(Nesting):
         self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
         self._saving = False
+        self._place: Callable[[Item], object] = self._phases.place
         self._ended: dict[int, int] = {}
         """Loaders whose pass is over: ``_REPORTED``, or when they failed, if they may yet give a batch."""
         self._pieces: dict[int, tuple[int, Home]] = {}
@@ -152,33 +160,43 @@ class ThreadAccount(Nesting):
     def final_ns(self) -> int:
         """Time before this instant is final: its phase and step are known."""
         waiting = [*self._phases.pending, *(each.making for each in self._passes.values())]
-        return min((items[0].begun_ns for items in waiting if items), default=self.accounted_ns)
+        return min((items[0][BEGUN_NS] for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Takes the next edges: nanoseconds, never falling, and codes. Holds them until it is known what they mean.
 
         That is: what steps are counted by, and whether an optimizer in which a loader is asked has raised.
         """
-        decision, kinds = self._decision, self._sources.kinds
-        for ns, code in zip(times, codes, strict=True):
+        edges, decision, kinds = zip(times, codes, strict=True), self._decision, self._sources.kinds
+        if decision.final and self._latest is self:  # nearly always
+            for ns, code in edges:
+                self.edge(ns, code)
+                if self._ahead is not None:
+                    self._hold(ns, code)
+                    break
+        for ns, code in edges:
             if not decision.final:
                 decision.observe(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
             if self._latest is self:
                 self.edge(ns, code)
                 if self._ahead is None:
                     continue
-            self._held.append((ns, code))
-            if self._ahead is None:
-                self._latest.edge(ns, code)
-                if len(self._held) >= MOST_HELD:
-                    decision.decide()
-                if decision.decided or decision.shows_nothing:
-                    self._release()
-            else:
-                self._latest = self._ahead
-                self._raised = self._ahead.raised(ns, code)
-                if self._raised is not None:
-                    self._release()
+            self._hold(ns, code)
+
+    def _hold(self, ns: int, code: int) -> None:
+        """Holds an edge, and releases what is held if it is known now what that means."""
+        self._held.append((ns, code))
+        if self._ahead is None:
+            self._latest.edge(ns, code)
+            if len(self._held) >= MOST_HELD:
+                self._decision.decide()
+            if self._decision.decided or self._decision.shows_nothing:
+                self._release()
+        else:
+            self._latest = self._ahead
+            self._raised = self._ahead.raised(ns, code)
+            if self._raised is not None:
+                self._release()
 
     def _release(self) -> None:
         """Accounts for the edges that were held, up to one that is not understood yet."""
@@ -210,7 +228,7 @@ class ThreadAccount(Nesting):
         """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
         idle = self._phases.began and self._phases.batch is None and not self.stages
         if idle and not self._held and now_ns > self.accounted_ns:
-            self._place(self._spend(now_ns))
+            self._add(self._spend(now_ns))
 
     def take(self) -> ClosedSteps:
         """Returns everything that became final since the last call."""
@@ -223,7 +241,7 @@ class ThreadAccount(Nesting):
             self._raised = True if self._ahead is not None else None  # no end of it will come
             self._release()
         self._latest = self
-        self._place(self._spend(at_ns))
+        self._add(self._spend(at_ns))
         self._phases.close()
         for each in self._passes.values():
             self._forget(each)
@@ -235,45 +253,48 @@ class ThreadAccount(Nesting):
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _spend(self, ns: int, begins: int = -1) -> Item:
-        """Returns the time since the edge before, and whose it is.
+    def _spend(self, ns: int, begins: int = -1) -> int:
+        """Advances to an edge; returns the time of the edge before.
 
         ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
         """
-        if self._phases.stopped >= 0:
+        if self._phases.stopped is not None:
             self._phases.after_stop(begins)
             self._go_on_computing()
         begun_ns = self.accounted_ns
         if ns > begun_ns:
             self.accounted_ns = ns
-        item = Item(self.stack, begun_ns, self.accounted_ns - begun_ns)
-        if self._homes:
-            item.homes = self._homes
-            for home in self._homes:
-                home.waiting += 1
-        return item
+        return begun_ns
 
-    def _goes_on(self, stage: OpenStage, item: Item) -> None:
+    def _goes_on(self, stage: OpenStage) -> None:
         """Records that a stage has an interval and is not over: further ones may lie in other batches."""
         if stage.counts and stage.home is None:
-            stage.home = Home(stage.source, waiting=1)
-            item.homes = self._homes = (*self._homes, stage.home)
+            stage.home = Home(stage.source)
+            self._homes = (*self._homes, stage.home)
 
     def _spend_inside(self, ns: int, begins: int = -1) -> None:
         """Accounts the time since the edge before, at whose end the open stages go on."""
-        item = self._spend(ns, begins)
+        begun_ns = self._spend(ns, begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
-            self._goes_on(self.stages[-1], item)
-        self._place(item)
+            self._goes_on(self.stages[-1])
+        self._add(begun_ns)
 
-    def _place(self, item: Item) -> None:
-        """Puts time, and what happened at its end, where it belongs."""
+    def _add(self, begun_ns: int, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
+        """Puts the time since ``begun_ns``, and what happened at its end, where it belongs."""
+        homes, place = self._homes, self._place
+        for home in homes:
+            home.waiting += 1
+        place((self.stack, begun_ns, self.accounted_ns - begun_ns, shows, call, batch, homes))
+
+    def _choose_place(self) -> None:
+        """Decides where time belongs from here on: to a checkpoint, the making of an iterator, or the open batch."""
+        starting = self._starting
         if self._saving:
-            self._book.apart((item,), Activity.CHECKPOINT)
-        elif self._starting is not None:
-            self._starting.making.append(item)
+            self._place = lambda item: self._book.apart((item,), Activity.CHECKPOINT)
+        elif starting is not None:
+            self._place = starting.making.append
         else:
-            self._phases.place(item)
+            self._place = self._phases.place
 
     # -- a stage begins ----------------------------------------------------------------------------
 
@@ -285,19 +306,20 @@ class ThreadAccount(Nesting):
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
                 self._starting = asked
+                self._choose_place()
                 self._end_failed_pass(stage.source)
             elif not self._saving:
                 phases.ask(asked)
         elif kind == CHECKPOINT and stage.counts:
             phases.boundary(Boundary.CHECKPOINT)
             self._saving = True
-        elif COMPUTES >> kind & 1 and not self._saving:
+            self._choose_place()
+        elif _COMPUTES[kind] and not self._saving:
             if stage.counts or not self.stack:
                 phases.compute()
             if kind == FORWARD and stage.counts:
-                forward = Item(self.stack, ns, 0)
-                forward.shows, forward.source = FORWARDS[stage.flags & _HOW], stage.source
-                self._place(forward)
+                stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
+                self._place((stack, ns, 0, shows, None, None, ()))
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
@@ -316,62 +338,75 @@ class ThreadAccount(Nesting):
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
         """See ``Nesting.end``."""
-        item = self._spend(ns)
+        begun_ns = self._spend(ns)
         kind, counts, source = stage.kind, stage.counts, stage.source
         if kind == DATA:
-            self._end_data(item, stage, op, payload)
+            self._end_data(begun_ns, stage, op, payload)
             return
+        shows, call = NOTHING, None
         if kind == STAGE:
-            self._end_user_stage(item, stage, op, payload)
+            call = self._end_user_stage(stage, op, payload)
         elif counts:
-            item.call = source, stage.begun_ns, ns - stage.begun_ns, int(op == FAIL)
+            call = source, stage.begun_ns, ns - stage.begun_ns, 1 if op == FAIL else 0
+        if _COUNTED[kind]:
+            shows = self._count_end(stage, op, payload)
+        self._add(begun_ns, shows, call)
         if stage.home is not None:
             self._homes = self._homes[:-1]
-        if kind in (BACKWARD, GRAD) and counts:
-            item.shows = GRADIENTS_MADE
-            self._phases.happened(source, GRADIENTS_MADE)
-        elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
-            self._book.gathered.updates += 1
-            self._updated_in_scaler = True
-            item.shows = UPDATED
-            self._phases.happened(source, UPDATED)
-        elif op == END and kind == SCALER:
-            self._book.gathered.skipped_updates += not self._updated_in_scaler
-        elif op == END and kind == H2D and payload and self.is_outermost(kind):
-            self._note("moved", source, payload - 1)
-        self._place(item)
         if kind == CHECKPOINT and counts:
             self._saving = False
+            self._choose_place()
 
-    def _end_user_stage(self, item: Item, stage: OpenStage, op: int, token: int) -> None:
-        """Ends a user stage. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
+    def _count_end(self, stage: OpenStage, op: int, payload: int) -> int:
+        """Counts the end of an update, of a step of a scaler or of a transfer; returns what that or the end of gradients shows."""
+        kind, shows = stage.kind, NOTHING
+        if GRADIENTS >> kind & 1:
+            shows = GRADIENTS_MADE if stage.counts else NOTHING
+        elif op == END and kind == SCALER:
+            self._book.gathered.skipped_updates += not self._updated_in_scaler
+        elif op == END and self.is_outermost(kind):
+            if kind != H2D:
+                self._book.gathered.updates += 1
+                self._updated_in_scaler = True
+                shows = UPDATED
+            elif payload:
+                self._note("moved", stage.source, payload - 1)
+        if shows:
+            self._phases.happened(stage.source, shows)
+        return shows
+
+    def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:
+        """Ends a user stage; returns the call if it is over. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
         ns = self.accounted_ns - stage.begun_ns
         if op == SUSPEND:
-            self._goes_on(stage, item)
+            self._goes_on(stage)
         if token in self._pieces and stage.counts:
             ns += self._pieces.pop(token)[0]
         if op != SUSPEND and stage.counts:
-            item.call = stage.source, stage.begun_ns, ns, int(op == FAIL)
-        elif stage.home is not None:
+            return stage.source, stage.begun_ns, ns, int(op == FAIL)
+        if stage.home is not None:
             self._pieces[token] = ns, stage.home
             if not token or len(self._pieces) > MOST_PIECES:
                 _, forgotten = self._pieces.pop(next(iter(self._pieces)) if token else token)
                 self._book.book_home(forgotten, over=True)
+        return None
 
-    def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
+    def _end_data(self, begun_ns: int, stage: OpenStage, op: int, payload: int) -> None:
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)
         starts = stage.flags & _START
+        call, batch = None, None
         if op == END and not starts:
             waited_ns = self.accounted_ns - stage.begun_ns
-            item.batch = (source, payload - 1, asked.making_ns, waited_ns)
+            batch = source, payload - 1, asked.making_ns, waited_ns
             asked.making_ns = -1
             self._ended.pop(source, None)
             if stage.counts:
-                item.call = (source, stage.begun_ns, waited_ns, 0)
+                call = source, stage.begun_ns, waited_ns, 0
                 self._phases.fetched(source)
-        self._place(item)
+        self._add(begun_ns, NOTHING, call, batch)
         if starts and stage.counts:
             self._starting = None
+            self._choose_place()
         elif op in (STOP, FAIL) and stage.counts:
             if payload == Ending.ERROR:
                 self._note("failed_asks", source)

@@ -38,6 +38,9 @@ _CLOSURE: Final = int(Flag.CLOSURE)
 DEEPEST: Final = 64
 """Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
 
+MOST_CODES: Final = 1024
+"""Codes that are kept taken apart."""
+
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
 """Kinds that only a thread that runs models has."""
@@ -103,6 +106,7 @@ class Nesting:
         self.stack: tuple[int, ...] = ()
         self.met = 0
         self._kinds = kinds
+        self._decoded: dict[int, tuple[int, int, int, int]] = {}
         self._last_ns = 0
         self._too_deep = 0
 
@@ -112,20 +116,38 @@ class Nesting:
             ns = self._last_ns
         else:
             self._last_ns = ns
-        op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
+        try:
+            op, source, flags, payload = self._decoded[code]
+        except KeyError:
+            op, source, flags, payload = self._decode(code)
         if op <= RESUME:
-            self._begin(ns, source, code)
+            self._begin(ns, source, flags, payload)
         elif op <= SUSPEND:
             stages = self.stages
             if stages and stages[-1].source == source and not self._too_deep:  # nearly always
-                self._pop(ns, op, code >> PAYLOAD_SHIFT)
+                done = stages.pop()
+                self.end(ns, done, op, payload)
+                self.stack = done.outer
             else:
-                self._end_outer(ns, op, source, code >> PAYLOAD_SHIFT)
+                self._end_outer(ns, op, source, payload)
         else:
             # A manual mark inside an optimizer: it has raised. An iterator may be deleted anywhere.
             if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
                 self._close_down_to(len(self.stages) - 1, ns)
-            self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
+            self.mark(ns, op, source, payload)
+
+    def _decode(self, code: int) -> tuple[int, int, int, int]:
+        """Takes a code apart, and keeps the result: a loop repeats few codes, and a look-up takes a third of the time."""
+        if len(self._decoded) >= MOST_CODES:
+            self._decoded.clear()
+        parts = (
+            code & OP_MASK,
+            code >> SOURCE_SHIFT & SOURCE_MASK,
+            code >> FLAG_SHIFT & FLAG_MASK,
+            code >> PAYLOAD_SHIFT,
+        )
+        self._decoded[code] = parts
+        return parts
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """Handles the begin of a stage, which is not yet among those that are open."""
@@ -143,26 +165,28 @@ class Nesting:
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """Handles a mark at an instant."""
 
-    def _begin(self, ns: int, source: int, code: int) -> None:
-        kind, stages = self._kinds[source], self.stages
-        if stages and kind in (DATA, OPTIMIZER):
-            height = self._height_kept(source, kind)
-            if height < 0:
+    def _begin(self, ns: int, source: int, flags: int, payload: int) -> None:
+        kind, stages, counts = self._kinds[source], self.stages, True
+        if stages:
+            if kind in (DATA, OPTIMIZER):
+                height = self._height_kept(source, kind)
+                if height < 0:
+                    return
+                self._close_down_to(height, ns)
+            if len(stages) == DEEPEST:
+                self._too_deep += 1
                 return
-            self._close_down_to(height, ns)
-        if len(stages) == DEEPEST:
-            self._too_deep += 1
-            return
+        if stages or kind == GRAD:
+            counts = self._counts(source, kind)
         self.met |= 1 << kind
-        flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        counts = self._counts(source, kind) if stages or kind == GRAD else True
-        stage = OpenStage(source, kind, ns, flags, payload, self.stack, counts)
+        outer = self.stack
+        stage = OpenStage(source, kind, ns, flags, payload, outer, counts)
         self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
         stages.append(stage)
-        if stage.counts:
-            self.stack = (*self.stack, source)
+        if counts:
+            self.stack = (*outer, source) if outer else (source,)
 
     def _end_outer(self, ns: int, op: int, source: int, payload: int) -> None:
         """Ends a stage that is not the innermost, or is not open at all."""
@@ -173,18 +197,19 @@ class Nesting:
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
         elif height >= 0:
+            self._too_deep = 0
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
-        self._too_deep = 0
         self.end(ns, done, op, payload)
         self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
         """Ends whatever an exception left open inside the stage that ends."""
         while len(self.stages) > height:
+            self._too_deep = 0
             self._pop(ns, FAIL, 0)
 
     def is_outermost(self, kind: int) -> bool:

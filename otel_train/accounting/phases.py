@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final
 
 from otel_train.accounting.nesting import DATA, FORWARD
 from otel_train.accounting.steps import (
+    BATCH,
+    BEGUN_NS,
+    CALL,
     FORWARD_FROZEN,
     FORWARD_GRAD,
     FORWARD_NO_GRAD,
@@ -22,6 +25,9 @@ from otel_train.accounting.steps import (
     GRADIENTS_MADE,
     LIKELY_TRAINING,
     NOTHING,
+    NS,
+    SHOWS,
+    STACK,
     TRAINING,
     UPDATED,
     Item,
@@ -37,7 +43,7 @@ MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that they are booked by the evidence so far, so that memory stays bounded."""
 
 
-_BEGUN: Final = attrgetter("begun_ns")
+_BEGUN: Final = itemgetter(BEGUN_NS)
 
 
 class Boundary(IntEnum):
@@ -112,7 +118,7 @@ class Batch:
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
             self.items = sorted(self.items + asked.making, key=_BEGUN)
-            asked.making_ns = sum(item.ns for item in asked.making)
+            asked.making_ns = sum(item[NS] for item in asked.making)
             asked.making = []
 
     def part(self, items: list[Item]) -> Batch:
@@ -122,7 +128,7 @@ class Batch:
     @property
     def has_forward(self) -> bool:
         """A forward began in it."""
-        return any(item.shows in FORWARDS for item in self.items)
+        return any(item[SHOWS] in FORWARDS for item in self.items)
 
     @property
     def shown(self) -> int:
@@ -148,7 +154,7 @@ class BatchPhases:
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was an ask, a computation or a manual mark; what came before was preparation.
-        stopped: the loader that had no further batch, right after an end inside a row of asks; else -1.
+        stopped: the loader that had no further batch, right after an end inside a row of asks; else None.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
@@ -156,7 +162,7 @@ class BatchPhases:
         self.waiting: list[Batch] = []
         self.left_over: Pass | None = None
         self.began = False
-        self.stopped = -1
+        self.stopped: int | None = None
         self._sources = sources
         self._book = book
         self._decision = decision
@@ -275,7 +281,7 @@ class BatchPhases:
         """
         if self.stopped != source and self.batch is not None:
             self._end_of_pass(self.batch, self.batch.passes[-1])
-        self.stopped = -1
+        self.stopped = None
 
     def dispose(self, gone: Pass) -> None:
         """Handles the disposal of the iterator of a pass."""
@@ -310,7 +316,7 @@ class BatchPhases:
         self._book_waiting(ended_too=False, unused_too=False)
         phase, kinds, for_nothing = self.phase_of(ended), self._sources.kinds, self._is_for_nothing(ended)
         for item in batch.items:
-            if any(kinds[source] == DATA for source in item.stack) and not for_nothing:
+            if any(kinds[source] == DATA for source in item[STACK]) and not for_nothing:
                 self._book.beside((item,), phase, batch.loader)
             else:  # between loaders that are asked together, for a batch that did not come
                 self._book.apart((item,), Activity.OUTSIDE)
@@ -400,7 +406,7 @@ class BatchPhases:
         named = [self._sources.named[each.source] for each in batch.passes]
         if not named or min(named) <= TRAIN or batch.shown == TRAIN:
             return False
-        shown = {item.shows for item in batch.items}
+        shown = {item[SHOWS] for item in batch.items}
         return FORWARD_FROZEN in shown and FORWARD_GRAD not in shown
 
     @property
@@ -416,9 +422,9 @@ class BatchPhases:
         ends = (UPDATED,) if self._attacks(batch) else ends
         trained, tail = self._train_up_to(() if declared else ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        if declared or (not trained and any(item.shows == GRADIENTS_MADE for item in tail)):
+        if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
             self._judge_batch(batch.part(tail))
-        elif any(item.shows in FORWARDS for item in tail):
+        elif any(item[SHOWS] in FORWARDS for item in tail):
             self._judge_tail(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
@@ -438,18 +444,19 @@ class BatchPhases:
         self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, NOTHING
-        for place in reversed([place for place, item in enumerate(items) if item.shows]):
-            item = items[place]
-            if item.shows == FORWARD_FROZEN:  # a backward right after it makes it training
+        for place in reversed([place for place, item in enumerate(items) if item[SHOWS]]):
+            shows = items[place][SHOWS]
+            if shows == FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == GRADIENTS_MADE and not self._certain
-                item.shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
-            following = item.shows
+                shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
+                items[place] = (*items[place][:SHOWS], shows, *items[place][CALL:])
+            following = shows
             if last < 0 and following in ends:
                 last = place
         if last >= 0:
             waiting, self.waiting = self.waiting, []
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
-                self._book_batch(before, TRAIN if any(item.shows for item in before.items) else -1)
+                self._book_batch(before, TRAIN if any(item[SHOWS] for item in before.items) else -1)
             self._trained = True
             head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
@@ -457,13 +464,13 @@ class BatchPhases:
         return last >= 0, items[last + 1 :]
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item.source for item in head if item.shows == FORWARD_GRAD}
-        first = next((n for n, i in enumerate(head) if i.shows in LIKELY_TRAINING), len(head))
-        lead = [n for n in range(first) if head[n].source in trains]
+        trains = {item[STACK][-1] for item in head if item[SHOWS] == FORWARD_GRAD}
+        first = next((n for n, i in enumerate(head) if i[SHOWS] in LIKELY_TRAINING), len(head))
+        lead = [n for n in range(first) if head[n][SHOWS] in FORWARDS and head[n][STACK][-1] in trains]
         if not lead:
             return head
         before, after = self._cut_out(head[:first], lead)
-        if any(item.shows for item in before):
+        if any(item[SHOWS] for item in before):
             return before + after + head[first:]
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
         return after + head[first:]
@@ -474,20 +481,20 @@ class BatchPhases:
         Every forward is a step of its own, up to the next.
         """
         first, end = forwards[0], self._end_of_forward(items, forwards[-1])
-        begins = [n for n in range(first, end) if items[n].shows in FORWARDS]
+        begins = [n for n in range(first, end) if items[n][SHOWS] in FORWARDS]
         for begin, following in zip(begins, [*begins[1:], end], strict=True):
             self._book.evaluate(items[begin:following], EVAL, -1, ())
         return items[:first], items[end:]
 
     def _end_of_forward(self, items: list[Item], begin: int) -> int:
         """Returns the place after the end of the forward that begins there; the end of all if it has not ended."""
-        kinds, calls = self._sources.kinds, ((n, items[n].call) for n in range(begin, len(items)))
+        kinds, calls = self._sources.kinds, ((n, items[n][CALL]) for n in range(begin, len(items)))
         return next((n + 1 for n, call in calls if call and kinds[call[0]] == FORWARD), len(items))
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n, item in enumerate(tail) if item.shows == FORWARD_GRAD), len(tail))
-        evaluated = [n for n in range(ahead) if tail[n].shows in FORWARDS]
+        ahead = next((n for n, item in enumerate(tail) if item[SHOWS] == FORWARD_GRAD), len(tail))
+        evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
@@ -539,7 +546,7 @@ class BatchPhases:
             self._lead += items
 
     def _is_evidence(self, item: Item) -> bool:
-        return bool(item.shows) or item.batch is not None or self._book.waits(item)
+        return bool(item[SHOWS]) or item[BATCH] is not None or self._book.waits(item)
 
     def _flush_lead(self) -> None:
         lead, self._lead = self._lead, []
@@ -590,7 +597,9 @@ class BatchPhases:
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
                 # Of a pass that has trained, or where the model raised, the loop has given up a step before its backward.
-                given_up = batch.shown == TRAIN or any(item.call and item.call[3] for item in batch.items)
+                given_up = batch.shown == TRAIN or any(
+                    (call := item[CALL]) and call[3] for item in batch.items
+                )
                 evaluates = forward and trains and not given_up
                 self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:

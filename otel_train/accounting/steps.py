@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_train.accounting.nesting import BACKWARD, COMPUTES, DATA, FORWARD, GRAD, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
@@ -50,36 +50,33 @@ MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
 _PRODUCTIVE: Final = Activity.PRODUCTIVE
-_IN_TRAINING: Final = (_PRODUCTIVE, Activity.DATA_WAIT)
+_IN_TRAINING: Final = (int(_PRODUCTIVE), int(Activity.DATA_WAIT))
 """What training time goes to that is not a wait for data, and that is."""
 
 
-class Item:
-    """Time of one owner, and what happened at its end.
+Call: TypeAlias = "tuple[int, int, int, int] | None"
+"""A call that ended: source, begin, nanoseconds, 1 if it failed."""
 
-    Attributes:
-        stack: calls that count and were open, outermost first.
-        begun_ns: when the time began.
-        ns: how long it is.
-        shows: evidence of what the batch is for.
-        source: which model's forward begins.
-        call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
-        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless this is
-            the first batch of its pass) and to wait for it.
-        homes: user stages around it that have several intervals, outermost first.
-    """
+Fetched: TypeAlias = "tuple[int, int, int, int] | None"
+"""A batch that a loader gave: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless it is the first batch of
+its pass) and to wait for it."""
 
-    __slots__ = ("batch", "begun_ns", "call", "homes", "ns", "shows", "source", "stack")
+Item: TypeAlias = "tuple[tuple[int, ...], int, int, int, Call, Fetched, tuple[Home, ...]]"
+"""Time of one owner, and what happened at its end: what the names below say, and the user stages around it that have several
+intervals, outermost first. A tuple, because every edge makes one, and an object takes eight times as long to make."""
 
-    def __init__(self, stack: tuple[int, ...], begun_ns: int, ns: int) -> None:
-        self.stack = stack
-        self.begun_ns = begun_ns
-        self.ns = ns
-        self.shows = NOTHING
-        self.source = -1
-        self.call: tuple[int, int, int, int] | None = None
-        self.batch: tuple[int, int, int, int] | None = None
-        self.homes: tuple[Home, ...] = ()
+STACK: Final = 0
+"""Calls that count and were open, outermost first; of the begin of a forward also that."""
+BEGUN_NS: Final = 1
+"""When the time began."""
+NS: Final = 2
+"""How long it is."""
+SHOWS: Final = 3
+"""Evidence of what the batch is for."""
+CALL: Final = 4
+"""The call that ended."""
+BATCH: Final = 5
+"""The batch that was fetched."""
 
 
 @dataclass(slots=True)
@@ -199,17 +196,21 @@ class StepBook:
 
     def waits(self, item: Item) -> bool:
         """Returns whether its time is a wait for data."""
-        return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
+        stack = item[STACK]
+        return bool(stack) and self._sources.kinds[stack[-1]] == DATA
 
     def _book(self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity) -> None:
         """Books items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
         had_ns, had_waited_ns = step.duration_ns, step.wait_ns
+        if step.training_from_ns < 0 and step.phase == TRAIN:
+            self._find_training(items, step)
         self._book_items(items, step)
         spent_ns, waited_ns = step.duration_ns - had_ns, step.wait_ns - had_waited_ns
-        begun_ns, ended_ns = items[0].begun_ns, items[-1].begun_ns + items[-1].ns
-        step.started_ns = begun_ns if step.started_ns < 0 else min(step.started_ns, begun_ns)
+        begun_ns, ended_ns = items[0][BEGUN_NS], items[-1][BEGUN_NS] + items[-1][NS]
+        if not 0 <= step.started_ns <= begun_ns:
+            step.started_ns = begun_ns
         step.ended_ns = max(step.ended_ns, ended_ns)
         if spent_ns:
             for loader in set(loaders):  # two passes of one loader, asked together, are one loader
@@ -222,33 +223,44 @@ class StepBook:
         if self._reclaimed is not None and any(self._reclaimed(begun_ns, ended_ns)):
             for item in items:
                 owner = waiting if self.waits(item) else working
-                for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns):
+                for reclaimed, ns in self._reclaimed(item[BEGUN_NS], item[BEGUN_NS] + item[NS]):
                     activity_ns[reclaimed] += ns
                     activity_ns[owner] -= ns
 
+    def _find_training(self, items: Sequence[Item], step: Step) -> None:
+        """Records where a step first computed, if it did; see ``StepRows.training_ns``."""
+        kinds, losses, from_ns = self._sources.kinds, self._sources.losses, step.duration_ns
+        for item in items:
+            stack = item[STACK]
+            if stack and (COMPUTES >> kinds[stack[-1]] & 1 or losses[stack[-1]]):
+                step.training_from_ns = from_ns
+                return
+            from_ns += item[NS]
+
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
         times = self.gathered.times[step.phase, step.loader, step.serial if self._by_step else -1]
-        kinds, losses = self._sources.kinds, self._sources.losses
-        for item in items:
-            stack, ns = item.stack, item.ns
-            source = stack[-1] if stack else -1
-            if step.training_from_ns < 0 and stack and (COMPUTES >> kinds[source] & 1 or losses[source]):
-                step.training_from_ns = step.duration_ns
+        kinds = self._sources.kinds
+        for stack, begun_ns, ns, shows, call, batch, homes in items:
             if ns:
                 step.duration_ns += ns
-                times[source][0] += ns
                 if stack:
+                    source = stack[-1]
+                    times[source][0] += ns
                     for outer in stack[:-1]:
                         times[outer][1] += ns
                     if kinds[source] == DATA:
                         step.wait_ns += ns
-            if item.call is not None:
-                self._book_call(item, item.call, step)
-            if item.batch is not None:
-                self._book_fetched(item, item.batch, step)
-            if item.shows:
-                self._follow(item, step)
-            for home in item.homes:
+                else:
+                    times[-1][0] += ns
+            if call is not None:
+                self._book_call(call, homes, step)
+            if batch is not None:
+                # Fetched inside an ask of another loader, it is a part of that one's batch.
+                phase = step.phase if call is not None else NO_PHASE
+                self._book_fetched(batch, begun_ns + ns, phase, step)
+            if shows:
+                self._follow(shows, call, step)
+            for home in homes:
                 times[home.source][1] -= ns
                 self._book_at_home(home, ns, step)
 
@@ -264,34 +276,33 @@ class StepBook:
             home.row, home.known = (step.phase, step.loader, step.serial), named
         self.book_home(home)
 
-    def _book_call(self, item: Item, call: tuple[int, int, int, int], step: Step) -> None:
+    def _book_call(self, call: tuple[int, int, int, int], homes: tuple[Home, ...], step: Step) -> None:
         source, begun_ns, ns, failed = call
-        if item.homes and item.homes[-1].source == source:
-            item.homes[-1].ended = begun_ns, ns, failed, step.serial
+        if homes and homes[-1].source == source:
+            homes[-1].ended = begun_ns, ns, failed, step.serial
         else:
             loader = source if self._sources.kinds[source] == DATA else step.loader
-            row = source, loader, step.phase, begun_ns, ns, failed, step.serial
-            self.gathered.rows["occurrences"] += row
-        step.failed += failed
-        if step.phase == TRAIN and self._sources.losses[source]:
+            self.gathered.rows["occurrences"].extend(
+                (source, loader, step.phase, begun_ns, ns, failed, step.serial)
+            )
+        if failed:
+            step.failed += 1
+        if self._sources.losses[source] and step.phase == TRAIN:
             self._follow_loss(ns, step)
 
-    def _book_fetched(self, item: Item, batch: tuple[int, int, int, int], step: Step) -> None:
+    def _book_fetched(self, batch: tuple[int, int, int, int], got_ns: int, phase: int, step: Step) -> None:
         source, samples, making_ns, waiting_ns = batch
-        got_ns = item.begun_ns + item.ns
-        # Fetched inside an ask of another loader, it is a part of that one's batch.
-        phase = step.phase if item.call is not None else NO_PHASE
         self.gathered.rows["batches"] += source, phase, samples, got_ns, making_ns, waiting_ns
         if phase != NO_PHASE:
             step.fetched = True
             step.samples += max(0, samples)
 
-    def _follow(self, item: Item, step: Step) -> None:
+    def _follow(self, shows: int, call: Call, step: Step) -> None:
         """Records what an item shows; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
-        step.trained = step.trained or item.shows >= GRADIENTS_MADE
+        step.trained = step.trained or shows >= GRADIENTS_MADE
         if step.phase != TRAIN:
             return
-        shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
+        now_ns, worked_ns = step.duration_ns, step.duration_ns - step.wait_ns
         if step.training_from_ns < 0:
             step.training_from_ns = now_ns
         if shows < GRADIENTS_MADE:  # a forward begins
@@ -300,7 +311,7 @@ class StepBook:
             return
         step.training_ns = now_ns - step.training_from_ns
         if shows == GRADIENTS_MADE:
-            lasted_ns = item.call[2] if item.call is not None else 0
+            lasted_ns = call[2] if call is not None else 0
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
         step.loss_from_ns = -1

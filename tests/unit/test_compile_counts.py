@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.accounting.steps import Item, StepBook
+from otel_train.accounting.steps import NOTHING, StepBook
 from otel_train.accounting.types import Activity, SourceTable
 from otel_train.aggregation.counters import Compiles, ReclaimedTime, Recompiled, Totals
 from otel_train.aggregation.run_events import Stalls
@@ -26,7 +26,7 @@ def ledger(reclaimed: ReclaimedTime, *lasted_ns: int) -> dict[Activity, int]:
     book = StepBook(sources, reclaimed.within, by_step=False)
     begun_ns = 0
     for ns in lasted_ns:
-        book.train([Item((0,), begun_ns, ns)], -1, ())
+        book.train([((0,), begun_ns, ns, NOTHING, None, None, ())], -1, ())
         begun_ns += ns
         reclaimed.forget(begun_ns)
     activity_ns = book.take().activity_ns
