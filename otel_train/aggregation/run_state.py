@@ -281,7 +281,7 @@ class RunState:
         if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
         elif self._leading.over:
-            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.final_ns)
+            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self._accounted_ns)
         self._closed_ns = at_ns
         for over in self.evals.close():
             self.spans.evaluation(over, self.step_number)
@@ -346,6 +346,11 @@ class RunState:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    @property
+    def _accounted_ns(self) -> int:
+        """Until when the activities have all time: longer than the leading thread where another one led before it."""
+        return self.started_ns + int(self.totals.activity_ns.sum())
+
     def _doing(self, leading: ThreadState) -> StallContext:
         if leading.idle:
             return StallContext.OUTSIDE
@@ -360,8 +365,8 @@ class RunState:
         before = None
         if self._leading is not None and self.final_ns <= begun_ns:
             self.totals.publish()  # whichever thread leads later, this time was before it began
-            before = self._leading if self._leading.over else None
-        since_ns = self.final_ns if before else self.started_ns
+            before = self._leading if self._leading.over and self._accounted_ns <= begun_ns else None
+        since_ns = self._accounted_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
         state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
         if before is not None:

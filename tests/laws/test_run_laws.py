@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
@@ -48,6 +48,25 @@ def cumulative(metrics: RunMetrics) -> dict[tuple[str, Attributes, str], float]:
 
 @settings(deadline=None, max_examples=200)
 @given(turns)
+@example(
+    [
+        (1, ["closure"], ""),
+        (0, ["ask", "grad"], ""),
+        (1, ["ask"], "end"),
+        (1, ["backward"], ""),
+        (0, [], "end"),
+        (0, ["scaler"], ""),
+    ]
+)
+@example(
+    [
+        (2, ["closure"], ""),
+        (0, ["nested update", "ask"], ""),
+        (2, ["ask"], "end"),
+        (2, ["forward"], ""),
+        (0, [], "end"),
+    ]
+)
 def test_no_cumulative_value_falls_and_activities_add_up_whichever_thread_leads(
     history: list[tuple[int, list[str], str]],
 ) -> None:
