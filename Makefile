@@ -58,6 +58,7 @@ summary-svg: setup  ## run the demo and draw its run summary for the README
 	$(VENV)/bin/otel-train demo
 	$(PY) tools/summary_svg.py
 
+# Three at a time also on two cores: half of the time a test waits for the processes that it started.
 # Tests that fail while others run beside them run once more, one at a time: several wait for processes, alerts or ranks, which
 # are late on a busy machine. What fails again fails the target, as does a coverage that is too low (no test is left to run).
 QUICK := not stack and not gpu and not slow and not matrix
@@ -66,7 +67,7 @@ ONCE_MORE := $(PY) -m pytest -q --last-failed --last-failed-no-failures none
 
 .PHONY: test
 test: setup  ## all tests that need only this repository; about ten minutes
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(QUICK)" $(if $(COVERAGE),--cov --cov-report=term) || $(ONCE_MORE) -m "$(QUICK)"
+	$(PY) -m pytest -q -n 3 --dist loadfile -m "$(QUICK)" $(if $(COVERAGE),--cov --cov-report=term) || $(ONCE_MORE) -m "$(QUICK)"
 
 .PHONY: unit
 unit: setup  ## the quick tests only
@@ -160,7 +161,7 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 
 .PHONY: test-stack
 test-stack: setup components frameworks browser  ## test a real stack, and long runs
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(WHOLE)" || $(ONCE_MORE) -m "$(WHOLE)"
+	$(PY) -m pytest -q -n 3 --dist loadfile -m "$(WHOLE)" || $(ONCE_MORE) -m "$(WHOLE)"
 	$(PY) -m pytest -q -m alone || $(ONCE_MORE) -m alone
 
 .PHONY: test-matrix
