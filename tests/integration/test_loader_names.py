@@ -69,7 +69,7 @@ def test_a_loader_made_for_each_evaluation_is_one_series(observed: Observed) -> 
 
 def test_a_loader_made_anew_while_the_iterator_before_lives_is_one_series(observed: Observed) -> None:
     """Lightning stops at the length of a loader, asks for no end, and holds the iterator until it has the next one."""
-    held = []
+    held: list[object] = []
 
     def evaluate() -> None:
         val_loader = loader(3)

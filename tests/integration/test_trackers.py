@@ -211,6 +211,7 @@ def test_metrics_in_mlflow_go_to_the_store_of_their_run(
         mlflow.set_tracking_uri(None)
     rows.append((rows[-1][0], tracker.place()))
     for each, place in rows:
+        assert place is not None
         tracker.write(each, place)
 
     assert MlflowTracker(threading.get_ident()).place() is None
