@@ -280,7 +280,7 @@ def folders_in(path: Path) -> list[str]:
 
 
 def names_in(path: Path) -> list[str]:
-    """Names of all that is in a folder, sorted; none if it cannot be read."""
+    """Returns the names of all that is in a folder, sorted; none if it cannot be read."""
     try:
         return sorted(os.listdir(path))  # noqa: PTH208 - names are asked for, no paths
     except OSError:

@@ -19,12 +19,15 @@ KEYS = ("tracking_uri", "experiment_name", "run_name")
 
 
 class MlflowRun(NamedTuple):
-    """Runs of MLflow that a row may belong to; none where the run is our own."""
+    """Runs of MLflow that a row may belong to; none where the run is our own.
 
-    active: tuple[
-        tuple[int, str], ...
-    ] = ()  # when each began in Unix milliseconds, and its id; the innermost first
-    ended: str = ""  # the one that ended last
+    Attributes:
+        active: when each active run began, in Unix milliseconds, and its id; the innermost first.
+        ended: id of the one that ended last; "" for none.
+    """
+
+    active: tuple[tuple[int, str], ...] = ()
+    ended: str = ""
 
 
 class MlflowTracker:
@@ -44,9 +47,7 @@ class MlflowTracker:
         self._settings = settings
         self._own = ""
         self._uris: dict[str, str | None] = {}  # by run
-        self._spans: dict[
-            str, tuple[int, int]
-        ] = {}  # of runs that have ended: Unix milliseconds of begin and end
+        self._lasted_ms: dict[str, tuple[int, int]] = {}  # runs that have ended: Unix time of begin and end
         self._clients: dict[str | None, Any] = {}  # by store
         self._before = self._of_training("_last_active_run_id")  # ended before any row
 
@@ -88,10 +89,10 @@ class MlflowTracker:
     def _run_at(self, place: MlflowRun, at_ms: int) -> str:
         """Returns the run that was active then; "" if none was."""
         if place.ended:
-            if place.ended not in self._spans:
+            if place.ended not in self._lasted_ms:
                 info = self._client(self._uris[place.ended]).get_run(place.ended).info
-                self._spans[place.ended] = (info.start_time, info.end_time or at_ms)
-            began_ms, ended_ms = self._spans[place.ended]
+                self._lasted_ms[place.ended] = (info.start_time, info.end_time or at_ms)
+            began_ms, ended_ms = self._lasted_ms[place.ended]
             if began_ms <= at_ms <= ended_ms:
                 return place.ended
         return next((run_id for began_ms, run_id in place.active if began_ms <= at_ms), "")
