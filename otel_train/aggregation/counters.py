@@ -166,11 +166,13 @@ class LoaderStart(NamedTuple):
         passes: their number.
         making_s: seconds to create their iterators, workers included.
         waiting_s: seconds of waiting for their first batches.
+        longest_s: seconds of the longest of both together.
     """
 
     passes: int = 0
     making_s: float = 0.0
     waiting_s: float = 0.0
+    longest_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -178,10 +180,12 @@ class LoaderStart(NamedTuple):
         return self.making_s + self.waiting_s
 
     def minus(self, earlier: LoaderStart) -> LoaderStart:
-        """Returns the difference to ``earlier``."""
+        """Returns the difference to ``earlier``. The longest is 0 if it was there before."""
+        longest_s = self.longest_s if self.longest_s > earlier.longest_s else 0.0
         return LoaderStart(
-            self.passes - earlier.passes, self.making_s - earlier.making_s, self.waiting_s - earlier.waiting_s
-        )
+            self.passes - earlier.passes, self.making_s - earlier.making_s, self.waiting_s - earlier.waiting_s,
+            longest_s,
+        )  # fmt: skip
 
 
 class LoaderTotals:
@@ -229,10 +233,13 @@ class LoaderTotals:
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
-            had = self.starts.get(key, LoaderStart())
+            had, making_s, waiting_s = (
+                self.starts.get(key, LoaderStart()), making_ns / NS_PER_S, waiting_ns / NS_PER_S
+            )  # fmt: skip
             self.starts[key] = LoaderStart(
-                had.passes + 1, had.making_s + making_ns / NS_PER_S, had.waiting_s + waiting_ns / NS_PER_S
-            )
+                had.passes + 1, had.making_s + making_s, had.waiting_s + waiting_s,
+                max(had.longest_s, making_s + waiting_s),
+            )  # fmt: skip
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
     def add_endings(self, endings: np.ndarray, names: SeriesNames) -> list[tuple[str, str, int]]:

@@ -62,6 +62,7 @@ class LoaderThroughput(NamedTuple):
     processors: int | None = None  # available to this process
     ends_s: float = 0.0  # requests that found no batch, at the ends of passes: workers stop
     single: bool = False  # every training pass gives one batch, built by the training thread
+    longest_start_s: float = 0.0  # of one pass
 
     @property
     def start_s(self) -> float:
@@ -72,6 +73,12 @@ class LoaderThroughput(NamedTuple):
     def around_s(self) -> float:
         """Cost of starting and ending all passes."""
         return self.start_s + self.ends_s
+
+    @property
+    def repeated_s(self) -> float:
+        """The same if every pass started as those but the one that took longest do: workers that persist are started once."""
+        others_s = self.start_s - self.longest_start_s
+        return others_s * self.passes / max(1, self.passes - 1) + self.ends_s
 
 
 def with_costs_of_passes(
@@ -113,7 +120,7 @@ def throughputs(
         start = totals.loaders.starts.get((name, "train"), LoaderStart())
         found[name] = LoaderThroughput(
             known.workers, build.get("avg"), build.get("p50"), build.get("p99"), known.prefetch_factor, known.persistent,
-            start.passes, start.making_s, start.waiting_s, processors,
+            start.passes, start.making_s, start.waiting_s, processors, longest_start_s=start.longest_s,
         )  # fmt: skip
     return found
 

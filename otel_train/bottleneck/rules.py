@@ -307,7 +307,7 @@ def _slow_start(run: RuleInput) -> Finding | None:
     start_s = sum(known.start_s for known in again.values())
     around_s = sum(known.around_s for known in again.values())
     share = min(1.0, around_s / run.total_s)
-    if share < WARNING_SHARE:
+    if min(around_s, sum(known.repeated_s for known in again.values())) < WARNING_SHARE * run.total_s:
         return None
     name = max(again, key=lambda loader: again[loader].around_s)
     known = again[name]
@@ -588,7 +588,7 @@ SIDE_RULES = (
     Rule(
         "slow_start",
         f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
-        f"{MIN_PASSES} passes or more",
+        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do",
         ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
          "first_batch_seconds", "ending_seconds", "passes"),
         "`DataLoader(persistent_workers=True)`",

@@ -224,6 +224,13 @@ def test_one_slow_start_is_preparation() -> None:
     assert [finding.name for finding in found] == ["compute_bound"]
 
 
+def test_of_workers_that_persist_the_first_start_is_preparation() -> None:
+    """The mean of three starts says 160 ms, which no start but the first takes."""
+    found = judged(FOUR._replace(passes=3, making_s=0.1, first_s=0.38, longest_start_s=0.47))
+
+    assert [finding.name for finding in found] == ["compute_bound"]
+
+
 def test_the_steady_wait_is_counted_without_the_first_batches() -> None:
     """The wait per batch is what a batch in mid-pass waits for."""
     first = judged(FOUR._replace(passes=10, first_s=0.2))[0]
