@@ -416,6 +416,7 @@ class BatchPhases:
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
         """Judges a batch up to here."""
+        batch = self._after_evaluation(batch)
         declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
@@ -434,6 +435,40 @@ class BatchPhases:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self._wait(batch.part(tail))
+
+    def _after_evaluation(self, batch: Batch) -> Batch:
+        """Judges evaluation on a batch that was asked for while another one was in hand, which is trained on next; returns the rest.
+
+        The name of its loader says that it evaluates, and what runs is a forward without gradients of the model that then trains.
+        """
+        asked = batch.passes or ([] if batch.left_over is None else [batch.left_over])
+        apart = [each for each in asked if self._purpose(each.source) > TRAIN]
+        if not apart:
+            return batch
+        before = [each for part in self.waiting if part.fetched for each in part.passes]
+        in_hand = [each for each in (*before, *asked) if self._purpose(each.source) <= TRAIN]
+        first = next((n for n, item in enumerate(batch.items) if item[SHOWS] in LIKELY_TRAINING), -1)
+        if not in_hand or first < 0 or batch.items[first][SHOWS] != FORWARD_GRAD:
+            return batch
+        ahead, model = batch.items[:first], batch.items[first][STACK][-1]
+        forwards = [n for n in range(first) if ahead[n][SHOWS] in FORWARDS and ahead[n][STACK][-1] == model]
+        if not forwards:
+            return batch
+        begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, forwards[-1])
+        self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
+        passes = [each for each in asked if each not in apart]
+        items, batch.items = batch.items[:begin] + batch.items[end:], []
+        return Batch(passes, in_hand[-1].source, items, fetched=batch.fetched and bool(passes))
+
+    def _asked_at(self, items: list[Item], passes: list[Pass]) -> int:
+        """Returns the place of the first wait for one of the passes; 0 where there is none."""
+        loaders = {each.source for each in passes}
+        return next((n for n, item in enumerate(items) if not loaders.isdisjoint(item[STACK])), 0)
+
+    def _purpose(self, loader: int) -> int:
+        """Returns the phase that the program, else the name, says of a loader; -1 for none."""
+        declared = self._sources.declared[loader]
+        return declared if declared >= 0 else self._sources.named[loader]
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
         """Books a batch as training up to the last item that shows one of these: whether there is one, and the rest.

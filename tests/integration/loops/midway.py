@@ -77,6 +77,28 @@ def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
 
 
 @timed
+def a_batch_of_evaluation_before_a_step(watch: Watch) -> None:
+    """A batch to train on is in hand when one of another loader is drawn, and evaluated: by a new iterator, then by one that stays."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 6, "val": (8, 0.02)}, rated={"val": EVAL}
+    )
+    for batches in (None, iter(val)):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            if i % 3 == 0:
+                truth.at(EVAL, "val")
+                drawn = next(iter(val) if batches is None else batches)
+                truth.batch("val")
+                truth.forward(EVAL)
+                with torch.no_grad():
+                    loss_of(model, drawn)
+                truth.step(EVAL)
+                truth.at(TRAIN, "train")
+            truth.one_step(model, optimizer, batch)
+
+
+@timed
 def an_epoch_of_uneven_groups_with_an_evaluation_inside(watch: Watch) -> None:
     """Groups of four batches, the last one smaller; after the second batch of a group a second loader is evaluated."""
     truth, (model, optimizer, train, val) = watch.slow_training(
