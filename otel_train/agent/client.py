@@ -159,8 +159,11 @@ class AgentClient:
             if self.here is not None:
                 self._await_opening()
         except BaseException as error:
+            state, ended_ns = ExitHook.of(error), system_clock()
+            with Guard("close"):
+                self._record_end(state, ended_ns)
             if greeted:
-                self.tell("end", ExitHook.of(error), system_clock(), False)
+                self.tell("end", state, ended_ns, False)
             self._over = True
             self._remove_sigusr2()
             self.recording.end()
@@ -328,9 +331,7 @@ class AgentClient:
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
         with guard:
-            words = self.recording.memory.end_state_words
-            words[0], words[1] = ENDS.index(state), assumed
-            self.recording.memory.ended_word[0] = ended_ns
+            self._record_end(state, ended_ns, assumed=assumed)
         parts: tuple[Callable[[], object], ...] = (
             self._stop_captures,
             self._remove_sigusr2,
@@ -346,6 +347,12 @@ class AgentClient:
         for part in parts:
             with guard:
                 part()
+
+    def _record_end(self, state: str, ended_ns: int, *, assumed: bool = False) -> None:
+        """Records in shared memory how the session ends, for an agent that gets no message of it."""
+        words = self.recording.memory.end_state_words
+        words[0], words[1] = ENDS.index(state), assumed
+        self.recording.memory.ended_word[0] = ended_ns
 
     # -- the thread ------------------------------------------------------------------------------
 

@@ -255,10 +255,13 @@ def test_a_forked_child_ends_at_once_and_leaves_the_session_alone(
 def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
     begin: Begin, tmp_path: Path, agent: str, number: signal.Signals
 ) -> None:
-    """Nothing is left that says the run goes on."""
+    """Nothing is left that says the run goes on, also where the program takes its time to end."""
     process = begin(
         """
+        import atexit
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if sys.argv[2] == "process":
+            atexit.register(time.sleep, 2.5)
         from otel_train.agent.client import AgentClient
         hello, opening = AgentClient._send_first_hello, AgentClient._await_opening
 
