@@ -169,6 +169,8 @@ class BatchPhases:
         self._phases: dict[int, int] = {}
         self._drawn: set[int] = set()
         self._trained = False
+        self._in_hand = -1
+        """Loader of a batch that no model has used when another loader was asked."""
         self._lead: list[Item] = []
 
     @property
@@ -430,6 +432,8 @@ class BatchPhases:
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
         else:  # no model ran
+            if asked is not None and batch.fetched and self._purpose(batch.loader) <= TRAIN:
+                self._in_hand = batch.loader
             known = self.phase_of(batch.passes[0]) if self._decision.manual else batch.shown
             if known >= 0:
                 self._book_batch(batch.part(tail), known)
@@ -445,10 +449,10 @@ class BatchPhases:
         apart = [each for each in asked if self._purpose(each.source) > TRAIN]
         if not apart:
             return batch
-        before = [each for part in self.waiting if part.fetched for each in part.passes]
-        in_hand = [each for each in (*before, *asked) if self._purpose(each.source) <= TRAIN]
+        passes = [each for each in asked if each not in apart]
+        in_hand = passes[-1].source if passes else self._in_hand
         first = next((n for n, item in enumerate(batch.items) if item[SHOWS] in LIKELY_TRAINING), -1)
-        if not in_hand or first < 0 or batch.items[first][SHOWS] != FORWARD_GRAD:
+        if in_hand < 0 or first < 0 or batch.items[first][SHOWS] != FORWARD_GRAD:
             return batch
         ahead, model = batch.items[:first], batch.items[first][STACK][-1]
         forwards = [n for n in range(first) if ahead[n][SHOWS] in FORWARDS and ahead[n][STACK][-1] == model]
@@ -456,9 +460,8 @@ class BatchPhases:
             return batch
         begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, forwards[-1])
         self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
-        passes = [each for each in asked if each not in apart]
         items, batch.items = batch.items[:begin] + batch.items[end:], []
-        return Batch(passes, in_hand[-1].source, items, fetched=batch.fetched and bool(passes))
+        return Batch(passes, in_hand, items, fetched=batch.fetched and bool(passes))
 
     def _asked_at(self, items: list[Item], passes: list[Pass]) -> int:
         """Returns the place of the first wait for one of the passes; 0 where there is none."""
@@ -492,7 +495,7 @@ class BatchPhases:
             waiting, self.waiting = self.waiting, []
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 self._book_batch(before, TRAIN if any(item[SHOWS] for item in before.items) else -1)
-            self._trained = True
+            self._trained, self._in_hand = True, -1
             head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
             self._train(head, batch)

@@ -82,11 +82,11 @@ def a_batch_of_evaluation_before_a_step(watch: Watch) -> None:
     truth, (model, optimizer, train, val) = watch.slow_training(
         {"train": 6, "val": (8, 0.02)}, rated={"val": EVAL}
     )
-    for batches in (None, iter(val)):
+    for place, batches in ((0, None), (0, iter(val)), (2, None), (2, iter(val))):
         truth.at(TRAIN, "train")
         for i, batch in enumerate(train):
             truth.batch("train")
-            if i % 3 == 0:
+            if i % 3 == place:
                 truth.at(EVAL, "val")
                 drawn = next(iter(val) if batches is None else batches)
                 truth.batch("val")
