@@ -124,7 +124,9 @@ class Nesting:
             self._begin(ns, source, flags, payload)
         elif op <= SUSPEND:
             stages = self.stages
-            if stages and stages[-1].source == source and not self._too_deep:  # nearly always
+            if (
+                stages and stages[-1].source == source and not self._too_deep
+            ):  # nearly always; else as here, in ``_pop``
                 done = stages.pop()
                 self.end(ns, done, op, payload)
                 self.stack = done.outer
@@ -197,19 +199,18 @@ class Nesting:
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
         elif height >= 0:
-            self._too_deep = 0
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
+        self._too_deep = 0
         self.end(ns, done, op, payload)
         self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
         """Ends whatever an exception left open inside the stage that ends."""
         while len(self.stages) > height:
-            self._too_deep = 0
             self._pop(ns, FAIL, 0)
 
     def is_outermost(self, kind: int) -> bool:

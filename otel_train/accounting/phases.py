@@ -395,9 +395,8 @@ class BatchPhases:
 
     def _eval_phase(self, batch: Batch) -> int:
         """Returns which phase outside training: what the loader's name says, else evaluation."""
-        sources, loader = self._sources, batch.loader
-        known = (sources.declared[loader], sources.named[loader]) if loader >= 0 else ()
-        return next((phase for phase in known if phase >= 0), EVAL)
+        phase = self._purpose(batch.loader) if batch.loader >= 0 else -1
+        return phase if phase >= 0 else EVAL
 
     def _show(self, batch: Batch, phase: int) -> None:
         for each in batch.passes:

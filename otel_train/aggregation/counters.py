@@ -233,9 +233,8 @@ class LoaderTotals:
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
-            had, making_s, waiting_s = (
-                self.starts.get(key, LoaderStart()), making_ns / NS_PER_S, waiting_ns / NS_PER_S
-            )  # fmt: skip
+            making_s, waiting_s = making_ns / NS_PER_S, waiting_ns / NS_PER_S
+            had = self.starts.get(key, LoaderStart())
             self.starts[key] = LoaderStart(
                 had.passes + 1, had.making_s + making_s, had.waiting_s + waiting_s,
                 max(had.longest_s, making_s + waiting_s),
