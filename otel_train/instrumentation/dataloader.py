@@ -420,12 +420,16 @@ class DataLoaderPatch:
 
     Args:
         probe_for: gives the probe of a loader, also of one that was given no name.
+        made: called with every DataLoader that is made.
     """
 
-    def __init__(self, probe_for: Callable[[Any], LoaderProbe | None]) -> None:
+    def __init__(
+        self, probe_for: Callable[[Any], LoaderProbe | None], made: Callable[[Any], None] = lambda _: None
+    ) -> None:
         from torch.utils.data import dataloader
 
         self._probe_for = probe_for
+        self._made = made
         self._classes: dict[type, type] = {}
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made = MadeLoaders()
@@ -499,12 +503,11 @@ class DataLoaderPatch:
         return __init__
 
     def _making(self, original: Callable[..., None]) -> Callable[..., None]:
-        made = self.made
-
         @functools.wraps(original)  # whoever makes loaders again reads its signature
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             original(loader, *args, **kwargs)
-            made.add(loader)
+            self.made.add(loader)
+            self._made(loader)
 
         return __init__
 
@@ -766,6 +769,7 @@ class InstrumentedIterable:
 
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
+        probe.inner = lambda: None  # it is timed here, and not where the iterable asks what it holds
         probe.pass_starts()
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)

@@ -306,6 +306,22 @@ class _Search:
         return CallSite(best.name, best.key) if best is not None else CallSite("", self.nearest)
 
 
+def is_passed(loader: Any) -> bool:  # Any: the user's loader
+    """Returns whether a function of the program or of a library that runs now has ``loader`` as a parameter."""
+    return any(
+        variables.get(name) is loader
+        for frame in _frames()
+        if not is_ours(frame) and (parameters := _parameters(frame))
+        for variables in (variables_of(frame),)
+        for name in parameters
+    )
+
+
+def _parameters(frame: FrameType) -> tuple[str, ...]:
+    code = frame.f_code
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
 def calling() -> str:
     """Returns file and line of the program's call into this package."""
     frame = next((frame for frame in _frames(most=None) if not is_ours(frame)), None)
@@ -380,7 +396,7 @@ def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any
     code = frame.f_code
     module = ("module", str(frame.f_globals.get("__name__", "")))
     if variables is not frame.f_globals:
-        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        parameters = _parameters(frame)
         for name, key in _holding(variables, held):
             yield _Binding(name, (*_function(frame), *key), parameter=key == (name,) and name in parameters)
     owner = variables.get("self")

@@ -19,7 +19,7 @@ from otel_train.instrumentation.module import (
     is_or_wraps,
     no_open_forward,
 )
-from otel_train.instrumentation.naming import CallSite, Loader, free_name, place_of
+from otel_train.instrumentation.naming import CallSite, Loader, free_name, is_passed, place_of
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
 from otel_train.safety import Guard, free_in_forks
 
@@ -79,7 +79,7 @@ class ProbeRegistry:
 
     def watch_torch(self) -> None:
         """Instruments every DataLoader that is iterated, and compilation of recorded models."""
-        self.patch = DataLoaderPatch(self._probe_for)
+        self.patch = DataLoaderPatch(self._probe_for, self._stand_in)
         self._module_patch = ModulePatch(self._compiled, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
@@ -219,11 +219,28 @@ class ProbeRegistry:
         return probe
 
     def _forget_dead(self) -> None:
-        for key in [key for key, probe in self._by_loader.items() if probe.loader() is None]:
-            del self._by_loader[key]
+        self._by_loader = {
+            key: probe
+            for key, probe in self._by_loader.items()
+            if key in (id(probe.loader()), id(probe.inner()))
+        }
+
+    def _stand_in(self, made: Any) -> None:  # Any: a DataLoader
+        """Lets a DataLoader that a function makes from a given one, as accelerate's ``prepare`` does, iterate in its place."""
+        if self._naming.closed:
+            return
+        with self._naming, self._lock:
+            for probe in self.loaders.values():
+                given = probe.inner() or probe.loader()
+                fits = probe.given and not probe.began_ns and _is_data_loader(given)
+                if fits and given.dataset is made.dataset and is_passed(given):
+                    probe.inner, self._by_loader[id(made)] = weakref.ref(made), probe
+                    return
 
     def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
         probe = self._known(loader)
+        if probe is not None and probe.inner() is not loader:  # it is not replaced after all
+            probe.inner = lambda: None
         if self._roots is not None:
             self._roots.loader_starts(new=probe is None)
         self._pass_starts()
@@ -309,14 +326,13 @@ def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
-    """Returns the loader that a wrapper such as accelerate's iterates."""
-    if _is_data_loader(loader):
-        from torch.utils.data import DataLoader
+    """Returns the loader that a wrapper iterates: one that passes for a DataLoader, as accelerate's, or has its dataset, as Fabric's."""
+    from torch.utils.data import DataLoader
 
-        held = [] if issubclass(type(loader), DataLoader) else vars(loader).values()
-        for value in held:
-            if _is_data_loader(value):
-                return weakref.ref(value)
+    held = {} if issubclass(type(loader), DataLoader) else getattr(loader, "__dict__", {})
+    for value in held.values():
+        if _is_data_loader(value) and (_is_data_loader(loader) or held.get("dataset") is value.dataset):
+            return weakref.ref(value)
     return lambda: None
 
 

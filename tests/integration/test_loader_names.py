@@ -142,6 +142,80 @@ def test_loaders_that_are_zipped_are_distinguished(observed: Observed) -> None:
     assert names == {"TensorDataset": 6, "TensorDataset_2": 6}
 
 
+class Moving:
+    """A wrapper as Fabric's: no DataLoader, and it has all that the one has which it iterates."""
+
+    def __init__(self, dataloader: Any) -> None:
+        self.__dict__.update(dataloader.__dict__)
+        self.inner = dataloader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
+def sampled_anew(dataloader: Any) -> Any:
+    """As a framework does to give every rank its share."""
+    return DataLoader(dataloader.dataset, batch_size=4, sampler=SequentialSampler(dataloader.dataset))
+
+
+def test_a_loader_made_from_a_given_one_keeps_its_name(tmp_path: Path) -> None:
+    """``accelerator.prepare`` and Fabric make a loader anew from the one they are given, which the program then drops."""
+    train_loader, val_loader = loader(3), loader(2)
+    given = {"train": train_loader, "held_out": val_loader}
+    with otel_train.instrument(Net(), given, run_dir=tmp_path, **QUIET) as session:
+        given.clear()
+        train_loader, val_loader = Moving(sampled_anew(train_loader)), Moving(sampled_anew(val_loader))
+        for _ in range(2):
+            use(train_loader)
+            use(val_loader)
+
+    summary = session.summary()
+    assert summary["batches"] == {"train": 6, "held_out": 4}
+    assert passes(summary) == {"train": 2, "held_out": 2}
+
+
+def test_a_given_wrapper_names_the_loader_that_it_iterates(observed: Observed) -> None:
+    """``instrument`` may come after the framework has wrapped the loaders."""
+    wrapped = Moving(loader(3))
+
+    assert observed(lambda: use(wrapped), {"train": wrapped})["batches"] == {"train": 3}
+
+
+def test_a_given_wrapper_iterated_as_the_session_gives_it_is_one_loader(tmp_path: Path) -> None:
+    """What it holds is asked inside of it: the name must not count both."""
+    with otel_train.instrument(Net(), {"train": Moving(loader(3))}, run_dir=tmp_path, **QUIET) as session:
+        use(session.loaders["train"])
+
+    assert session.summary()["batches"]["train"] == 3
+
+
+def test_a_second_loader_of_the_same_rows_has_a_name_of_its_own(observed: Observed) -> None:
+    """Training accuracy is measured on rows that a given loader has, and that is not the given loader's time."""
+    train = loader(3)
+
+    class Trainer:
+        def __init__(self, dataloader: Any) -> None:
+            self.dataloader, self.accuracy_loader = dataloader, sampled_anew(dataloader)
+
+        def fit(self) -> None:
+            for _ in self.dataloader:
+                pass
+            for _ in self.accuracy_loader:
+                pass
+
+    def statistics() -> None:
+        for _ in DataLoader(train.dataset, batch_size=12):
+            pass
+
+    def program() -> None:
+        statistics()
+        Trainer(train).fit()
+
+    batches = observed(program, {"train": train})["batches"]
+
+    assert batches == {"TensorDataset": 1, "train": 3, "accuracy_loader": 3}
+
+
 def test_two_functions_with_the_same_variable_are_two_places(observed: Observed) -> None:
     """Validation and test in one series would be a series of neither."""
 
