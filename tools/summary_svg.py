@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from otel_train.console.summary import render_run_summary  # noqa: E402 - the checkout's own, installed or not
-from otel_train.exporters.run_directory import find_run, rank_directories  # noqa: E402
+from otel_train.exporters.run_directory import find_run  # noqa: E402
+from otel_train.files import rank_folders  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=PICTURE)
     args = parser.parse_args()
-    folder = rank_directories(find_run(args.run, Path("runs")))[0]
+    folder = next(iter(rank_folders(find_run(args.run, Path("runs"))).values()))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     text = render_run_summary(summary, width=COLUMNS, color=True, unicode=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
