@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog
 from otel_train.catalog import Kind
+from otel_train.exporters.prometheus import label_name
 from otel_train.files import create, open_binary, open_to_write, parse_json
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ PROMOTED: Final = (
 """Attributes of a resource that are labels: ``promote_resource_attributes`` of prometheus.yml."""
 
 _TIME: Final = re.compile(rb'"timeUnixNano":"([0-9]{1,20})"')
-_NO_NAME: Final = re.compile("[^a-zA-Z0-9_]+")
 _EXACT_SCALE: Final = 2
 """Of exponential histograms: buckets have a ratio of 2^(1/4), 1.19."""
 
@@ -117,15 +117,10 @@ def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
 def identity(resource: Mapping[str, str]) -> dict[str, str]:
     """Returns the labels that all series of a resource have."""
     namespace, name = resource.get("service.namespace", ""), resource.get("service.name", "")
-    labels = {name_of(each): resource[each] for each in PROMOTED if resource.get(each)}
+    labels = {label_name(each): resource[each] for each in PROMOTED if resource.get(each)}
     labels["job"] = f"{namespace}/{name}" if namespace else name
     labels["instance"] = resource.get("service.instance.id", "")
     return {name: text for name, text in labels.items() if text}
-
-
-def name_of(attribute: str) -> str:
-    """Returns the label that an attribute becomes."""
-    return _NO_NAME.sub("_", attribute)
 
 
 def _points(line: bytes, written: WrittenBlocks) -> Iterator[MetricPoint]:
@@ -150,12 +145,12 @@ def _of_resource(
             continue
         read = _histogram if metric.kind is Kind.HISTOGRAM else _number
         for point in _data_points(value):
-            labels = {**own, **{name_of(k): text for k, text in _attributes(point["attributes"]).items()}}
+            labels = {**own, **{label_name(k): text for k, text in _attributes(point["attributes"]).items()}}
             time_ms = int(point["timeUnixNano"]) // _NS_PER_MS
             yield read(metric, tuple(sorted(labels.items())), time_ms, point)
     at_ms = time_ms_of(line)
     if at_ms is not None and {"job", "instance"} & own.keys():
-        labels = {**{name_of(each): text for each, text in resource.items()}, "job": own.get("job", "")}
+        labels = {**{label_name(each): text for each, text in resource.items()}, "job": own.get("job", "")}
         target = tuple(sorted({**labels, "instance": own.get("instance", "")}.items()))
         yield MetricPoint("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
 
