@@ -12,6 +12,7 @@ from otel_train.config.validation import (
     FILE_VARIABLE,
     FORMER_VALUES,
     MIB,
+    MOST_CHARS,
     PREFIX,
     RESERVED,
     Address,
@@ -61,9 +62,6 @@ _warned: set[str] = set()
 
 INTERVAL_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 """OpenTelemetry's own for ``export_interval_s``, in milliseconds."""
-
-MOST_CHARS: Final = 200
-"""Of the name of a variable or key, in a message about a mistake in it."""
 
 
 class ProfilerSchedule(FastNamedTuple):

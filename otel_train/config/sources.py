@@ -14,7 +14,6 @@ from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
-    MOST_CHARS,
     SETTINGS,
     TRACKERS,
     Config,
@@ -27,7 +26,7 @@ from otel_train.config.settings import (
     settings_in,
     unknown,
 )
-from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
+from otel_train.config.validation import FILE_VARIABLE, MOST_CHARS, IgnoredSetting
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -32,6 +32,9 @@ MOST_PORT: Final = 65535
 
 MIB: Final = 1 << 20
 
+MOST_CHARS: Final = 200
+"""Of a name or a value, in a message about a mistake in it."""
+
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
@@ -75,9 +78,11 @@ class Between(ValueRule):
 
     def broken(self, value: float) -> str:
         """Returns the range, where ``value`` is outside of it."""
-        if self.low <= value <= self.high:
-            return ""
-        return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
+        return "" if self.low <= value <= self.high else _range(self.low, self.high)
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low} or more" if high == math.inf else f"{low} to {high}"
 
 
 class PowerOfTwo(Between):
@@ -229,13 +234,8 @@ class NamedNumbers(ValueRule):
     def _expected(self, name: str) -> str:
         if name not in self.defaults:
             return "name=value, divided by commas, with names of " + ", ".join(self.defaults)
-        low, high = self.limits.get(name, (0, math.inf))
         whole = "" if isinstance(self.defaults[name], float) else "a whole number, "
-        return (
-            f"{name} to be {whole}{low} or more"
-            if high == math.inf
-            else f"{name} to be {whole}{low} to {high}"
-        )
+        return f"{name} to be {whole}{_range(*self.limits.get(name, (0, math.inf)))}"
 
 
 def read_parts(kind: type[T], text: str) -> T:
@@ -384,7 +384,7 @@ class _Shown(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxstring = self.maxother = self.maxlong = 200
+        self.maxstring = self.maxother = self.maxlong = MOST_CHARS
         self.maxlevel = 3
 
 
