@@ -10,7 +10,6 @@ root's, or where a network file system may show other owners than those who wrot
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -18,7 +17,7 @@ import os
 import re
 import stat
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from otel_train.errors import RunDirectoryError
@@ -344,11 +343,8 @@ def _named(path: str | os.PathLike[str]) -> int:
 
 def _bounded(descriptor: int, most_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        if size <= most_bytes:
-            data = file.read(most_bytes + 1)
-            size = len(data)
-    if size > most_bytes:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than otel_train writes")
     return data
 
@@ -478,7 +474,7 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_named(path: Path, text: str) -> None:
     """Does what ``replace_text`` does at a path that a user named: a device, a pipe or a socket there stays, also behind a link."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise OSError(errno.EINVAL, "a pipe, a socket or a device, which no file replaces. Name a file")
@@ -495,7 +491,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
         fresh.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
 
@@ -522,9 +518,6 @@ def _finite(value: object) -> object:
 
 _TAIL_BYTES = 1 << 16
 """How much is read at once when looking for the last newline."""
-
-_METRICS_TAIL_BYTES = 1 << 22
-"""Longer than a line of metrics is at the widest profile."""
 
 
 class BoundedLines:
@@ -615,7 +608,7 @@ def predecessor(path: Path) -> Path:
 def last_metrics(path: Path) -> dict[str, Any]:
     """Returns the last whole line of OTLP metrics, else raises RunDirectoryError. What a crash tore off is skipped."""
     try:
-        lines = read_part(path, -_METRICS_TAIL_BYTES, _METRICS_TAIL_BYTES).splitlines(keepends=True)
+        lines = read_part(path, -MOST_LINE_BYTES, MOST_LINE_BYTES).splitlines(keepends=True)
     except OSError as error:
         why = error.strerror or error
         raise RunDirectoryError(f"{path}: cannot be read: {why}. Has training begun?") from error
