@@ -116,9 +116,6 @@ def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(number) for name, number in ranks.items() if isinstance(number, int)}
 
 
-_ATTEMPT: Final = "(.+)/attempt_[0-9]+/[0-9]+/error[.]json"
-
-
 def given_run_id(environ: Mapping[str, str]) -> str:
     """Returns the id that a launcher, a scheduler or a tracker has given this run; "" if none has. Not unique by itself."""
     return (
@@ -138,10 +135,8 @@ def rendezvous_of(environ: Mapping[str, str]) -> str:
 
 def slurm_job(environ: Mapping[str, str]) -> str:
     """Returns the number of a Slurm job, and of its task in an array; unique on its cluster."""
-    names = ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID")
-    return (
-        "_".join(environ[name] for name in names if environ.get(name)) if environ.get("SLURM_JOB_ID") else ""
-    )
+    job, task = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{job}_{task}" if job and task else job
 
 
 def torchrun_start(environ: Mapping[str, str]) -> str:
@@ -149,7 +144,8 @@ def torchrun_start(environ: Mapping[str, str]) -> str:
 
     It is the folder with a random name that torchrun makes for what workers leave behind.
     """
-    folder = re.fullmatch(_ATTEMPT, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    folder = re.fullmatch("(.+)/attempt_[0-9]+/[0-9]+/error[.]json", file)
     return folder[1] if folder else ""
 
 
@@ -395,11 +391,7 @@ def detect(
         run_id=run_id,
         run_name=_encodable(config.run_name) or run_id,
         attempt=config.attempt if config.attempt >= 0 else restarts(environ),
-        rank=place.rank,
-        local_rank=place.local_rank,
-        node_rank=place.node_rank,
-        world_size=place.world_size,
-        local_world_size=place.local_world_size,
+        **place._asdict(),
         # In a container the host's own name comes from the environment.
         host=_encodable(resource.get("host.name", process.host)),
         pid=process.pid,
@@ -481,12 +473,10 @@ def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
     Source: OpenTelemetry specification, resource SDK: on any error the whole value is discarded, and
     the error reported.
     """
-    attributes = {}
-    for item in environ.get(RESOURCE, "").split(","):
-        name, _, value = item.partition("=")
-        if name.strip():
-            attributes[unquote(name.strip())] = unquote(value.strip())
-    return {} if wrong_resource(environ) else attributes
+    if wrong_resource(environ):
+        return {}
+    pairs = [item.split("=", 1) for item in environ.get(RESOURCE, "").split(",") if item.strip()]
+    return {unquote(name.strip()): unquote(value.strip()) for name, value in pairs}
 
 
 def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
