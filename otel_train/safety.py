@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from types import FrameType, TracebackType
-    from typing import Literal
 
 log = logging.getLogger("otel_train")
 
@@ -100,9 +99,8 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, *_: object) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         self.remove()
-        return False
 
 
 SIGTERM_WAIT_NS = 1_000_000_000
@@ -253,10 +251,8 @@ class ExitHook:
 
     def set_state(self, state: str) -> None:
         """Sets how the run ended; derived from the current exception if empty. ``terminated`` stays."""
-        if self.state != "terminated":
-            self._state = state or self.of(sys.exc_info()[1])
-        else:
-            self._state = "terminated"
+        ended = self.state == "terminated"
+        self._state = "terminated" if ended else state or self.of(sys.exc_info()[1])
 
     @staticmethod
     def of(error: BaseException | None) -> str:
@@ -300,9 +296,7 @@ class ExitHook:
         elif error is None and (code := _code_of_forked_child()):
             error = SystemExit(code)
         self.assumed = error is None
-        with suppress(
-            KeyboardInterrupt
-        ):  # Ctrl-C again: do not wait. The interpreter would print it, and go on
+        with suppress(KeyboardInterrupt):  # Ctrl-C again: do not wait
             self._close(self.of(error))
 
     def _child_ends(self) -> None:
@@ -396,11 +390,6 @@ def _adapt_on_main_thread() -> None:
         ctypes.pythonapi.Py_AddPendingCall(_pending[0], None)
 
 
-def _let_go_in_fork() -> None:
-    for hook in list(_hooks):
-        hook.let_go_in_fork()
-
-
 _Lock = TypeVar("_Lock")
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -411,14 +400,15 @@ def free_in_forks(lock: _Lock) -> _Lock:
     return lock
 
 
-def _free_locks() -> None:
+def _in_fork() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # noqa: SLF001 - what threading and logging call for theirs
+    for hook in list(_hooks):
+        hook.let_go_in_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_locks)
-    os.register_at_fork(after_in_child=_let_go_in_fork)
+    os.register_at_fork(after_in_child=_in_fork)
 
 
 def is_importing_main() -> bool:
@@ -450,7 +440,7 @@ def sigchld_deferred() -> Iterator[None]:
     What it raises then leaves this block at its end, as it would have left the line that it interrupted.
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
+    if not callable(before) or not _on_main_thread():
         yield
         return
     held: list[tuple[int, Any]] = []
