@@ -59,7 +59,8 @@ def load_plugins(
             with Guard(f"exporter {name}", limit=1):
                 made[name] = _made(point, resource)
     else:
-        made = {name: _asked(name, known, resource) for name in dict.fromkeys(words_of(wish))}
+        names = dict.fromkeys(words_of(wish))
+        made = {name: _asked(_installed(name, known), resource) for name in names}
     return [
         PluginExporter(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None
     ]
@@ -69,28 +70,25 @@ def check_known(wish: str) -> None:
     """Raises ConfigError for an exporter that is selected by name and not installed."""
     known = {point.name: point for point in entry_points(group=GROUP)}
     for name in words_of(wish):
-        if name not in known:
-            raise _unknown(name, known)
+        _installed(name, known)
 
 
-def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
+def _installed(name: str, known: Mapping[str, EntryPoint]) -> EntryPoint:
+    if name in known:
+        return known[name]
     close = near(name, known)
     remedy = f"Did you mean {close}?" if close else f"Installed: {', '.join(known) or 'none'}"
-    return ConfigError(f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}")
+    raise ConfigError(f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}")
 
 
-def _asked(
-    name: str, known: Mapping[str, EntryPoint], resource: Mapping[str, AttributeValue]
-) -> Exporter | None:
-    if name not in known:
-        raise _unknown(name, known)
+def _asked(point: EntryPoint, resource: Mapping[str, AttributeValue]) -> Exporter | None:
     try:
-        return _made(known[name], resource)
+        return _made(point, resource)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"exporters={name!r}: {known[name].value} cannot be made: {type(error).__name__}: {error}. "
+            f"exporters={point.name!r}: {point.value} cannot be made: {type(error).__name__}: {error}. "
             "Correct it, or leave it out"
         ) from error
 
