@@ -124,12 +124,12 @@ ACCEPTED: Final = ExportResponse(ExportResult.ACCEPTED)
 
 
 def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> ExportResponse:
-    """Returns the request stays and is sent again."""
+    """Returns the answer after which a request stays, and is sent again."""
     return ExportResponse(ExportResult.RETRY, reason, retry_after_s, poison=poison)
 
 
 def refused(reason: str, rejected: int | None = None) -> ExportResponse:
-    """Returns the request would be refused again."""
+    """Returns the answer to a request that would be refused again."""
     return ExportResponse(ExportResult.REFUSED, reason, rejected=rejected)
 
 
