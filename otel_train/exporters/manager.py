@@ -20,7 +20,7 @@ from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
-from otel_train.exporters.otlp_transport import Connections
+from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from otel_train.exporters.plugins import load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name
@@ -163,7 +163,7 @@ class ExportManager:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
                     settings, resource, version=VERSION, directory=self.rank_folder,
-                    on_error=self._directory.note, connections=self._shared.connections,
+                    transport=OtlpTransport(settings.targets, self._shared.connections), on_error=self._directory.note,
                 )  # fmt: skip
                 self._add(self._otlp, Guard("OTLP export"), every, self.disk)
         self._directory.describe(resource, VERSION)

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
     from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.exporters.otlp_settings import OtlpSettings
-    from otel_train.exporters.otlp_transport import Connections, Transport
+    from otel_train.exporters.otlp_transport import Transport
 
 _log = logging.getLogger("otel_train")
 
 _SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
-
 
 _LINE_INTERVAL_S: Final = 60.0
 """At most one line a minute about a collector that comes and goes, and one about refusals."""
@@ -130,27 +129,40 @@ class _SignalQueue:
         self.server_errors = 0  # in a row
 
 
-class Sender:
-    """A daemon thread that sends the requests in the spool, oldest first.
+class OtlpExporter:
+    """Appends every batch to the spool; a daemon thread sends from it, the oldest request first.
 
-    ``put`` appends a request to the spool and returns: nothing waits for a network, and what is on disk survives
-    this process. A request that gets no good answer stays where it is, and so does all behind it, until its next try.
-    In a forked child every call does nothing.
+    Nothing waits for a network, and what is on disk survives this process. A request that gets no good answer stays
+    where it is, and so does all behind it, until its next try. In a forked child every call does nothing.
+
+    Args:
+        settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
+        resource: resource attributes; every request repeats them.
+        version: of the instrumentation scope.
+        directory: of the rank, where the spool lies; None keeps what waits in memory.
+        transport: sends requests; None: a transport with connections of its own.
+        max_bytes: bound on the spool.
+        on_error: called with every ``OSError`` of the spool.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all but two by keyword
         self,
         settings: OtlpSettings,
-        transport: Transport,
+        resource: Mapping[str, AttributeValue],
         *,
-        directory: Path | None,
+        version: str,
+        directory: Path | None = None,
+        transport: Transport | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         on_error: Callable[[OSError], None] = lambda _error: None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0  # requests that were not accepted
+        self._resource = dict(resource)
+        self._version = version
+        self._failure_logged = False
         self._drops: Counter[tuple[str, str]] = Counter()
-        self._transport = transport
+        self._transport = transport or OtlpTransport(settings.targets)
         self._timeout_s = settings.timeout_s
         self._monotonic_s = monotonic_s
         self._pid = os.getpid()
@@ -179,6 +191,30 @@ class Sender:
         """
         with self._counting:
             return dict(self._drops)
+
+    def export(self, batch: ExportBatch) -> None:
+        """Appends one batch to the spool."""
+        snapshot = batch.snapshot
+        if snapshot is not None and "metrics" in self._queues:
+            points = sum(len(family.points) for family in snapshot.families)
+            self._write("metrics", points, metrics_line, snapshot)
+        if "traces" in self._queues:
+            for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
+                spans = batch.spans[first : first + _SPANS_PER_REQUEST]
+                self._write("traces", len(spans), spans_line, spans)
+
+    def _write(self, signal: str, records: int, line_of: Callable[..., str], data: object) -> None:
+        try:
+            request = line_of(data, self._resource, self._version).encode("utf-8", "replace")
+        except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
+            self.count(signal, records, "serialization")
+            if not self._failure_logged:
+                self._failure_logged = True
+                _log.exception(
+                    "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
+                )
+        else:
+            self.put(signal, request)
 
     def put(self, signal: str, line: bytes) -> None:
         """Appends a request to the spool and returns."""
@@ -327,7 +363,7 @@ class _CollectorLog:
             )
 
     def closing(self) -> None:
-        left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
+        left = [queue for queue in self._queues if next(queue.waiting(), None) is not None]
         if left and not self._away_logged:
             _log.warning(
                 "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
@@ -341,57 +377,3 @@ class _CollectorLog:
             return False
         self._last_s[about] = now_s
         return True
-
-
-class OtlpExporter(Sender):
-    """Appends every batch to the spool; a thread sends from it.
-
-    Args:
-        settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        resource: resource attributes; every request repeats them.
-        version: of the instrumentation scope.
-        directory: of the rank, where the spool lies; None keeps what waits in memory.
-        on_error: called with every ``OSError`` of the spool.
-        connections: shared with others that send; None for connections of its own.
-    """
-
-    def __init__(
-        self,
-        settings: OtlpSettings,
-        resource: Mapping[str, AttributeValue],
-        *,
-        version: str,
-        directory: Path | None = None,
-        on_error: Callable[[OSError], None] = lambda _error: None,
-        connections: Connections | None = None,
-    ) -> None:
-        self._signals = frozenset(settings.targets)
-        self._resource = dict(resource)
-        self._version = version
-        self._failure_logged = False
-        transport = OtlpTransport(settings.targets, connections)
-        super().__init__(settings, transport, directory=directory, on_error=on_error)
-
-    def export(self, batch: ExportBatch) -> None:
-        """Appends one batch to the spool."""
-        snapshot = batch.snapshot
-        if snapshot is not None and "metrics" in self._signals:
-            points = sum(len(family.points) for family in snapshot.families)
-            self._write("metrics", points, lambda: metrics_line(snapshot, self._resource, self._version))
-        if batch.spans and "traces" in self._signals:
-            for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
-                spans = batch.spans[first : first + _SPANS_PER_REQUEST]
-                self._write("traces", len(spans), lambda: spans_line(spans, self._resource, self._version))  # noqa: B023 - called at once
-
-    def _write(self, signal: str, records: int, line: Callable[[], str]) -> None:
-        try:
-            request = line().encode("utf-8", "replace")
-        except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
-            self.count(signal, records, "serialization")
-            if not self._failure_logged:
-                self._failure_logged = True
-                _log.exception(
-                    "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
-                )
-        else:
-            self.put(signal, request)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
+from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, OtlpExporter
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, refused, retry
 from otel_train.exporters.otlp_settings import OtlpSettings
@@ -71,9 +71,9 @@ class Time:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
+def make(tmp_path: Path) -> Iterator[Callable[..., OtlpExporter]]:
     """Senders with a spool in ``tmp_path``, closed after the test."""
-    made: list[tuple[Sender, Collector]] = []
+    made: list[tuple[OtlpExporter, Collector]] = []
 
     def build(
         collector: Collector,
@@ -81,10 +81,11 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
         *,
         directory: Path | None = tmp_path,
         max_bytes: int = 1 << 20,
-    ) -> Sender:
-        sender = Sender(
-            SETTINGS, collector, directory=directory, max_bytes=max_bytes, monotonic_s=monotonic_s
-        )
+    ) -> OtlpExporter:
+        sender = OtlpExporter(
+            SETTINGS, RESOURCE, version="1", directory=directory,
+            transport=collector, max_bytes=max_bytes, monotonic_s=monotonic_s,
+        )  # fmt: skip
         made.append((sender, collector))
         return sender
 
@@ -95,8 +96,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
 
 
 def sending(
-    make: Callable[..., Sender], line: bytes = metrics(), **settings: Any
-) -> tuple[Sender, Collector]:
+    make: Callable[..., OtlpExporter], line: bytes = metrics(), **settings: Any
+) -> tuple[OtlpExporter, Collector]:
     """A sender in the middle of a request, and its collector that hangs."""
     collector = Collector(held=True)
     sender = make(collector, **settings)
@@ -109,7 +110,7 @@ def left(folder: Path, signal: str = "metrics") -> list[bytes]:
     return list(SpoolQueue(folder, signal).waiting())
 
 
-def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., Sender], tmp_path: Path) -> None:
+def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """The whole point."""
     collector = Collector()
     sender = make(collector)
@@ -123,7 +124,7 @@ def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., Sender], tmp
     assert not sender.drops
 
 
-def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., Sender], tmp_path: Path) -> None:
+def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """SIGKILL in the middle of a request must lose nothing."""
     collector = Collector(held=True)
     sender = make(collector)
@@ -134,7 +135,7 @@ def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., Sender], t
     assert left(tmp_path) == [metrics(1), metrics(2), metrics(3)]
 
 
-def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Sender]) -> None:
+def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., OtlpExporter]) -> None:
     """The export loop also feeds the heartbeat and /metrics: those must go on."""
     sender, _ = sending(make)
     start_s = time.monotonic()
@@ -143,7 +144,7 @@ def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Send
     assert time.monotonic() - start_s < 2
 
 
-def test_one_signal_does_not_wait_for_the_other(make: Callable[..., Sender]) -> None:
+def test_one_signal_does_not_wait_for_the_other(make: Callable[..., OtlpExporter]) -> None:
     """Traces and metrics may have collectors of their own."""
     collector = Collector()
     collector.answers["metrics"] = retry("answers 503")
@@ -153,14 +154,14 @@ def test_one_signal_does_not_wait_for_the_other(make: Callable[..., Sender]) -> 
     until(lambda: collector.got == [SPANS])
 
 
-def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., Sender]) -> None:
+def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., OtlpExporter]) -> None:
     """The rest has arrived."""
     sender = make(Collector(refused("rejects 2 records", 2)))
     sender.put("metrics", metrics())
     until(lambda: sender.drops == {("metrics", "rejected"): 2})
 
 
-def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., Sender]) -> None:
+def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., OtlpExporter]) -> None:
     """A defect in a transport neither stops the sender for good nor loses the request."""
     collector, clock = Collector(), Time()
     usual = collector.send
@@ -174,7 +175,7 @@ def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., Send
     until(lambda: set(collector.got) == {metrics(), SPANS})
 
 
-def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., Sender]) -> None:
+def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., OtlpExporter]) -> None:
     """An overloaded collector that is asked all the same stays overloaded."""
     collector, clock = Collector(retry("answers 429", 40)), Time()
     sender = make(collector, clock)
@@ -191,7 +192,7 @@ def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., Sender
 
 
 def test_a_run_that_ends_after_the_wait_that_was_asked_for_sends_its_last_metrics(
-    make: Callable[..., Sender],
+    make: Callable[..., OtlpExporter],
 ) -> None:
     """They say that it has finished. Without them it has vanished, and pages."""
     collector, clock = Collector(retry("answers 429", 40)), Time()
@@ -233,7 +234,7 @@ def test_a_thousand_ranks_that_are_asked_to_wait_a_minute_do_not_come_back_in_on
 
 
 def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
-    make: Callable[..., Sender], tmp_path: Path
+    make: Callable[..., OtlpExporter], tmp_path: Path
 ) -> None:
     """Exit is never held up, and what hangs and what waits is on disk."""
     sender, _ = sending(make, metrics(1))
@@ -249,7 +250,7 @@ def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
 
 
 def test_what_waits_at_the_end_is_said_without_a_false_reason(
-    make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The connection was ended by us: a remark about TLS would send people on a wrong track."""
     sender, _ = sending(make)
@@ -261,7 +262,7 @@ def test_what_waits_at_the_end_is_said_without_a_false_reason(
 
 
 def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
-    make: Callable[..., Sender], tmp_path: Path
+    make: Callable[..., OtlpExporter], tmp_path: Path
 ) -> None:
     """A read-only run directory must not cost the dashboard."""
     sender, collector = sending(make, metrics(1), directory=None)
@@ -276,7 +277,7 @@ def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_records_made_during_a_long_outage_are_counted(make: Callable[..., Sender]) -> None:
+def test_records_made_during_a_long_outage_are_counted(make: Callable[..., OtlpExporter]) -> None:
     """An alert says that a run cannot be seen; a short interruption is not worth one."""
     clock = Time()
     sender = make(Collector(retry("answers 503")), clock)
@@ -291,7 +292,7 @@ def test_records_made_during_a_long_outage_are_counted(make: Callable[..., Sende
 
 
 def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_back(
-    make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console full of retries hides the loss curve."""
     collector, clock = Collector(retry("refuses connections")), Time()
@@ -314,7 +315,7 @@ def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_ba
 
 
 def test_people_are_notified_of_refusals_once_a_minute(
-    make: Callable[..., Sender], caplog: pytest.LogCaptureFixture
+    make: Callable[..., OtlpExporter], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is moved aside must be known, and with it where it lies."""
     sender = make(Collector(refused("refuses a request (400, bad name)")))
@@ -327,7 +328,9 @@ def test_people_are_notified_of_refusals_once_a_minute(
     assert "spool/rejected/metrics.jsonl" in line
 
 
-def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Sender], tmp_path: Path) -> None:
+def test_a_forked_child_sends_nothing_and_holds_no_lock(
+    make: Callable[..., OtlpExporter], tmp_path: Path
+) -> None:
     """DataLoader workers are forks: their metrics would be counted twice, and they may outlive their parent."""
     sender, collector = sending(make)
     out, into = os.pipe()
@@ -347,7 +350,7 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
     assert collector.got == [metrics()]
 
 
-def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> None:
+def test_two_never_send_at_once(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """Else both send the head, and it arrives twice."""
     first = Collector(held=True)
     sender = make(first)
