@@ -40,8 +40,6 @@ from otel_train.recording.events import (
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from otel_train.recording.recorder import Recorder
     from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
@@ -187,7 +185,7 @@ PROBE = "_otel_train_probe"
 ASK = "_otel_train_ask"
 """The word that begins an ask of an iterator: it has the number of the pass."""
 _FRESH = "_otel_train_fresh"
-"""The iterator is being made: its first pass has a number already."""
+"""Whether the iterator is being made: its first pass has a number already."""
 OWNER = "_otel_train_thread"
 NEXT = "_otel_train_next"
 """What ``__next__`` in C calls."""
@@ -430,14 +428,15 @@ class DataLoaderPatch:
 
         self._probe_for = probe_for
         self._made = made
-        self._classes: dict[type, type] = {}
+        self._timed: Callable[[type], type] = functools.cache(_timed_subclass)
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made = MadeLoaders()
-        self._undo: list[Callable[[], None]] = []
-        self._wrap_init(dataloader._BaseDataLoaderIter, self._adopting)  # noqa: SLF001  # see above
-        for concrete in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-            self._wrap_init(getattr(dataloader, concrete), self._starting)
-        self._undo.append(replace(dataloader.DataLoader, "__init__", self._making))
+        self._undo = [
+            replace(dataloader._BaseDataLoaderIter, "__init__", self._adopting),  # noqa: SLF001  # the only one
+            replace(dataloader._SingleProcessDataLoaderIter, "__init__", self._starting),  # noqa: SLF001  # as above
+            replace(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting),  # noqa: SLF001  # as above
+            replace(dataloader.DataLoader, "__init__", self._making),
+        ]
 
     def adopt(self, iterator: Any, loader: Any) -> None:
         """Times an iterator that exists already, such as one with persistent workers."""
@@ -472,15 +471,8 @@ class DataLoaderPatch:
         for undo in self._undo:
             undo()
 
-    def _wrap_init(self, cls: Any, make: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-        def named(original: Callable[..., None]) -> Callable[..., None]:
-            wrapper = make(original)
-            wrapper.__name__, wrapper.__qualname__ = original.__name__, original.__qualname__
-            return wrapper
-
-        self._undo.append(replace(cls, "__init__", named))
-
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             original(iterator, loader, *args, **kwargs)
             self.adopt(iterator, loader)
@@ -488,12 +480,14 @@ class DataLoaderPatch:
         return __init__
 
     def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             probe = self._probe_for(loader)
             if probe is None:
                 original(iterator, loader, *args, **kwargs)
                 return
-            ask = iterator.__dict__[ASK] = iterator.__dict__[_FRESH] = probe.next_pass()
+            ask = iterator.__dict__[ASK] = probe.next_pass()
+            iterator.__dict__[_FRESH] = True
             probe.edge(ask | START_BITS)
             try:
                 original(iterator, loader, *args, **kwargs)
@@ -511,14 +505,9 @@ class DataLoaderPatch:
 
         return __init__
 
-    def _timed(self, cls: type) -> type:
-        if cls not in self._classes:
-            self._classes[cls] = _timed_subclass(cls)
-        return self._classes[cls]
-
 
 def _timed_subclass(cls: Any) -> type:
-    ask_inner, reset_inner = cls.__next__, cls._reset
+    ask_inner = cls.__next__
 
     def __next__(self: Any) -> Any:  # noqa: N807  # as above
         attributes = self.__dict__
@@ -535,34 +524,42 @@ def _timed_subclass(cls: Any) -> type:
         edge(probe.got | probe.size(batch) << PAYLOAD_SHIFT)
         return batch
 
+    native = ring_buffer.EXTENSION
+    timed_next = __next__ if native is None else native.hook("__next__", cls)
+    names = {
+        "__next__": timed_next,
+        "_reset": _resetting(cls),
+        "__del__": _disposing(cls),
+        INIT: WorkerInit(),
+    }
+    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    timed.__qualname__ = cls.__qualname__
+    return timed
+
+
+def _resetting(cls: Any) -> Callable[..., None]:
+    """Returns a ``_reset`` that begins a pass. One that its loop has left ends by that, where the workers persist."""
+    reset_inner = cls._reset
+
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
-        probe = self.__dict__[PROBE]
-        ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or _pass_after(self.__dict__)
-        if NEXT in self.__dict__:
-            self.__dict__[NEXT].ask = ask
+        attributes, probe = self.__dict__, self.__dict__[PROBE]
+        if not attributes.pop(_FRESH, False):
+            end_pass(attributes)
+            attributes[ASK] = probe.next_pass()
+        ask = attributes[ASK]
+        if NEXT in attributes:
+            attributes[NEXT].ask = ask
         probe.edge(ask | START_BITS)
         probe.begins(self)
         try:
             reset_inner(self, *args, **kwargs)
         finally:
             probe.edge(probe.started)
-            pool = self.__dict__.get(POOL)
+            pool = attributes.get(POOL)
             if pool is not None:  # a new iterator resets itself when its workers run
                 pool.complete()
 
-    native = ring_buffer.EXTENSION
-    timed_next = __next__ if native is None else native.hook("__next__", cls)
-    names = {"__next__": timed_next, "_reset": _reset, "__del__": _disposing(cls), INIT: WorkerInit()}
-    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    timed.__qualname__ = cls.__qualname__
-    return timed
-
-
-def _pass_after(attributes: dict[str, Any]) -> int:
-    """Returns the word of the next pass of an iterator whose workers persist. It may have left the pass before, which ends."""
-    end_pass(attributes)
-    ask: int = attributes[PROBE].next_pass()
-    return ask
+    return _reset
 
 
 def _disposing(cls: Any) -> Callable[[Any], None]:
@@ -684,7 +681,6 @@ def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
 
 
 NS_PER_MS = 1e6
-_START = int(Flag.START) << FLAG_SHIFT
 _MANY = 512
 """Edges from which on numpy is quicker than Python."""
 
@@ -734,7 +730,7 @@ class LastBatch:
         sources = self._recorder.sources
         for word, at_ns in zip(*self._asks(new), strict=True):
             op, source = word & OP_MASK, word >> SOURCE_SHIFT & SOURCE_MASK
-            if sources[source].kind is not SourceKind.DATA or word & _START:
+            if sources[source].kind is not SourceKind.DATA or word & START_BITS:
                 continue
             if op == Op.BEGIN:
                 self._open[source] = at_ns
