@@ -10,12 +10,12 @@ from otel_train.errors import ConfigError, near, refused, text
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.instrumentation.stages import known_stages
 from otel_train.recording.events import (
-    FLAG_SHIFT,
+    CLOSURE_BITS,
     OP_MASK,
     SOURCE_MASK,
     SOURCE_SHIFT,
     STAGE_OF_KIND,
-    Flag,
+    START_BITS,
     Op,
     SourceKind,
 )
@@ -38,8 +38,6 @@ _WORD = "h2d|[a-z]+"
 _SLIP = 0.85
 """Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
-_START = int(Flag.START) << FLAG_SHIFT
-_CLOSURE = int(Flag.CLOSURE) << FLAG_SHIFT
 _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
 _STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
 
@@ -160,7 +158,7 @@ class _ThreadCallbacks:
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if self.over:
             return
-        if self._busy or op > Op.SUSPEND or code & _START:
+        if self._busy or op > Op.SUSPEND or code & START_BITS:
             write(code)
         elif op < Op.END:
             self._call_after(self._raised(number))
@@ -168,7 +166,7 @@ class _ThreadCallbacks:
             source = self._sources[number]
             called = source.stage in self._hooks and self._is_own_run(source)
             if len(self._open) < DEEPEST:
-                self._open.append(_Open(number, source, called, bool(code & _CLOSURE)))
+                self._open.append(_Open(number, source, called, bool(code & CLOSURE_BITS)))
             if called:
                 self._call(source.stage, before=True)
             write(code)

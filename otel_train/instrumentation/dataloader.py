@@ -26,11 +26,11 @@ from otel_train.instrumentation.dataloader_workers import (
 )
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import (
-    FLAG_SHIFT,
     OP_MASK,
     PAYLOAD_SHIFT,
     SOURCE_MASK,
     SOURCE_SHIFT,
+    START_BITS,
     Ending,
     Flag,
     Op,
@@ -199,8 +199,6 @@ _STREAM = attrgetter("_IterableDataset_len_called", "_index_sampler", "_drop_las
 
 _passes = itertools.count(1)
 """Numbers of passes, over all loaders of the process."""
-
-START_BITS = int(Flag.START) << FLAG_SHIFT
 
 
 class LoaderProbe:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
 from otel_train.recording import ring_buffer
-from otel_train.recording.events import FLAG_SHIFT, Flag, Op, SourceKind, begin_end_fail, code
+from otel_train.recording.events import CLOSURE_BITS, Op, SourceKind, begin_end_fail, code
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from otel_train.recording.recorder import Recorder
 
 _ENTRY = "_engine_run_backward"
-_CLOSURE = int(Flag.CLOSURE) << FLAG_SHIFT
 
 
 class BackwardProbe:
@@ -264,7 +263,7 @@ class OptimizerProbe:
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             words = known.get(id(optimizer)) or register(optimizer)
-            edge(words[0] | _CLOSURE if len(args) > 1 or "closure" in kwargs else words[0])
+            edge(words[0] | CLOSURE_BITS if len(args) > 1 or "closure" in kwargs else words[0])
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             words = known.get(id(optimizer))

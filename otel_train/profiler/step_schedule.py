@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.datamodel import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Recorded
 from otel_train.profiler.torch_profiler import RANGE_PREFIX, STEP_PREFIX
-from otel_train.recording.events import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, START_BITS, Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
     from otel_train.profiler.torch_profiler import Profiler
     from otel_train.recording.events import Instrumented, StepRule
-
-_START = int(Flag.START) << FLAG_SHIFT
 
 
 class StepBoundary:
@@ -64,7 +62,7 @@ class StepBoundary:
         number = code >> SOURCE_SHIFT & SOURCE_MASK
         if self._rule.work is SourceKind.MARK:
             return True  # marked steps are adjacent
-        worked = self._kind(number) is self._rule.work and code & OP_MASK == Op.END and not code & _START
+        worked = self._kind(number) is self._rule.work and code & OP_MASK == Op.END and not code & START_BITS
         return worked and not self._is_aside(number)
 
     def _kind(self, number: int) -> SourceKind:

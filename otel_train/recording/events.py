@@ -87,6 +87,10 @@ class Flag(FastIntEnum):
     """An optimizer's step was given a closure, which may run anything inside it."""
 
 
+START_BITS, CLOSURE_BITS = Flag.START << FLAG_SHIFT, Flag.CLOSURE << FLAG_SHIFT
+"""In a code."""
+
+
 class SourceKind(FastIntEnum):
     """Kind of a source. The value is also its bit position in ancestor masks."""
 
