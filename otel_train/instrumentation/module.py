@@ -6,7 +6,7 @@ model), and adds no graph break, because under ``torch.compile`` it steps aside.
 parametrized modules make of themselves, it is bound to the copy and records nothing.
 
 A part of a root is recorded where the program calls it while no instrumented forward is open in its thread, under the name
-of the root; ``instrumentation/submodules.py`` says which modules are parts.
+of the root; ``parts_of`` says which modules are parts.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ def parts_of(model: torch.nn.Module, *, taken: Callable[[torch.nn.Module], bool]
         model: the instrumented model.
         taken: whether a module is recorded as another one's; it and what it holds are left out.
     """
+    import torch
+
     found = _Found(taken)
-    inner = found.unwrap(model)
-    for whole in [inner, *found.add_children(inner)]:
-        if whole is not inner and not _is_sequential(whole):
-            found.add_children(found.unwrap(whole))
+    for child in found.add_children(found.unwrap(model)):
+        if not isinstance(child, torch.nn.Sequential):
+            found.add_children(found.unwrap(child))
     return list(found.modules.values())
 
 
@@ -72,11 +73,8 @@ class _Found:
         """Adds what ``model`` wraps, and what that wraps; returns the innermost."""
         while True:
             inside = self._new(_children(model))
-            if (
-                len(inside) != 1
-                or not _is_called(inside[0])
-                or next(_own_parameters(model), None) is not None
-            ):
+            parameters = model.__dict__.get("_parameters", {}).values()
+            if len(inside) != 1 or not _is_called(inside[0]) or any(one is not None for one in parameters):
                 return model
             if not self._add(inside):
                 return model
@@ -121,10 +119,6 @@ def _members(container: Any) -> Iterator[Any]:  # Any: as above
             yield from _members(member)
 
 
-def _own_parameters(model: Any) -> Iterator[object]:  # Any: as above
-    return (one for one in model.__dict__.get("_parameters", {}).values() if one is not None)
-
-
 def _is_recorded(model: torch.nn.Module) -> bool:
     """Returns whether it has parameters, and neither its class nor a base class is named as a loss or metric."""
     if any(kind.__name__.endswith(_NO_FORWARD) for kind in type(model).__mro__):
@@ -139,12 +133,6 @@ def _is_called(model: torch.nn.Module) -> bool:
     import torch
 
     return getattr(type(model), "forward", None) is not torch.nn.Module.forward
-
-
-def _is_sequential(model: torch.nn.Module) -> bool:
-    import torch
-
-    return isinstance(model, torch.nn.Sequential)
 
 
 SLOT = "_compiled_call_impl"
@@ -336,12 +324,11 @@ class ModulePatch:
     ) -> None:
         import torch
 
+        self._reattach, self._compiled = reattach, compiled
         self._undo: list[Callable[[], None]] = []
-        self._after(
-            torch.nn.Module, "compile", lambda module, _: self._notify(reattach, compiled, module, module)
-        )
+        self._after(torch.nn.Module, "compile", lambda module, _: self._notify(module, module))
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
-        self._after(torch, "compile", lambda model, made: self._notify(reattach, compiled, model, made))
+        self._after(torch, "compile", self._notify)
         self._hide_from_scripting()
 
     def remove(self) -> None:
@@ -355,15 +342,12 @@ class ModulePatch:
             ignored.append(SLOT)
             self._undo.append(lambda: ignored.remove(SLOT))
 
-    @staticmethod
-    def _notify(
-        reattach: Callable[[], None], compiled: Callable[[Any, Any], None], model: Any, made: Any
-    ) -> None:
+    def _notify(self, model: Any, made: Any) -> None:
         import torch
 
-        reattach()
+        self._reattach()
         if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
-            compiled(model, made)
+            self._compiled(model, made)
 
     def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
         def notifying(original: Callable[..., Any]) -> Callable[..., Any]:

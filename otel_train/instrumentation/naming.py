@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError, callable_, one_of, text
@@ -259,7 +260,7 @@ def place_of(loader: Any) -> CallSite:  # Any: the user's loader
     """
     held = [loader]
     search = _Search()
-    for frame in _frames():
+    for frame in islice(_frames(), MOST_FRAMES):
         if not is_ours(frame):
             variables = variables_of(frame)
             if _package(frame) not in FRAMEWORKS:
@@ -310,7 +311,7 @@ def is_passed(loader: Any) -> bool:  # Any: the user's loader
     """Returns whether a function of the program or of a library that runs now has ``loader`` as a parameter."""
     return any(
         variables.get(name) is loader
-        for frame in _frames()
+        for frame in islice(_frames(), MOST_FRAMES)
         if not is_ours(frame) and (parameters := _parameters(frame))
         for variables in (variables_of(frame),)
         for name in parameters
@@ -324,7 +325,7 @@ def _parameters(frame: FrameType) -> tuple[str, ...]:
 
 def calling() -> str:
     """Returns file and line of the program's call into this package."""
-    frame = next((frame for frame in _frames(most=None) if not is_ours(frame)), None)
+    frame = next((frame for frame in _frames() if not is_ours(frame)), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
@@ -343,12 +344,11 @@ def variables_of(frame: FrameType) -> Mapping[str, Any]:
     return variables
 
 
-def _frames(most: int | None = MOST_FRAMES) -> Iterator[FrameType]:
+def _frames() -> Iterator[FrameType]:
     frame = inspect.currentframe()
-    while frame is not None and (most is None or most > 0):
+    while frame is not None:
         yield frame
         frame = frame.f_back
-        most = None if most is None else most - 1
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -393,7 +393,6 @@ def _is_any(value: Any, held: Sequence[Any]) -> bool:
 
 def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> Iterator[_Binding]:
     """Names of the loader in a frame: locals, then attributes of ``self``, then globals."""
-    code = frame.f_code
     module = ("module", str(frame.f_globals.get("__name__", "")))
     if variables is not frame.f_globals:
         parameters = _parameters(frame)
