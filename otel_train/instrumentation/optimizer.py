@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
 from otel_train.recording import ring_buffer
-from otel_train.recording.events import CLOSURE_BITS, Op, SourceKind, begin_end_fail, code
+from otel_train.recording.events import CLOSURE_BITS, SourceKind, begin_end_fail
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ class BackwardProbe:
     Attributes:
         codes: code objects that a compiler should step over.
         remove: puts the original back, unless other code has wrapped ours.
-
-    Args:
-        recorder: takes the edges.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -65,9 +62,7 @@ def _timed(
     from torch._guards import TracingContext
 
     tracing = TracingContext.try_get
-    begins = (code(Op.BEGIN, grad), code(Op.BEGIN, backward))
-    ends = (code(Op.END, grad), code(Op.END, backward))
-    fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
+    begins, ends, fails = zip(begin_end_fail(grad), begin_end_fail(backward), strict=True)
 
     def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
         if not accumulate_grad and tracing() is not None:  # a compiler builds a graph: no gradients
@@ -181,40 +176,29 @@ class ScaledUpdates:
         return driver.fetch(tensor)
 
 
-class ScalerPatch:
-    """Patches ``GradScaler.step``: no update inside means that it was skipped.
+def _time_scaler(recorder: Recorder, note: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Patches ``GradScaler.step``: no update inside means that it was skipped. Returns what undoes that."""
+    import torch
 
-    Attributes:
-        remove: takes the patch out, unless other code has patched over it.
+    edge = recorder.edge
+    begin, end, fail = begin_end_fail(recorder.source(SourceKind.SCALER, "GradScaler"))
 
-    Args:
-        recorder: takes the edges.
-        updates: receives every step that ended.
-    """
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            edge(begin)
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+            except BaseException:
+                edge(fail)
+                raise
+            edge(end)
+            if self.is_enabled():
+                note(self, optimizer)
+            return result
 
-    def __init__(self, recorder: Recorder, updates: ScaledUpdates) -> None:
-        import torch
+        return step
 
-        edge, note = recorder.edge, updates.note
-        source = recorder.source(SourceKind.SCALER, "GradScaler")
-        begin, end, fail = code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
-
-        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
-            def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                edge(begin)
-                try:
-                    result = original(self, optimizer, *args, **kwargs)
-                except BaseException:
-                    edge(fail)
-                    raise
-                edge(end)
-                if self.is_enabled():
-                    note(self, optimizer)
-                return result
-
-            return step
-
-        self.remove = replace(torch.amp.GradScaler, "step", timed)
+    return replace(torch.amp.GradScaler, "step", timed)
 
 
 class OptimizerProbe:
@@ -223,9 +207,8 @@ class OptimizerProbe:
     ``Optimizer.step`` is never wrapped: subclasses override it, and schedulers patch it. A step that raises
     fires no post hook; the agent closes it at the next outer edge.
 
-    Args:
-        recorder: takes the edges.
-        scaled: receives updates under a scaler.
+    Attributes:
+        codes: code objects that a compiler should step over.
     """
 
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates) -> None:
@@ -237,23 +220,18 @@ class OptimizerProbe:
         self._names: dict[str, int] = {}
         self._held: dict[int, weakref.ref[Any]] = {}
         before, after = self._hooks()
-        self._hooks_made = (before, after)
+        self.codes = tuple(hook.__code__ for hook in (before, after) if hasattr(hook, "__code__"))
         self._handles = [
             hooks.register_optimizer_step_pre_hook(before),
             hooks.register_optimizer_step_post_hook(after),
         ]
-        self._scaler = ScalerPatch(recorder, scaled)
-
-    @property
-    def codes(self) -> tuple[Any, ...]:
-        """Code objects that a compiler should step over."""
-        return tuple(hook.__code__ for hook in self._hooks_made if hasattr(hook, "__code__"))
+        self._undo_scaler = _time_scaler(recorder, scaled.note)
 
     def remove(self) -> None:
         """Takes the hooks out."""
         for handle in self._handles:
             handle.remove()
-        self._scaler.remove()
+        self._undo_scaler()
 
     def _hooks(self) -> tuple[Any, Any]:
         edge, known, register = self._recorder.edge, self._words, self._register

@@ -70,7 +70,6 @@ class Timers:
         self._pending = pending or PendingEntries()
         self._taken = 0
         self._guards: dict[str, Guard] = {}
-        self._off: set[str] = set()
         self._silent = False
         recorder.when_silenced.append(self._fall_silent)
 
@@ -99,7 +98,7 @@ class Timers:
             remedy = 'Write token = begin("load"), and end(token)'
             raise refused(f"end({shown(token)})", "a token that begin() returned", remedy)
         if token.timers is self and token.begun_ns:
-            if token.name not in self._off:
+            if token.name not in self._guards or not self._guards[token.name].closed:
                 if len(self._ended) == MOST_WAITING:
                     self.dropped += 1
                 operation = token.source, token.begun_ns, now_ns
@@ -140,8 +139,6 @@ class Timers:
         if not guard.closed:
             with guard:
                 raise ValueError(f"{why} ({calling()})")
-        if guard.closed:
-            self._off.add(name)
 
     def _fall_silent(self) -> None:
         self._silent = True
