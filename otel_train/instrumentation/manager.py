@@ -59,7 +59,7 @@ class InstrumentationManager:
         job: Callable[[], object],
     ) -> None:
         self._job = job
-        self.memory = FlightMemory(config.flight_recorder_events, anchor, shared=True)
+        self.memory = FlightMemory(config.flight_recorder_events, anchor)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
         self.recorder.set_identity(
             {

@@ -160,20 +160,6 @@ class Recorder:
             self.identity = identity
             self._write_names()
 
-    def publish(self, unix_ns: int) -> None:
-        """Writes to the flight file how far every ring is. Called by the export loop."""
-        self._memory.write_heartbeat(unix_ns)
-        for thread in self.threads:
-            if thread.slot >= 0:
-                entry = RingEntry(2 if thread.ended else 1, thread.ident, thread.ring.written, thread.name)
-                self._memory.write_entry(thread.slot, entry)
-
-    def release(self, thread: ThreadRing) -> None:
-        """Gives back the ring of a thread that is over and has been read to its end."""
-        self.threads.remove(thread)
-        if thread.slot > 0:
-            self._free_slots.append(thread.slot)
-
     def silence(self) -> None:
         """Ignores every further edge: after ``close`` and in forked children."""
         self._closed = True
@@ -199,7 +185,7 @@ class Recorder:
 
     def _add_calling_thread(self) -> Callable[[int], None]:
         with self._lock:
-            if not self._free_slots and self._memory.shared:  # rings that the agent has read to their end
+            if not self._free_slots:  # rings that the agent has read to their end
                 self._free_slots.extend(self._memory.free_entries())
                 self.threads = [thread for thread in self.threads if thread.slot not in self._free_slots]
             slot = self._free_slots.popleft() if self._free_slots else -1
@@ -214,21 +200,19 @@ class Recorder:
 
     def _end_thread(self, thread: ThreadRing) -> None:
         thread.ended = True
-        if thread.slot >= 0 and self._memory.shared and not self._closed:
+        if thread.slot >= 0 and not self._closed:
             self._memory.end_entry(thread.slot)
 
     def _write_entry(self, thread: ThreadRing) -> None:
-        if thread.slot >= 0 and self._memory.shared:
+        if thread.slot >= 0:
             entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
             self._memory.write_entry(thread.slot, entry)
 
     def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
         if slot >= 0:
-            words = self._memory.ring_words(slot)
-            progress = self._memory.progress(slot) if self._memory.shared else None
+            words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
             if slot:  # the first is new; another thread may have had any other
                 np.frombuffer(words, dtype=np.int64)[:] = 0
-            if progress is not None:
                 progress[0] = progress[1] = 0
         else:
             words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None

@@ -33,7 +33,7 @@ from otel_train.recording.events import EDGE_WORDS
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from otel_train.datamodel import Anchor
 
@@ -184,32 +184,21 @@ class RankMemory:
 
 
 class FlightMemory(RankMemory):
-    """Allocates the memory, private or shared with an agent. It is not backed by a file.
+    """Allocates the memory, shared with an agent. It is not backed by a file.
 
     Args:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
-        shared: an agent reads it.
-        make: memory of so many bytes; where it is not shared.
 
     Attributes:
         descriptor: what another process is handed to map it; -1 where that cannot be.
     """
 
-    def __init__(
-        self,
-        main_edges: int,
-        anchor: Anchor,
-        *,
-        shared: bool = False,
-        make: Callable[[int], mmap.mmap] = lambda size: mmap.mmap(-1, size),
-    ) -> None:
+    def __init__(self, main_edges: int, anchor: Anchor) -> None:
         self.descriptor = -1
         self._moving = free_in_forks(threading.Lock())
-        self.shared = shared
         rings = main_edges, _SIDE_EDGES, SIDE_RINGS
-        size = pending_place(2, end_of_rings(*rings))
-        self.map = self._share(size) if shared else memoryview(make(size))
+        self.map = self._allocate(pending_place(2, end_of_rings(*rings)))
         self._header = Header(MAGIC, os.getpid(), *anchor, *rings, 0, 0, anchor.unix_ns)
         super().__init__(self.map, self._header)
         self._write_header()
@@ -243,11 +232,6 @@ class FlightMemory(RankMemory):
         self._header = self._header._replace(names_half=half, names_bytes=len(text))
         self._write_header()
 
-    def write_heartbeat(self, unix_ns: int) -> None:
-        """Writes that the agent polled at ``unix_ns``."""
-        self._header = self._header._replace(polled_unix_ns=unix_ns)
-        self._write_header()
-
     def set_descriptor_aside(self) -> None:
         """Moves the descriptor to a number that the program does not reach. Not for the training thread: see ``set_aside``."""
         with self._moving:
@@ -267,7 +251,7 @@ class FlightMemory(RankMemory):
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
             self.map.release()
 
-    def _share(self, size: int) -> memoryview:
+    def _allocate(self, size: int) -> memoryview:
         try:
             self.descriptor = _anonymous()
             os.ftruncate(self.descriptor, size)

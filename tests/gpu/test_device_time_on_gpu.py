@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from otel_train.datamodel import Anchor, system_clock
+from otel_train.datamodel import system_clock
 from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
 from otel_train.instrumentation.manager import cuda_driver
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from tests.support.device import AgentSide
+from tests.support.flight import PrivateMemory
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -40,7 +40,7 @@ class Bench:
         driver = cuda_driver(os.environ)
         assert driver is not None
         self.driver = driver
-        self.recorder = Recorder(FlightMemory(1 << 16, Anchor(0, 0)), clock=system_clock)
+        self.recorder = Recorder(PrivateMemory(1 << 16), clock=system_clock)
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in SourceKind}
         self.timer = DeviceTimer(self.recorder, driver, mode=mode, clock=system_clock)
         self.agent = AgentSide(self.timer, self.recorder)

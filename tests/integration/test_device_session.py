@@ -26,11 +26,11 @@ from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import ScaledUpdates, in_backward
 from otel_train.instrumentation.registry import ProbeRegistry, TorchProbes
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 from tests.support.device import AgentSide
+from tests.support.flight import PrivateMemory
 from tests.support.runs import run_state
 
 STEPS = 40
@@ -81,7 +81,7 @@ class InstrumentedTraining:
 
     def __init__(self, model: Any, loader: Any) -> None:
         anchor = Anchor.now()
-        self.recorder = Recorder(FlightMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
+        self.recorder = Recorder(PrivateMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
         self.timer = time_devices(self.recorder, HostDriver(), "events")
         self.agent = AgentSide(self.timer, self.recorder)
         self.timer.steps.one_in = 1

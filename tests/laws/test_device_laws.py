@@ -8,13 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
+from tests.support.flight import PrivateMemory
 from tests.support.runs import run_state
 
 KINDS = (SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER)
@@ -37,7 +36,7 @@ class Loop:
         self.clock = FakeClock(1)
         self.driver = FakeDriver(self.clock)
         self.driver.used = [0]
-        self.recorder = Recorder(FlightMemory(1 << 10, Anchor(0, 0)), clock=self.clock)
+        self.recorder = Recorder(PrivateMemory(1 << 10), clock=self.clock)
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.agent = AgentSide(self.timer, self.recorder)

@@ -17,9 +17,8 @@ from otel_train.datamodel import Anchor
 from otel_train.recording.flight_recorder import read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.ring_buffer import Ring
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
 pytestmark = pytest.mark.usefixtures("both_writers")
 
@@ -160,7 +159,7 @@ def test_a_reader_beside_the_writer_sees_whole_edges_in_order(capacity: int, hec
 def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path, hectic: None) -> None:
     """Another process may follow a live run."""
     path = tmp_path / "flight.bin"
-    memory = FlightMemory(64, Anchor(0, 0), make=in_file(path))
+    memory = PrivateMemory(64, Anchor(0, 0), path)
     dial = FakeClock()
     recorder = Recorder(memory, clock=dial)
     write = writer_of(recorder.edge, dial)
@@ -175,16 +174,16 @@ def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path,
                 if (np.diff(thread.times) < 0).any():
                     problems.append(f"falls: {thread}")
 
-    recorder.publish(1)
+    memory.poll(1)
     reader = threading.Thread(target=follow)
     reader.start()
     for number in range(1, 40_001):
         write(number)
         if number % 1000 == 0:
-            recorder.publish(number)
+            memory.poll(number)
     stop.set()
     reader.join()
     assert problems == []
-    recorder.publish(2)
+    memory.poll(2)
     assert read_flight(path).threads[0].codes.tolist() == list(range(40_000 - 62, 40_001))
     memory.close()

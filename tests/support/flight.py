@@ -1,18 +1,30 @@
-"""Memory of rings that is a file as well, for tests of what reads such files."""
+"""Memory of rings that no agent maps, and that may be a file as well, for tests of what reads such files."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from pathlib import Path
 
+from otel_train.datamodel import Anchor
+from otel_train.recording.shared_memory import POLLED_OFFSET, WORD, FlightMemory
 
-def in_file(path: Path) -> Callable[[int], mmap.mmap]:
-    """What ``FlightMemory`` makes its memory with, so that it can be read at this path at once."""
+ZERO = Anchor(0, 0)
 
-    def make(size: int) -> mmap.mmap:
-        with path.open("w+b") as file:
+
+class PrivateMemory(FlightMemory):
+    """Takes no descriptor. With a ``path`` it can be read there at once."""
+
+    def __init__(self, main_edges: int, anchor: Anchor = ZERO, path: Path | None = None) -> None:
+        self._path = path
+        super().__init__(main_edges, anchor)
+
+    def poll(self, unix_ns: int) -> None:
+        """Writes when the agent polled, as its copy of the memory has it."""
+        self.view[POLLED_OFFSET : POLLED_OFFSET + WORD] = unix_ns.to_bytes(WORD, "little")
+
+    def _allocate(self, size: int) -> memoryview:
+        if self._path is None:
+            return memoryview(mmap.mmap(-1, size))
+        with self._path.open("w+b") as file:
             file.truncate(size)
-            return mmap.mmap(file.fileno(), size)
-
-    return make
+            return memoryview(mmap.mmap(file.fileno(), size))

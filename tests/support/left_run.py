@@ -11,9 +11,8 @@ from typing import Any
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
 MS = 1_000_000
 STAGES_MS = {"data": 1, "forward": 2, "backward": 4, "optimizer": 1}
@@ -47,7 +46,7 @@ def leave_run(
     }
     (run / "run.json").write_text(json.dumps(about), encoding="utf-8")
     clock = FakeClock(1000)
-    memory = FlightMemory(edges, Anchor(10**18, clock()), make=in_file(folder / "flight.bin"))
+    memory = PrivateMemory(edges, Anchor(10**18, clock()), folder / "flight.bin")
     recorder = Recorder(memory, clock=clock)
     recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0})
     sources = {
@@ -68,7 +67,7 @@ def leave_run(
             clock.tick(2 * MS)
         recorder.edge(code(Op.BEGIN, sources["data"]))
         recorder.edge(code(Op.STOP, sources["data"]))
-    recorder.publish(10**18 + clock())
+    memory.poll(10**18 + clock())
     recorder.release_memory()
     memory.close()
     return run

@@ -13,7 +13,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import AcceleratorReader
-from otel_train.datamodel import Anchor, DeviceMemory
+from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import DeviceDriver, HipDriver, _loaded_library
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.instrumentation.manager import (
@@ -24,10 +24,10 @@ from otel_train.instrumentation.manager import (
 )
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import compiled
+from tests.support.flight import PrivateMemory
 
 torch = pytest.importorskip("torch")
 MS = 10**6
@@ -99,7 +99,7 @@ def test_a_stage_on_intels_device_has_its_time() -> None:
     """By events of ``torch.xpu``, read later and never waited for."""
     clock = FakeClock(1000 * MS)
     intel = Intel(clock, 400)
-    recorder = Recorder(FlightMemory(1 << 10, Anchor(0, 0)), clock=clock)
+    recorder = Recorder(PrivateMemory(1 << 10), clock=clock)
     timer = DeviceTimer(recorder, DeviceDriver("xpu", lambda: intel), mode="events", clock=clock)
     agent, source = AgentSide(timer, recorder), recorder.source(SourceKind.FORWARD, "model")
     timer.poll()
@@ -165,7 +165,7 @@ def test_apples_memory_is_read_and_its_time_is_not() -> None:
     """``torch.mps`` waits for the device before it tells the time between two events: that would change the run."""
     driver = DeviceDriver("mps", lambda: apple(300), why_untimed=APPLE_UNTIMED)
     clock = FakeClock(0)
-    recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
+    recorder = Recorder(PrivateMemory(64), clock=clock)
     timer = DeviceTimer(recorder, driver, mode="events", clock=clock)
     timer.poll()
 

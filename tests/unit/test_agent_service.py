@@ -22,9 +22,9 @@ from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters import ExportRoute
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
+from tests.support.flight import PrivateMemory
 from tests.support.runs import run_state
 
 TRAINING = Flag.GRAD | Flag.TRAINING
@@ -33,21 +33,15 @@ TRAINING = Flag.GRAD | Flag.TRAINING
 class Rig:
     """An export loop without a thread, on a clock that the test advances."""
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self) -> None:
         self.clock = FakeClock(10**9)
         anchor = Anchor(10**18, self.clock())
-        self.memory = FlightMemory(1 << 16, anchor, shared=shared)
+        self.memory = PrivateMemory(1 << 16, anchor)
         self.recorder = Recorder(self.memory, clock=self.clock)
         self.run = run_state(anchor, rules=SamplingRules(3, 1 << 40, 2.0, 1.0, 10))
         self.snapshots = 0
-        self.rings = SharedRings(self.memory.map) if shared else None
-        self.loop = ExportLoop(
-            self.rings or self.recorder,  # type: ignore[arg-type]  # as the agent does
-            self.run,
-            snapshot=self.snapshot,
-            clock=self.clock,
-            every_s=0.5,
-        )
+        self.rings = SharedRings(self.memory.map)
+        self.loop = ExportLoop(self.rings, self.run, snapshot=self.snapshot, clock=self.clock, every_s=0.5)
 
     def snapshot(self) -> Snapshot:
         self.snapshots += 1
@@ -80,16 +74,16 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     made = Rig()
+    made.rings.limit(None)
     yield made
     made.memory.close()
 
 
 def test_to_touch_the_memory_of_a_rank_changes_nothing_that_was_written() -> None:
     """The agent touches it while the training thread writes."""
-    rig = Rig(shared=True)
+    rig = Rig()
     word = code(Op.BEGIN, rig.recorder.source(SourceKind.STAGE, "work"))
     rig.recorder.edge(word)
-    assert rig.rings is not None
     rig.rings.touch()
 
     assert rig.recorder.main.ring.read(10).codes.tolist() == [word]
@@ -97,8 +91,7 @@ def test_to_touch_the_memory_of_a_rank_changes_nothing_that_was_written() -> Non
 
 def test_the_time_of_a_run_ends_when_its_rank_says_so() -> None:
     """A rank whose run was short waits for its agent to begin: that is no time of the run."""
-    rig = Rig(shared=True)
-    assert rig.rings is not None
+    rig = Rig()
     assert rig.rings.run_clock() > rig.clock()
 
     rig.memory.ended_word[0] = rig.clock()
@@ -120,9 +113,8 @@ def test_a_turn_accounts_what_was_recorded(rig: Rig) -> None:
 
 def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
     """The steps after it are written already, and come with the next report of the rank."""
-    rig = Rig(shared=True)
+    rig = Rig()
     rings = rig.rings
-    assert rings is not None
     rig.steps(20)
     rig.end_pass()
     (thread,) = rings.threads
@@ -149,9 +141,8 @@ def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
     assert rig.loop.missed == 0
 
 
-def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn() -> None:
+def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn(rig: Rig) -> None:
     """The end waits for the loop only so long: then both would account the same edges at once."""
-    rig = Rig()
     steps, edges = 7 * SLICE_EDGES // 8, 7 * SLICE_EDGES
     rig.steps(steps)
     rig.loop.start()
@@ -164,13 +155,11 @@ def test_a_loop_that_is_stopped_leaves_a_long_backlog_to_the_last_turn() -> None
     assert left > 0
     assert (rig.loop.edges, rig.loop.missed) == (edges, 0)
     assert rig.counted() == steps - 1
-    rig.memory.close()
 
 
 @pytest.mark.parametrize(("edges", "read"), [(READ_EDGES, READ_EDGES), (READ_EDGES // 2, 0)])
-def test_many_edges_are_accounted_when_they_are_reported(edges: int, read: int) -> None:
+def test_many_edges_are_accounted_when_they_are_reported(rig: Rig, edges: int, read: int) -> None:
     """Not at the next turn: the end of the program waits for what is left. For few the next turn is soon enough."""
-    rig = Rig()
     rig.loop.start()
     rig.steps(edges // 8)
     rig.loop.wake()
@@ -181,7 +170,6 @@ def test_many_edges_are_accounted_when_they_are_reported(edges: int, read: int) 
     rig.loop.stop(5.0)
 
     assert found == read
-    rig.memory.close()
 
 
 @pytest.mark.parametrize(
@@ -218,9 +206,8 @@ def asking(rig: Rig, rings: SharedRings) -> tuple[RemoteRecording, list[int]]:
 
 def test_edges_are_read_without_a_report_where_nothing_else_has_changed() -> None:
     """The rank's service thread sleeps meanwhile: each time it wakes, training waits for the interpreter."""
-    rig = Rig(shared=True)
+    rig = Rig()
     rings = rig.rings
-    assert rings is not None
     remote, asked = asking(rig, rings)
     rig.steps(20)
     rig.loop.read_rings()
@@ -236,9 +223,8 @@ def test_edges_are_read_without_a_report_where_nothing_else_has_changed() -> Non
 
 def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
     """A compilation, a skipped update, a value: the step that it belongs to is accounted after it is known. Asked once."""
-    rig = Rig(shared=True)
+    rig = Rig()
     rings = rig.rings
-    assert rings is not None
     _, asked = asking(rig, rings)
     rig.steps(1)
     rings.limit(rig.recorder.positions(), rig.recorder.changes)
@@ -258,9 +244,8 @@ def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
 
 def test_a_rank_that_hung_and_goes_on_is_read_by_its_reports_again() -> None:
     """While it hung nothing could be asked: what was there was read."""
-    rig = Rig(shared=True)
+    rig = Rig()
     rings = rig.rings
-    assert rings is not None
     rig.steps(10)
     rings.limit(None)
     rig.loop.read_rings()
@@ -277,9 +262,8 @@ def test_a_rank_that_hung_and_goes_on_is_read_by_its_reports_again() -> None:
 
 def test_a_forked_child_adds_no_name_to_the_table_of_its_parent() -> None:
     """A worker of a loader that times a stage: its name stood where that of the parent's optimizer came to stand."""
-    rig = Rig(shared=True)
+    rig = Rig()
     rings, written = rig.rings, rig.recorder.changes
-    assert rings is not None
     child = os.fork()
     if not child:
         rig.recorder.source(SourceKind.STAGE, "decode")

@@ -9,13 +9,12 @@ import numpy as np
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.collectors.dataloader import LoaderWatch
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
 from otel_train.recording.events import Op
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from tests.support.edges import Tape
+from tests.support.flight import PrivateMemory
 from tests.support.runs import Run
 
 MS = 10**6
@@ -30,7 +29,7 @@ class TraceTimeline:
 
     def __init__(self, tape: Tape, *, state: LoaderState | None = None, sized: bool = True) -> None:
         self.run = Run().feed(tape).close(tape.now_ns)
-        recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
+        recorder = Recorder(PrivateMemory(256), clock=lambda: 0)
         self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
         self.watch = LoaderWatch(
             self.run.account, lambda: {"code": self.probe}, read_state=lambda _: state, clock=lambda: 7

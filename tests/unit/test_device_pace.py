@@ -10,13 +10,13 @@ import pytest
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.series_names import SeriesNames
 from otel_train.bottleneck.device import MIN_MEASURED_STEPS, host_bound
-from otel_train.datamodel import Anchor, Finding, Pace
+from otel_train.datamodel import Finding, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver
+from tests.support.flight import PrivateMemory
 
 MS = 10**6
 STEPS = 60
@@ -32,7 +32,7 @@ class Loop:
         self.clock = FakeClock(1000 * MS)
         self.driver = FakeDriver(self.clock)
         self.driver.used = [0]
-        self.recorder = Recorder(FlightMemory(1 << 14, Anchor(0, 0)), clock=self.clock)
+        self.recorder = Recorder(PrivateMemory(1 << 14), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.agent = AgentSide(self.timer, self.recorder)
         self.timer.poll()

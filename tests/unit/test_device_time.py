@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import FIRST_ONE_IN, MOST_EVENTS, WORTH, DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import AgentSide, FakeDriver, FakeEvent
+from tests.support.flight import PrivateMemory
 
 MS = 10**6
 
@@ -45,7 +44,7 @@ class Bench:
         self.clock = clock or FakeClock(1000 * MS)
         self.driver = FakeDriver(self.clock)
         self.driver.used = list(devices)
-        self.recorder = Recorder(FlightMemory(1 << 16, Anchor(0, 0)), clock=self.clock)
+        self.recorder = Recorder(PrivateMemory(1 << 16), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode=mode, clock=self.clock)
         self.agent = AgentSide(self.timer, self.recorder)
         self.edge = self.timer.edge
@@ -428,7 +427,7 @@ def test_a_fault_in_sync_mode_stops_at_the_timer() -> None:
 def test_where_it_is_off_the_recorder_keeps_its_own_edge() -> None:
     """Nothing is added to the hot path; without a device there is no timer."""
     clock = FakeClock()
-    recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
+    recorder = Recorder(PrivateMemory(64), clock=clock)
 
     timer = DeviceTimer(recorder, FakeDriver(clock), mode="off", clock=clock)
     timer.poll()

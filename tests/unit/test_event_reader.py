@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.datamodel import Anchor, system_clock
+from otel_train.datamodel import system_clock
 from otel_train.instrumentation import cuda_events
 from otel_train.instrumentation.cuda_events import DeviceTimer, NativeReader, PythonReader
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import RECORDS, DeviceRing, DeviceRingReader, FlightMemory, Record
+from otel_train.recording.shared_memory import RECORDS, DeviceRing, DeviceRingReader, Record
 from tests.support.device import AgentSide
 from tests.support.fake_cuda import CONTEXT, FakeCuda, compiled
+from tests.support.flight import PrivateMemory
 from tests.support.waiting import until
 
 MS = 10**6
@@ -37,7 +38,7 @@ class Loop:
 
     def __init__(self, library: Path, *, native: bool = True) -> None:
         self.driver = FakeCuda(library, native=native)
-        self.recorder = Recorder(FlightMemory(1 << 12, Anchor(0, 0)), clock=system_clock)
+        self.recorder = Recorder(PrivateMemory(1 << 12), clock=system_clock)
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=system_clock)
         self.timer.poll()
@@ -224,7 +225,7 @@ def test_without_the_extension_or_its_functions_events_are_read_in_python(
 
 def test_records_that_are_overwritten_before_they_are_read_are_counted() -> None:
     """An agent that comes back after an hour must not take new records for old ones."""
-    memory = FlightMemory(64, Anchor(0, 0)).device_ring
+    memory = PrivateMemory(64).device_ring
     ring, reader = DeviceRing(memory), DeviceRingReader(memory)
     for number in range(RECORDS + 10):
         ring.write(Record(1, number, 0, 0, number, number, (0,)))

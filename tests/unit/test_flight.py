@@ -11,12 +11,12 @@ import pytest
 from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.files import file_system
-from otel_train.recording.events import Instrumented, SourceKind
+from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import flight_in, read_flight
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory, RingEntry
+from otel_train.recording.shared_memory import RingEntry
 from otel_train.testing import FakeClock
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
 ANCHOR = Anchor(5_000, 100)
 
@@ -25,14 +25,14 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     """It is all that is left after SIGKILL."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, make=in_file(path))
+    memory = PrivateMemory(16, ANCHOR, path)
     recorder = Recorder(memory, clock=clock)
     recorder.set_identity({"run_id": "r1"})
     recorder.source(SourceKind.DATA, "code", "train")
     for code in range(1, 41):
         recorder.edge(code)
         clock.tick(1)
-    recorder.publish(7_000)
+    memory.poll(7_000)
 
     flight = read_flight(path)
 
@@ -44,21 +44,20 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     (thread,) = flight.threads
     assert thread.codes.tolist() == list(range(26, 41))
     assert thread.times.tolist() == list(range(125, 140))
-    assert thread.entry.written == 40
+    assert thread.entry.written == thread.ended == 40
     memory.close()
 
 
 def test_edges_that_the_agent_never_read_are_found_by_their_times(tmp_path: Path) -> None:
-    """The process died between two polls of the agent."""
+    """The agent died before it wrote how far it had come, 20 of 23 edges."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, make=in_file(path))
+    memory = PrivateMemory(16, ANCHOR, path)
     recorder = Recorder(memory, clock=clock)
     for code in range(1, 24):
-        if code == 21:
-            recorder.publish(7_000)
         recorder.edge(code)
         clock.tick(1)
+    memory.progress(0)[0] = 20 * EDGE_WORDS
 
     assert read_flight(path).threads[0].codes.tolist() == list(range(9, 24))
     memory.close()
@@ -68,14 +67,14 @@ def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> N
     """Of 16 edges 6 came between the two readings, and the agent read them: the 10 before are all there are, none is missing."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(64, ANCHOR, make=in_file(path))
+    memory = PrivateMemory(64, ANCHOR, path)
     recorder = Recorder(memory, clock=clock)
     contents = []
     for code in range(1, 17):
         recorder.edge(code)
         clock.tick(1)
         if code in {10, 16}:
-            recorder.publish(7_000)
+            memory.poll(7_000)
             contents.append(path.read_bytes())
     memory.close()
 
@@ -91,11 +90,12 @@ def test_a_process_that_died_before_the_first_poll_of_the_agent_is_readable(
 ) -> None:
     """The first second of a run is when most of them die."""
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     recorder = Recorder(memory, clock=clock)
     for code in range(1, edges + 1):
         recorder.edge(code)
         clock.tick(1)
+    memory.progress(0)[0] = 0
 
     found = [
         code for thread in read_flight(tmp_path / "flight.bin").threads for code in thread.codes.tolist()
@@ -107,7 +107,7 @@ def test_a_process_that_died_before_the_first_poll_of_the_agent_is_readable(
 
 def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
     """The two halves are written in turn."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     recorder = Recorder(memory, clock=FakeClock(1))
     for number in range(5):
         recorder.source(SourceKind.STAGE, f"stage {number}")
@@ -120,7 +120,7 @@ def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
 
 def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     """Half a table is worse than an older one."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     memory.write_names({"sources": [[0, "code", ""]]})
     memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
 
@@ -130,7 +130,7 @@ def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
 
 def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
     """The place in the directory is fixed."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     memory.write_entry(0, RingEntry(1, 42, 0, "é" * 100))
 
     (thread,) = read_flight(tmp_path / "flight.bin").threads
@@ -166,7 +166,7 @@ def test_a_number_out_of_its_range_is_refused_by_name(
     tmp_path: Path, offset: int, value: int, said: str
 ) -> None:
     """A file may come from anywhere; what reads it computes with every one of these."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     memory.close()
     with (tmp_path / "flight.bin").open("r+b") as file:
         file.seek(offset)
@@ -190,7 +190,7 @@ def test_a_number_out_of_its_range_is_refused_by_name(
 )
 def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) -> None:
     """Codes that point into it would name the wrong stage."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     memory.write_names(names)
     memory.close()
 
@@ -200,7 +200,7 @@ def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) ->
 
 def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) -> None:
     """Who wrote a file is for people; it hides no step."""
-    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(16, ANCHOR, tmp_path / "flight.bin")
     memory.write_names(
         {"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}}
     )

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.accounting.types import NOTHING, StageCalls
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from otel_train.trackers.schedule import HeldOperations, calls_of
+from tests.support.flight import PrivateMemory
 
 
 class Bench:
@@ -26,7 +25,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = FakeClock(1_000)
-        self.recorder = Recorder(FlightMemory(1 << 8, Anchor(0, 0)), clock=self.clock)
+        self.recorder = Recorder(PrivateMemory(1 << 8), clock=self.clock)
         self.timers = Timers(self.recorder, self.clock)
 
     def lasted(self) -> list[tuple[str, int]]:

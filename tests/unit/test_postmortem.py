@@ -15,21 +15,19 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
 VICTIM = """
 import sys, time
 from pathlib import Path
 from otel_train.datamodel import Anchor, system_clock
 from otel_train.recording.events import Op, SourceKind, code
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.recording.recorder import Recorder
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
-memory = FlightMemory(4096, Anchor.now(), make=in_file(Path(sys.argv[1]) / "flight.bin"))
+memory = PrivateMemory(4096, Anchor.now(), Path(sys.argv[1]) / "flight.bin")
 recorder = Recorder(memory, clock=system_clock)
 recorder.set_identity({"run_id": "r1", "rank": 3, "attempt": 2, "started_unix_ns": time.time_ns()})
 data = recorder.source(SourceKind.DATA, "code")
@@ -74,9 +72,9 @@ def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Pat
     json.dumps(dead)
 
 
-def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[FlightMemory, Recorder]:
+def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[PrivateMemory, Recorder]:
     """A flight file under construction, started at the Unix time 1000 s."""
-    memory = FlightMemory(edges, Anchor(1000 * 10**9, clock()), make=in_file(folder / "flight.bin"))
+    memory = PrivateMemory(edges, Anchor(1000 * 10**9, clock()), folder / "flight.bin")
     return memory, Recorder(memory, clock=clock)
 
 
@@ -86,7 +84,7 @@ def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None
     memory, recorder = flight_of(tmp_path, clock)
     loader = recorder.source(SourceKind.DATA, "code")
     recorder.edge(code(Op.BEGIN, loader))
-    recorder.publish(1030 * 10**9)
+    memory.poll(1030 * 10**9)
 
     (stage,) = read_postmortem(tmp_path)["open"]
 
@@ -106,7 +104,7 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
             recorder.edge(code(Op.BEGIN, source))
             clock.tick(5)
             recorder.edge(code(Op.END, source))
-    recorder.publish(1001 * 10**9)
+    memory.poll(1001 * 10**9)
     by_itself = read_postmortem(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"steps": {"train": 100}, "state": "killed"}))
 
@@ -147,7 +145,7 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
     clock = FakeClock(1000)
     memory, recorder = flight_of(tmp_path, clock)
     recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
-    recorder.publish(1001 * 10**9)
+    memory.poll(1001 * 10**9)
     whole = (tmp_path / "flight.bin").read_bytes()
     (tmp_path / "flight.bin").write_bytes(whole[: 300 * 1024])
 
@@ -160,7 +158,7 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
 def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path) -> None:
     """No ask had closed it: counted as closed, its rank would look further than those that waited for it."""
     clock = FakeClock(1)
-    memory = FlightMemory(1 << 12, Anchor(10**18, 0), make=in_file(tmp_path / "flight.bin"))
+    memory = PrivateMemory(1 << 12, Anchor(10**18, 0), tmp_path / "flight.bin")
     recorder = Recorder(memory, clock=clock)
     data, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
     steps = {}

@@ -11,9 +11,8 @@ from otel_train.datamodel import Anchor
 from otel_train.exporters.run_directory import down_s
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 
 NS_PER_S = 10**9
 STARTED_NS = 1000 * NS_PER_S
@@ -22,13 +21,13 @@ STARTED_NS = 1000 * NS_PER_S
 def leave_flight(folder: Path, name: str, *, last_edge_s: float | None) -> None:
     """The flight file of an attempt that began at 1000 s, with one last edge so many seconds later."""
     clock = FakeClock()
-    memory = FlightMemory(1 << 12, Anchor(STARTED_NS, clock()), make=in_file(folder / name))
+    memory = PrivateMemory(1 << 12, Anchor(STARTED_NS, clock()), folder / name)
     recorder = Recorder(memory, clock=clock, in_backward=lambda: False)
     if last_edge_s is not None:
         source = recorder.source(SourceKind.STAGE, "work")
         clock.tick(s=last_edge_s)
         recorder.edge(code(Op.BEGIN, source))
-    recorder.publish(STARTED_NS)
+    memory.poll(STARTED_NS)
     recorder.release_memory()
     memory.close()
 

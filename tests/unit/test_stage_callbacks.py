@@ -9,13 +9,12 @@ from collections.abc import Callable
 import pytest
 
 import otel_train
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
+from tests.support.flight import PrivateMemory
 
 MS = 1_000_000
 
@@ -25,7 +24,7 @@ class Bench:
 
     def __init__(self, edges: int = 1 << 10) -> None:
         self.clock = FakeClock(1_000)
-        self.recorder = Recorder(FlightMemory(edges, Anchor(0, 0)), clock=self.clock)
+        self.recorder = Recorder(PrivateMemory(edges), clock=self.clock)
         self.hooks = StageCallbacks(self.recorder)
         self.last = LastBatch(self.recorder)
         self.called: list[str] = []

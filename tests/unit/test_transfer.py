@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from otel_train.datamodel import Anchor
 from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.instrumentation.stages import StageRecorder
 from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
+from tests.support.flight import PrivateMemory
 
 torch = pytest.importorskip("torch")
 
@@ -36,7 +35,7 @@ class Bench:
         self.clock = FakeClock()
         self.driver = FakeDriver(self.clock)
         self.driver.used = list(used)
-        self.recorder = Recorder(FlightMemory(1 << 12, Anchor(0, 0)), clock=lambda: self.clock.tick(1))
+        self.recorder = Recorder(PrivateMemory(1 << 12), clock=lambda: self.clock.tick(1))
         self.probe = TransferProbe(self.recorder, self.driver, find_torch=find_torch)
         self.probe.poll()
 

@@ -24,13 +24,12 @@ from otel_train.errors import ConfigError
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import FlightMemory
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.liveness import QUIET_S, Heartbeat, heartbeat_of, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
 from otel_train.ui.server import address_of, has_screen, listen, served
-from tests.support.flight import in_file
+from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
 from tests.support.slow_clients import trickling
 from tests.unit.test_report import metrics_line
@@ -48,8 +47,8 @@ class Training:
         (self.run / "rank0").mkdir(parents=True)
         (self.run / "run.json").write_text(json.dumps({"run_id": "r1", "host": HERE}))
         self.clock = FakeClock(1000)
-        self._memory = FlightMemory(
-            edges, Anchor(START_S * 10**9, self.clock()), make=in_file(self.run / "rank0/flight.bin")
+        self._memory = PrivateMemory(
+            edges, Anchor(START_S * 10**9, self.clock()), self.run / "rank0/flight.bin"
         )
         self._recorder = Recorder(self._memory, clock=self.clock)
         self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0})
@@ -71,7 +70,7 @@ class Training:
                 self._recorder.edge(code(Op.END, self.sources[stage]))
 
     def heartbeat(self) -> None:
-        self._recorder.publish(int(self.now_s * 1e9))
+        self._memory.poll(int(self.now_s * 1e9))
 
     def close(self) -> None:
         self._recorder.release_memory()
