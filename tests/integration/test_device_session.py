@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train import catalog as c
+from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import ExportLoop, PeriodicTask
 from otel_train.aggregation.spans import SamplingRules
 from otel_train.datamodel import Anchor, Snapshot, system_clock
@@ -81,16 +82,18 @@ class InstrumentedTraining:
 
     def __init__(self, model: Any, loader: Any) -> None:
         anchor = Anchor.now()
-        self.recorder = Recorder(PrivateMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
+        memory = PrivateMemory(1 << 14, anchor)
+        self.recorder = Recorder(memory, clock=system_clock, in_backward=in_backward)
         self.timer = time_devices(self.recorder, HostDriver(), "events")
         self.agent = AgentSide(self.timer, self.recorder)
         self.timer.steps.one_in = 1
         # The first five steps are kept, and no slow one: other programs slow steps down.
         self.run = run_state(anchor, rules=SamplingRules(5, 0, 1e9, 100.0, 100))
+        rings = SharedRings(memory.map)
+        rings.limit(None)
         self.loop = ExportLoop(
-            self.recorder,  # type: ignore[arg-type]  # as the agent's SharedRings
-            self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, every_s=0.01,
-        )  # fmt: skip
+            rings, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, every_s=0.01
+        )
         self.kept = Kept()
         self.guards = Guard("kept"), Guard("device time")
         self.loop.routes.append(ExportRoute(self.kept, self.guards[0], 0.0))
