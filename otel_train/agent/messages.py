@@ -170,7 +170,7 @@ class RankState:
         taken: bytes taken on them, as their driver says.
         hardware: name and UUID of each.
         spent_ns: nanoseconds of the training thread on device events.
-        dropped: logged values, readings and operations that exceeded a queue.
+        dropped: logged values, readings and operations that exceeded a queue, and events of threads without a ring.
         datasets: by loader: what identifies its dataset, and its bytes.
         trackers: there may be one to log to.
         listened: there is, or was, one that listens.

@@ -267,7 +267,7 @@ class ReportBuilder:
             hardware=self._hardware,
             copied_to_host=recording.transfers.copied_to_host(),
             spent_ns=recording.devices.spent_ns,
-            dropped=recording.values.dropped + recording.devices.dropped + recording.timers.dropped,
+            dropped=recording.dropped,
             faults=self._faults(),
             datasets=self._datasets,
             caches=self._caches.read() if listened else {},

@@ -95,6 +95,12 @@ class InstrumentationManager:
         """Sampled overhead on the training thread, in nanoseconds."""
         return self.recorder.spent_ns + self.devices.spent_ns
 
+    @property
+    def dropped(self) -> int:
+        """Logged values, readings and operations that exceeded a queue, and events of threads without a ring."""
+        queued = self.values.dropped + self.devices.dropped + self.timers.dropped
+        return queued + self.recorder.unread
+
     def begin(self) -> None:
         """Activates the public functions, and instruments torch and JAX if they are loaded."""
         active_session.stages, active_session.timers = self.stages, self.timers

@@ -85,6 +85,7 @@ class Recorder:
         self._changes = memory.changes_word
         self._change_numbers = itertools.count(1)
         self._is_full = False
+        self._unread = 0
         self.main = self._add_ring(threading.current_thread().name, slot=0)
         self._write_entry(self.main)
         self.edge: Callable[[int], None] = self.main.ring.edge
@@ -143,6 +144,12 @@ class Recorder:
         """Nanoseconds that recording took of the threads of now; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))
 
+    @property
+    def unread(self) -> int:
+        """Edges that nothing reads: of threads for which the shared memory has no ring."""
+        with self._lock:
+            return self._unread + sum(thread.ring.written for thread in self.threads if thread.slot < 0)
+
     def has_own_ring(self) -> bool:
         """Returns whether the calling thread, which is not the one that made the recorder, has written before."""
         return hasattr(self._local, "edge")
@@ -185,9 +192,8 @@ class Recorder:
 
     def _add_calling_thread(self) -> Callable[[int], None]:
         with self._lock:
-            if not self._free_slots:  # rings that the agent has read to their end
-                self._free_slots.extend(self._memory.free_entries())
-                self.threads = [thread for thread in self.threads if thread.slot not in self._free_slots]
+            if not self._free_slots:
+                self._forget_threads()
             slot = self._free_slots.popleft() if self._free_slots else -1
             thread = self._add_ring(threading.current_thread().name, slot=slot)
             thread.engine = self._in_backward() and thread.name.startswith("Dummy")
@@ -197,6 +203,15 @@ class Recorder:
         self._local.lifetime = lifetime
         self._local.edge = thread.ring.edge
         return thread.ring.edge
+
+    def _forget_threads(self) -> None:
+        """Takes the rings back that the agent has read to their end, and drops those in plain memory whose thread is over."""
+        self._free_slots.extend(self._memory.free_entries())
+        lost = [thread for thread in self.threads if thread.slot < 0 and thread.ended]
+        self._unread += sum(thread.ring.written for thread in lost)
+        self.threads = [
+            each for each in self.threads if each not in lost and each.slot not in self._free_slots
+        ]
 
     def _end_thread(self, thread: ThreadRing) -> None:
         thread.ended = True
