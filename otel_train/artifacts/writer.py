@@ -28,6 +28,8 @@ from otel_train.files import (
     replacing,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX
+from otel_train.rundata.files import mapping
+from otel_train.rundata.metrics_history import all_points, values_of
 from otel_train.rundata.run import RunReader, read_run
 from otel_train.safety import Guard
 
@@ -66,8 +68,7 @@ def config(left: RunReader) -> dict[str, Any]:
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``run.json`` with secret settings reduced to whether they are set. Settings are always an object."""
-    settings = about.get("settings")
-    settings = dict(settings) if isinstance(settings, dict) else {}
+    settings = mapping(about.get("settings"))
     hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
     return {**about, "settings": {**settings, **hidden}}
 
@@ -91,30 +92,19 @@ def metrics(left: RunReader) -> dict[str, Any]:
 
 
 def _metric_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    groups = (scope for group in _list(line, "resourceMetrics") for scope in _list(group, "scopeMetrics"))
-    for metric in (metric for scope in groups for metric in _list(scope, "metrics")):
-        kind = next((kind for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric), "")
-        for point in _list(metric.get(kind), "dataPoints"):
-            row = {
-                "name": str(metric.get("name")),
-                "unit": str(metric.get("unit", "")),
-                "kind": "histogram" if kind == "exponentialHistogram" else kind,
-                "attributes": {
-                    str(item.get("key")): next(iter(item.get("value", {"": None}).values()), None)
-                    for item in _list(point, "attributes")
-                },
-                "at": (number(point.get("timeUnixNano")) or 0) / NS_PER_S,
-            }
-            if kind == "exponentialHistogram":
-                row |= {name: number(point.get(name)) for name in ("count", "sum", "min", "max")}
-            else:
-                row["value"] = number(point.get("asDouble"))
-            yield row
-
-
-def _list(owner: object, key: str) -> list[dict[str, Any]]:
-    found = owner.get(key) if isinstance(owner, dict) else None
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    for metric, kind, point in all_points(line):
+        row = {
+            "name": metric["name"],
+            "unit": metric.get("unit", ""),
+            "kind": "histogram" if kind == "exponentialHistogram" else kind,
+            "attributes": values_of(point),
+            "at": int(point.get("timeUnixNano", 0)) / NS_PER_S,
+        }
+        if kind == "exponentialHistogram":
+            row |= {name: number(point.get(name)) for name in ("count", "sum", "min", "max")}
+        else:
+            row["value"] = number(point["asDouble"])
+        yield row
 
 
 def number(value: object) -> float | int | None:
@@ -138,18 +128,10 @@ def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
     """
     timeline = left.timeline
     if left.summary and (timeline is None or not timeline.whole or left.ended):
-        rows, source = _list(left.summary, "stages"), "summary.json"
+        rows, source = left.summary.get("stages", []), "summary.json"
     else:
         rows, source = timeline.totals() if timeline is not None else [], "flight.bin"
-    return source, [
-        {key: str(row.get(key) or "") for key in WORDS} | {key: number(row.get(key)) for key in _NUMBERS}
-        for row in map(_with_mean, rows)
-    ]
-
-
-def _with_mean(row: dict[str, Any]) -> dict[str, Any]:
-    count, seconds = number(row.get("count")), number(row.get("inclusive_seconds"))
-    return {"avg": seconds / count, **row} if count and seconds is not None else row
+    return source, [{key: row.get(key) for key in (*WORDS, *_NUMBERS)} for row in rows]
 
 
 def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -157,16 +139,14 @@ def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     timeline = left.timeline
     if timeline is None or not len(timeline):
         return [], []
-    first, first_epoch = first_step(left), _first_epoch(left)
-    names = [name for place, name in enumerate(timeline.stages) if timeline.selves_ns[:, place].any()]
-    places = [timeline.stages.index(name) for name in names]
+    first, first_epoch = timeline.first_step(left.summary) or 0, _first_epoch(left.summary, timeline)
     per_step = [
         {
             "step": first + row,
             "epoch": first_epoch + int(timeline.epoch[row]),
             "ended_unix_s": timeline.unix_s(int(timeline.ended_ns[row])),
             "seconds": int(timeline.duration_ns[row]) / NS_PER_S,
-            "stages": _seconds_by_name(names, timeline.selves_ns[row, places].tolist()),
+            "stages": timeline.stages_s(timeline.selves_ns[row]),
         }
         for row in range(max(0, len(timeline) - MOST_STEPS), len(timeline))
     ]
@@ -178,34 +158,19 @@ def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 "epoch": first_epoch + epoch,
                 "steps": int(np.count_nonzero(mine)),
                 "seconds": int(timeline.duration_ns[mine].sum()) / NS_PER_S,
-                "stages": _seconds_by_name(names, timeline.selves_ns[mine][:, places].sum(axis=0).tolist()),
+                "stages": timeline.stages_s(timeline.selves_ns[mine].sum(axis=0)),
                 "whole": place > 0 or timeline.whole,
             }
         )
     return per_step, per_epoch
 
 
-def _seconds_by_name(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str, float]:
-    return {name: ns / NS_PER_S for name, ns in zip(names, spent_ns, strict=True) if ns}
-
-
-def first_step(left: RunReader) -> int:
-    """Returns the number of the first step on file: counted back from the summary where the file begins later."""
-    timeline = left.timeline
-    if timeline is None or timeline.whole:
-        return 0
-    counted = number((left.summary.get("steps") or {}).get("train"))
-    return max(0, int(counted) - len(timeline)) if counted is not None else 0
-
-
-def _first_epoch(left: RunReader) -> int:
+def _first_epoch(summary: Mapping[str, Any], timeline: Timeline) -> int:
     """Returns the number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
-    timeline = left.timeline
-    if timeline is None or timeline.whole or timeline.marked:
-        return 0 if timeline is not None and timeline.marked else 1
-    row = next((row for row in _list(left.summary, "loaders") if row.get("loader") == timeline.loader), {})
-    endings = row.get("endings")
-    ended = sum(int(number(count) or 0) for count in endings.values()) if isinstance(endings, dict) else 0
+    if timeline.whole or timeline.marked:
+        return 0 if timeline.marked else 1
+    endings = (row["endings"] for row in summary.get("loaders", ()) if row["loader"] == timeline.loader)
+    ended = int(sum(next(endings, {}).values()))
     return 1 + max(0, ended - timeline.passes - 1)
 
 
@@ -342,9 +307,9 @@ def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
 def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
     timeline = left.timeline
-    steps = left.summary.get("steps")
+    steps = left.summary.get("steps", {})
     if not left.ended and timeline is not None and timeline.whole:
-        steps = {**(steps if isinstance(steps, dict) else {}), "train": len(timeline)}
+        steps = {**steps, "train": len(timeline)}
     known = {key: value for key, value in left.summary.items() if key not in ("schema", "stages", "steps")}
     return {
         "schema": schema("profiler_summary"),
@@ -352,7 +317,7 @@ def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any
         "state": None,
         **known,
         "ended": left.ended,
-        "steps": steps or {},
+        "steps": steps,
         "stages": rows,
         "capture": capture,
     }
@@ -408,7 +373,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenAr
     if timeline is None or not len(timeline):
         written.leave_out(TRACE, "there is no capture, and no step on file to make it from")
         return
-    replace_json(written.folder / TRACE, _from_stages(left, timeline, first_step(left)))
+    replace_json(written.folder / TRACE, _from_stages(left, timeline))
     written.put(TRACE)
 
 
@@ -486,9 +451,9 @@ def _unpack(capture: Path, target: Path) -> None:
         sink.write(b"}" if bare else b"")
 
 
-def _from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, Any]:
-    """Returns the last steps and the calls in them, one track each; ``first`` is the number of the first step on file."""
-    begin = max(0, len(timeline) - LAST_STEPS)
+def _from_stages(left: RunReader, timeline: Timeline) -> dict[str, Any]:
+    """Returns the last steps and the calls in them, one track each."""
+    first, begin = timeline.first_step(left.summary) or 0, max(0, len(timeline) - LAST_STEPS)
     origin_ns = int(timeline.started_ns[begin])
     events = [
         _track_name("process_name", 0, f"rank {left.rank}"),

@@ -15,7 +15,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
-from otel_train.rundata.files import FLIGHT, SUMMARY, current_document, mapping
+from otel_train.rundata.files import FLIGHT, SUMMARY, current_document, mapping, number
 from otel_train.rundata.liveness import is_running
 from otel_train.rundata.schemas import checked
 
@@ -89,22 +89,23 @@ def timeline_of(path: Path) -> Timeline | None:
     Raises:
         RunDirectoryError: the file cannot be read.
     """
-    return FlightHistory(read_flight(path)).timeline()
+    return FlightHistory(read_flight(path)).timeline
 
 
 class FlightHistory:
-    """What the threads in a flight file did, with the names of sources and Unix time."""
+    """What the threads in a flight file did, with the names of sources and Unix time.
+
+    Attributes:
+        timeline: of the thread that trains; None if no thread has written anything.
+    """
 
     def __init__(self, flight: Flight) -> None:
         self._flight, self._sources = flight, flight.sources
         known = SourceTable().extend(flight.sources)
         self._threads = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
         self._main = max(self._threads, key=lambda each: (each.steps, len(each.thread.times)), default=None)
-
-    def timeline(self) -> Timeline | None:
-        """Returns the timeline of the thread that trains; None if no thread has written anything."""
-        offset_ns = self._flight.anchor_unix_ns - self._flight.anchor_clock_ns
-        return None if self._main is None else Timeline(self._main, self._sources, offset_ns)
+        self._offset_ns = flight.anchor_unix_ns - flight.anchor_clock_ns
+        self.timeline = None if self._main is None else Timeline(self._main, self._sources, self._offset_ns)
 
     def postmortem(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the result of ``read_postmortem``, with the last summary, which may be empty."""
@@ -132,57 +133,44 @@ class FlightHistory:
             "threads": [self._thread(history) for history in self._threads],
             "warnings": warnings,
         }
-        if main is None:
+        if main is None or self.timeline is None:
             warnings.append("No thread has written an edge yet.")
         else:
-            self._add_steps_to(report, main, _closed_before(main, summary, warnings))
+            self._add_steps_to(report, main, self.timeline, _closed_before(self.timeline, summary, warnings))
         return report
 
-    def _add_steps_to(self, report: dict[str, Any], main: ThreadHistory, first: int) -> None:
+    def _add_steps_to(
+        self, report: dict[str, Any], main: ThreadHistory, timeline: Timeline, first: int
+    ) -> None:
         """Adds the last closed steps and the step at the end: the open one, else the last closed."""
         # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
         ending = report["after"] == "optimizer" and not main.open
         report["step"] = first + main.steps - ending
-        recent = report["recent_steps"] = self._recent_steps(main, first)
+        recent = report["recent_steps"] = [
+            {
+                "index": first + row,
+                "duration_s": int(timeline.duration_ns[row]) / NS_PER_S,
+                "stages": timeline.stages_s(timeline.selves_ns[row]),
+            }
+            for row in range(max(0, main.steps - RECENT_STEPS), main.steps)
+        ]
         if main.started_ns >= 0:
-            begun, until = self._unix_s(main.started_ns), report["last_edge_unix_s"]
-            lasted_s = max(0.0, until - begun) if begun is not None else None
-            index = first + main.steps
+            begun, until = timeline.unix_s(main.started_ns), report["last_edge_unix_s"]
+            index, lasted_s = first + main.steps, max(0.0, until - begun)
         elif recent:
-            begun = self._unix_s(int(main.closed.steps.started_ns[trained(main.closed)][-1]))
+            begun = timeline.unix_s(int(timeline.started_ns[-1]))
             index, lasted_s = recent[-1]["index"], recent[-1]["duration_s"]
         else:
             return
         report["last_step"] = {"index": index, "started_unix_s": begun, "duration_s": lasted_s}
 
-    def _recent_steps(self, history: ThreadHistory, first: int) -> list[dict[str, Any]]:
-        """Returns the last closed training steps with the self time of their stages; ``first``: number of the first on file."""
-        part = history.closed
-        selves: dict[int, dict[str, int]] = {}
-        times = part.times
-        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
-            name = self._sources[owner].stage if owner >= 0 else OTHER
-            stages = selves.setdefault(row, {})
-            stages[name] = stages.get(name, 0) + ns
-        return [
-            {
-                "index": index,
-                "duration_s": int(part.steps.duration_ns[row]) / NS_PER_S,
-                "stages": {name: ns / NS_PER_S for name, ns in selves.get(row, {}).items()},
-            }
-            for index, row in list(enumerate(np.flatnonzero(trained(part)).tolist(), first))[-RECENT_STEPS:]
-        ]
-
     def _unix_s(self, clock_ns: int | None) -> float | None:
-        if clock_ns is None:
-            return None
-        return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / NS_PER_S
+        return None if clock_ns is None else (clock_ns + self._offset_ns) / NS_PER_S
 
     def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
         """Returns the stages that had not ended, outermost first."""
         begun = [self._sources[entry.source] for entry in history.open]
-        turn_ns = self._flight.polled_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
-        last_sign_ns = max(turn_ns, int(history.thread.times[-1]))
+        last_sign_ns = max(self._flight.polled_unix_ns - self._offset_ns, int(history.thread.times[-1]))
         batches = history.closed.batches
         loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the batch in work
         return [
@@ -213,19 +201,17 @@ class FlightHistory:
         }
 
 
-def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], warnings: list[str]) -> int:
+def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: list[str]) -> int:
     """Returns the number of the first step on file."""
-    overwritten = main.thread.entry.written > len(main.thread.times) + 1
-    if not overwritten:
-        return 0
-    counted = mapping(summary.get("steps")).get("train")
-    if isinstance(counted, int) and counted >= main.steps:
-        warnings.append(
-            "The file no longer holds the first steps: steps are numbered back from summary.json."
+    first = timeline.first_step(summary)
+    if not timeline.whole:
+        how = (
+            "step 0 is the first that it holds"
+            if first is None
+            else "steps are numbered back from summary.json"
         )
-        return counted - main.steps
-    warnings.append("The file no longer holds the first steps: step 0 is the first that it holds.")
-    return 0
+        warnings.append(f"The file no longer holds the first steps: {how}.")
+    return first or 0
 
 
 def _seconds(unix_ns: object) -> float | None:
@@ -293,6 +279,17 @@ class Timeline:
         """Returns an instant of the monotonic clock as Unix time."""
         return (clock_ns + self._offset_ns) / NS_PER_S
 
+    def first_step(self, summary: Mapping[str, Any]) -> int | None:
+        """Returns the number of the first step on file; None where the file begins later, and the summary counts no more steps."""
+        if self.whole:
+            return 0
+        counted = number(mapping(summary.get("steps")).get("train"))
+        return int(counted) - len(self) if counted is not None and counted >= len(self) else None
+
+    def stages_s(self, selves_ns: Ints) -> dict[str, float]:
+        """Returns a row of ``selves_ns``, or a sum of rows, in seconds by stage."""
+        return {name: ns / NS_PER_S for name, ns in zip(self.stages, selves_ns.tolist(), strict=True) if ns}
+
     def totals(self) -> list[dict[str, Any]]:
         """Returns one row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
@@ -311,6 +308,7 @@ class Timeline:
         for row in rows.values():
             row["self_seconds"] /= NS_PER_S
             row["inclusive_seconds"] /= NS_PER_S
+            row["avg"] = row["inclusive_seconds"] / row["count"] if row["count"] else None
             if row["stage"] == OTHER:
                 row["count"] = row["inclusive_seconds"] = None
         return sorted(rows.values(), key=itemgetter("phase", "loader", "stage", "model"))

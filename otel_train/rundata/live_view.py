@@ -97,7 +97,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_tail_of, flight.threads)))
         history = FlightHistory(recent)
-        postmortem, timeline = history.postmortem(summary), history.timeline()
+        postmortem, timeline = history.postmortem(summary), history.timeline
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     heartbeat = heartbeat_of(path)

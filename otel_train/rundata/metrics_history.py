@@ -34,14 +34,20 @@ def values_of(owner: Mapping[str, Any]) -> dict[str, Any]:
     return {item["key"]: next(iter(item["value"].values())) for item in owner["attributes"]}
 
 
-def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yields points of a metric, each with its attributes."""
+def all_points(line: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """Yields every point with its metric and the kind of that: sum, gauge or exponentialHistogram."""
     for group in line["resourceMetrics"]:
         for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
-            if metric["name"] == name:
-                kinds = ("sum", "gauge", "exponentialHistogram")
-                for point in next(metric[kind] for kind in kinds if kind in metric)["dataPoints"]:
-                    yield values_of(point), point
+            kind = next(kind for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric)
+            for point in metric[kind]["dataPoints"]:
+                yield metric, kind, point
+
+
+def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields points of a metric, each with its attributes."""
+    for metric, _, point in all_points(line):
+        if metric["name"] == name:
+            yield values_of(point), point
 
 
 def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
