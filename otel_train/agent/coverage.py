@@ -11,7 +11,7 @@ from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Iterable
 
     from otel_train.agent.messages import RankState
     from otel_train.aggregation.run_state import RunState
@@ -57,7 +57,7 @@ _HOST_TIME = "Host time is measured as everywhere: a call that only queues work 
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
 
-_OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
+_OF_JAX = {SourceKind.WHOLE, SourceKind.OPTIMIZER}
 
 _log = logging.getLogger("otel_train")
 
@@ -77,8 +77,9 @@ def instrumentation_gaps(
     stages = {stage for stage, _ in seen}
     trained = any(key.stage == "backward" and key.phase == "train" for key in keys)
     # In a program of JAX, forward and backward are inside what is timed.
-    whole = WAIT in stages or any(source.kind is SourceKind.WHOLE for source in totals.names.sources)
-    listed = any(source.kind is SourceKind.DATA for source in totals.names.sources)
+    kinds = {source.kind for source in totals.names.sources}
+    whole = WAIT in stages or SourceKind.WHOLE in kinds
+    listed = SourceKind.DATA in kinds
     read = bool(run.loader_threads) or any(phase == TRAIN for _, phase in totals.batches)
     updated = totals.updates >= UPDATES_WITHOUT_FORWARD
     busy = updated or trained
@@ -89,9 +90,10 @@ def instrumentation_gaps(
         found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
     if updated and "backward" not in stages and not whole:
         found.append(_gap("stage", "backward", _NO_BACKWARD, "never_seen"))
-    if state.modules == {"torch"} and not (stages or whole or _is_hooked(run)):
+    if state.modules == {"torch"} and not (stages or whole or SourceKind.BACKWARD in kinds):
         found.append(_gap("loop", "torch", _TORCH_LATER, "never_seen"))
-    if _is_jax(run, stages, state.modules) and _has_no_step(run, stages):
+    jax = run.compiles.jax.functions or WAIT in stages or state.modules == {"jax"}
+    if jax and _has_no_step(run, stages, kinds):
         described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
         found.append(_gap(*JAX_STEP, missing_step_reason(described, loader=not listed), "unhooked"))
     if run.step_source is StepSource.BACKWARD and trained and not totals.updates:
@@ -129,21 +131,10 @@ class CoverageReporter:
                 self._log("not observed: %s %s: %s", gap["what"], gap["name"], gap["reason"])
 
 
-def _is_hooked(run: RunState) -> bool:
-    return any(source.kind is SourceKind.BACKWARD for source in run.totals.names.sources)
-
-
-def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:
-    """Returns whether the program computes with JAX, as far as known."""
-    return bool(run.compiles.jax.functions) or WAIT in stages or ("jax" in loaded and "torch" not in loaded)
-
-
-def _has_no_step(run: RunState, stages: set[str]) -> bool:
+def _has_no_step(run: RunState, stages: set[str], kinds: set[SourceKind]) -> bool:
     """Returns whether no step of JAX or torch was observed."""
-    if run.totals.updates or stages & {"forward", "backward"}:
-        return False
-    updating = any(source.kind in _OF_JAX for source in run.totals.names.sources)
-    return not updating and run.step_source in (StepSource.UNDECIDED, StepSource.BATCH)
+    seen = run.totals.updates or stages & {"forward", "backward"} or kinds & _OF_JAX
+    return not seen and run.step_source in (StepSource.UNDECIDED, StepSource.BATCH)
 
 
 def _models(models: Iterable[str], seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
