@@ -288,15 +288,11 @@ class FlightCopy:
         if written < before:  # another thread has the ring
             before = 0
         first = max(before, written - size)
-        if written - first >= size:
-            self._write(offset, offset + size * WORD)
-        else:
-            start, stop = first % size, written % size
-            if start < stop:
-                self._write(offset + start * WORD, offset + stop * WORD)
-            elif first < written:
-                self._write(offset + start * WORD, offset + size * WORD)
-                self._write(offset, offset + stop * WORD)
+        while first < written:
+            start = first % size
+            stop = min(size, start + written - first)
+            self._write(offset + start * WORD, offset + stop * WORD)
+            first += stop - start
         self._saved[slot] = written
 
     def _write(self, start: int, stop: int) -> None:
