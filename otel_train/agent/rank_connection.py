@@ -140,7 +140,9 @@ class RankConnection:
         self._worker.join(ANSWER_S)  # the last answer is on its way
         if self._assumed:
             self._correct()
-        self._deliver()
+        self._launcher.closed()
+        self.exporters.close(self._deliver_s)
+        self._channel.close()
 
     def _is_cut_off(self) -> bool:
         """Returns whether the rank records without a connection: its program has closed all descriptors that it does not know."""
@@ -197,14 +199,13 @@ class RankConnection:
             self._channel.take_response(message)
 
     def _assume(self, assumed: bool) -> None:  # noqa: FBT001 - a message
-        """Returns whether the kernel may still say that the rank ended otherwise."""
+        """Records whether the kernel may still say that the rank ended otherwise."""
         self._assumed = assumed and self._process >= 0 and self.info.pid != os.getpid()
 
     # -- what the rank asks ----------------------------------------------------------------------
 
     def _answer_all(self) -> None:
         while (ask := self._asked.get()) is not None:
-            answer = Response(ask.number, None)
             try:
                 answer = Response(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
             except Exception as error:  # noqa: BLE001 - said to the rank
@@ -248,7 +249,9 @@ class RankConnection:
         self.service.run.captures.active = active
 
     def _do_hand_over(self) -> None:
-        self.service.hand_over()
+        with self.loop.up_to_date(self._hello.config.exit_timeout_s / 2) as done:
+            if done:
+                self.service.tracking.hand_over()
 
     def _do_request_done(self) -> None:
         self._captures.request_done()
@@ -341,9 +344,3 @@ class RankConnection:
         path = self.exporters.rank_folder
         if path is not None and not has_said:
             self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
-
-    def _deliver(self) -> None:
-        """Sends pending requests, or leaves them in the spool."""
-        self._launcher.closed()
-        self.exporters.close(self._deliver_s)
-        self._channel.close()

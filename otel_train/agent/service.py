@@ -64,8 +64,6 @@ GIL_RELEASE_S = 50e-6
 """An agent in a thread of the training process sleeps this long after it has held the GIL for so many nanoseconds: a thread
 that waits takes it. Python itself lets go every 5 ms."""
 
-_READ = -1
-
 
 def gil_release(clock: Clock) -> Callable[[], None]:
     """Returns a function that sleeps for a moment where ``MAX_GIL_HOLD_NS`` have passed since it last did."""
@@ -94,6 +92,12 @@ class PeriodicTask(NamedTuple):
     do: Callable[[], None]
     guard: Guard
     every_s: float
+
+
+def _do(task: PeriodicTask) -> None:
+    if not task.guard.closed:
+        with task.guard:
+            task.do()
 
 
 class ExportLoop:
@@ -126,7 +130,7 @@ class ExportLoop:
         self._snapshot = snapshot
         self._clock = clock
         self._every_s = every_s
-        self._due: dict[int, int] = {}
+        self._due: dict[int, int] = {}  # by identity of a task, of a route, or of the rings
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._counted = time.monotonic(), 0  # when, and edges written by then
         self._edges_per_s = 0.0
@@ -161,14 +165,13 @@ class ExportLoop:
     def run_once(self, *, final: bool = False) -> None:
         """Runs one round: read, account, export. Tests call it directly."""
         self._recorder.publish(time.time_ns())
-        if self._is_full() or self._is_due(_READ, READ_INTERVAL_S):
+        if self._is_full() or self._is_due(self._recorder, READ_INTERVAL_S):
             self.read_rings()
         if self._is_abandoned():
             return
-        for number, task in enumerate(self.tasks):
-            if (final or self._is_due(_READ - 1 - number, task.every_s)) and not task.guard.closed:
-                with task.guard:
-                    task.do()
+        for task in self.tasks:
+            if final or self._is_due(task, task.every_s):
+                _do(task)
         self._export(final=final)
 
     @contextmanager
@@ -198,9 +201,7 @@ class ExportLoop:
         # How far the others are is read before autograd's own threads are: what those did until then is there.
         waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
         for task in self.early_tasks:
-            if not task.guard.closed:
-                with task.guard:
-                    task.do()
+            _do(task)
         for thread in threads:
             if thread.engine:
                 piece = self._piece(thread, thread.ring.capacity)
@@ -251,17 +252,17 @@ class ExportLoop:
         order = np.argsort(all_times, kind="stable")
         return all_times[order], np.concatenate((codes, engine_codes[ripe]))[order]
 
-    def _is_due(self, what: int, every_s: float) -> bool:
+    def _is_due(self, what: object, every_s: float) -> bool:
         now_ns = self._clock()
-        if now_ns < self._due.get(what, 0):
+        if now_ns < self._due.get(id(what), 0):
             return False
-        self._due[what] = now_ns + int(every_s * NS_PER_S)
+        self._due[id(what)] = now_ns + int(every_s * NS_PER_S)
         return True
 
     def _export(self, *, final: bool) -> None:
         spans, events = self._run.spans.drain()
         routes = list(self.routes)
-        due = [final or self._is_due(number, route.every_s) for number, route in enumerate(routes)]
+        due = [final or self._is_due(route, route.every_s) for route in routes]
         snapshot = None
         if any(due):
             with self.guard:
@@ -329,7 +330,9 @@ class AgentService:
         self._printed_step = self._printed_reports = 0
         self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
         self.run = self._run_state()
-        self.health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.instrumentation_gaps)
+        self.health = SelfMetrics(
+            self._drops, self._faults, lambda: recording.spent_ns / NS_PER_S, self.instrumentation_gaps
+        )
         self._signals = LoggedSignals()
         self._value_reader = LoggedValueReader(recording.logged, self._signals, self.run)
         self._coverage = CoverageReporter(self.run, lambda: recording.state)
@@ -434,12 +437,6 @@ class AgentService:
         self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         self.loop.start()
 
-    def hand_over(self) -> None:
-        """Lets the trackers have what happened up to now, unless a poll takes longer than half the time of the end."""
-        with self.loop.up_to_date(self._config.exit_timeout_s / 2) as done:
-            if done:
-                self.tracking.hand_over()
-
     def last_poll(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
         """Accounts and exports everything, and writes the summary, after the loop's thread has stopped. ``cause``: the signal.
 
@@ -506,10 +503,6 @@ class AgentService:
         self.run.learn(self._recording.recorder.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)
-
-    def _overhead_s(self) -> float:
-        """Returns the overhead on the training thread, from its samples."""
-        return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
         return {
