@@ -231,8 +231,7 @@ class AgentClient:
 
     def _install_sigusr2(self) -> None:
         """Handles SIGUSR2 if the program does not: its default action ends the process."""
-        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if not here or self._config.profiler == "off":
+        if self._config.profiler == "off" or threading.current_thread() is not threading.main_thread():
             return
         handler = signal.getsignal(signal.SIGUSR2)
         # A session that another thread closed could not remove its own handler.
@@ -246,8 +245,8 @@ class AgentClient:
         self.recording.recorder.changed()
 
     def _remove_sigusr2(self) -> None:
-        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if here and signal.getsignal(signal.SIGUSR2) == self._on_sigusr2:
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and signal.getsignal(signal.SIGUSR2) == self._on_sigusr2:
             signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
     # -- what the session asks -------------------------------------------------------------------
@@ -381,13 +380,19 @@ class AgentClient:
             self._send_hello(self._channel)
 
     def _send_hello(self, link: MessageChannel) -> None:
+        page = terminal_of(sys.stderr) if sys.stderr is not None else ()
+        hello = Hello(
+            config=self._config, info=self.info, environ=self._environ, origins=self._origins,
+            anchor=self._anchor, resource=torch_versions(), page=page, again=self.opened is not None,
+            oom_kills=OomKills(self.info.pid),
+        )  # fmt: skip
         if self.here is not None:
-            link.send(self._hello())
+            link.send(hello)
             return
         process = descriptor_of(os.getpid())
         given = (self.recording.memory.descriptor, process)
         try:
-            link.send(self._hello(), tuple(descriptor for descriptor in given if descriptor >= 0))
+            link.send(hello, tuple(descriptor for descriptor in given if descriptor >= 0))
         finally:
             if process >= 0:
                 os.close(process)
@@ -460,14 +465,6 @@ class AgentClient:
         self._update_end_work()
         with suppress(OSError):  # it has left since: the end of the connection tells so
             self._send_hello(link)
-
-    def _hello(self) -> Hello:
-        page = terminal_of(sys.stderr) if sys.stderr is not None else ()
-        return Hello(
-            config=self._config, info=self.info, environ=self._environ, origins=self._origins,
-            anchor=self._anchor, resource=torch_versions(), page=page, again=self.opened is not None,
-            oom_kills=OomKills(self.info.pid),
-        )  # fmt: skip
 
     def report(self, *, fresh: bool = False) -> None:
         """Reports what is new. Waits for another report, but not for long."""
@@ -793,11 +790,6 @@ class AgentClient:
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
 
-    def let_go_in_fork(self) -> None:
-        """Leaves the connection to the parent, in a forked child."""
-        self._over = True
-        self._channel.close_in_fork()
-
 
 def _is_finding_module() -> bool:
     """Returns whether a finder of the import system has called this thread: no other thread can import meanwhile."""
@@ -813,10 +805,11 @@ def _counts_flops(config: Config) -> bool:
     return config.flops == "auto" and not config.flops_per_sample
 
 
-def _in_fork() -> None:
+def _let_go_in_fork() -> None:
+    """Leaves the connections to the parent, in a forked child."""
     for service in list(_services):
-        service.let_go_in_fork()
+        service._over = True  # noqa: SLF001 - of this module
+        service._channel.close_in_fork()  # noqa: SLF001
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_fork)
+os.register_at_fork(after_in_child=_let_go_in_fork)

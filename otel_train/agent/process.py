@@ -120,15 +120,14 @@ def _connect_to_running(address: bytes) -> AgentConnection:
         connection.settimeout(_CONNECT_S)
         connection.connect(address)
         connection.settimeout(None)
-        if user_of(connection) == os.getuid():
-            return AgentConnection(MessageChannel(connection), found=True, pid=0)
-    except ConnectionRefusedError:
+        if user_of(connection) != os.getuid():
+            raise PermissionError
+    except OSError as error:
         connection.close()
-        raise
-    except OSError:
-        pass
-    connection.close()
-    raise PermissionError
+        if isinstance(error, ConnectionRefusedError):
+            raise
+        raise PermissionError from error
+    return AgentConnection(MessageChannel(connection), found=True, pid=0)
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
