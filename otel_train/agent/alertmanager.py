@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 from otel_train.exporters.otlp_settings import Target, headers_of
 from otel_train.exporters.otlp_transport import HttpClient
 from otel_train.files import parse_json
+from otel_train.rundata.files import mapping
 from otel_train.safety import Guard, daemon_thread, printable
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class AlertPoller:
 
     def _read(self, alert: Any) -> FiringAlert | None:
         """Parses and checks one alert; returns None if it is not of this run."""
-        labels, status = (_object(alert, name) for name in ("labels", "status"))
+        alert = mapping(alert)
+        labels, status = mapping(alert.get("labels")), mapping(alert.get("status"))
         rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
         ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")
         name = labels.get("alertname")
@@ -188,8 +190,3 @@ def _target_of(url: str, headers: str) -> Target:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _object(value: object, name: str) -> dict[str, Any]:
-    inner = value.get(name) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else {}

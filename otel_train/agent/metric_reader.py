@@ -107,14 +107,14 @@ class MetricReader:
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """Returns the samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
-        found: dict[tuple[str, str, str], int] = {}
         if not self._info.dp_leader:
-            return found
+            return {}
         totals, tokens = self._run.totals, c.TOKENS.name
-        for (loader, phase), number in totals.samples.items():
-            if phase < len(PHASES):
-                key = (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase])
-                found[key] = found.get(key, 0) + number
+        found = {
+            (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase]): number
+            for (loader, phase), number in totals.samples.items()
+            if phase < len(PHASES)
+        }
         for name, probe in list(self._sources.loaders().items()):
             if probe.token_count:
                 found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
@@ -163,11 +163,10 @@ class MetricReader:
         totals = self._run.totals
         if self._sources.signals.tokens:
             builder.put(c.TOKENS, self._sources.signals.tokens, "", "train")
-        trained: dict[str, int] = {}
-        for (loader, phase), count in totals.samples.items():
-            if phase == 0:
-                name = totals.names.loaders.names[loader]
-                trained[name] = trained.get(name, 0) + count
+        names = totals.names.loaders.names
+        trained = {
+            names[loader]: count for (loader, phase), count in totals.samples.items() if phase == TRAIN
+        }
         spent = totals.train_s_by_loader()
         for name, probe in list(self._sources.loaders().items()):
             data_s, rest_s = spent.get(name, (0.0, 0.0))
