@@ -32,7 +32,7 @@ from otel_train.files import (
     read_json,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX
-from otel_train.rundata.files import ABOUT, FLIGHT, current_document, is_former
+from otel_train.rundata.files import ABOUT, FLIGHT, current_document, is_former, mapping
 from otel_train.rundata.files import METRICS as RUN_METRICS
 from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
 from otel_train.rundata.run import read_run
@@ -65,8 +65,7 @@ def check(folder: Path) -> list[Fault]:
         summary = _read(folder, SUMMARY, "profiler_summary")
     except RunDirectoryError as error:
         return [Fault(SUMMARY, str(error))]
-    listed = summary.get("artifacts")
-    listed = listed if isinstance(listed, dict) else {}
+    listed = mapping(summary.get("artifacts"))
     faults = list(_presence(folder, listed))
     faults += [Fault(SUMMARY, said) for said in wrong_values(summary, "artifacts/profiler_summary")]
     broken = {fault.file for fault in faults}
@@ -150,7 +149,7 @@ def _trace(path: Path) -> Iterator[str]:
         except ValueError as error:
             yield f"cannot be read: {error}"
             return
-    trace = document if isinstance(document, dict) else {}
+    trace = mapping(document)
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:
         yield "has no events"
@@ -469,7 +468,7 @@ def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
 
 def near(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
     """Returns whether two values are the same within a share of the larger, or within ``slack``."""
-    return abs(one - other) <= max(slack, share * max(abs(one), abs(other)))
+    return math.isclose(one, other, rel_tol=share, abs_tol=slack)
 
 
 def slack(seconds: float) -> float:

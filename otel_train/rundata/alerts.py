@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
 from otel_train.console.text import count, duration, percent, rounded
-from otel_train.files import parse_json, read_part
+from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import EVENTS, mapping, number, rows, text, whole
 
 if TYPE_CHECKING:
@@ -54,20 +54,14 @@ class Notice(NamedTuple):
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """Returns the last events of a rank, the oldest first; what is torn or foreign is passed over."""
     try:
-        lines = read_part(folder / EVENTS, -_TAIL_BYTES, _TAIL_BYTES).splitlines()
+        lines = read_part(folder / EVENTS, -_TAIL_BYTES, _TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         return []
-    return [event for line in lines if (event := _event(line)) is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    return {**value, "attributes": mapping(value.get("attributes"))}
+    return [
+        {**event, "attributes": mapping(event.get("attributes"))}
+        for event in filter(None, map(parse_line, lines))
+        if isinstance(event.get("name"), str)
+    ]
 
 
 def notices(

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
 from otel_train.recording.flight_recorder import read_flight
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.files import Mark
-    from otel_train.recording.flight_recorder import Flight, ThreadEdges
+    from otel_train.recording.flight_recorder import ThreadEdges
     from otel_train.rundata.flight import Timeline
     from otel_train.rundata.liveness import Heartbeat
 
@@ -95,29 +93,24 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
         flight = read_flight(path)
-        recent = flight._replace(threads=tuple(map(_tail_of, flight.threads)))
-        history = FlightHistory(recent)
+        history = FlightHistory(flight._replace(threads=tuple(map(_tail_of, flight.threads))))
         postmortem, timeline = history.postmortem(summary), history.timeline
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     heartbeat = heartbeat_of(path)
     if timeline is None:
         return LiveProgress(heartbeat=heartbeat, problem="no thread has written an edge yet")
-    steps, exact = _steps_so_far(timeline, flight, recent, summary)
+    steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
-    selves = timeline.selves_ns[shown] / _NS
+    selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / _NS).T.tolist(), strict=True))
     return LiveProgress(
         heartbeat=heartbeat,
         steps=steps,
         exact=exact,
         open=postmortem["open"],
         times_s=((ended - ended[0]) / _NS).tolist() if len(ended) else [],
-        stages_s={
-            name: selves[:, timeline.stages.index(name)].tolist()
-            for name in in_order(timeline.stages)
-            if selves[:, timeline.stages.index(name)].any()
-        },
+        stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
         step_s=(timeline.duration_ns[shown] / _NS).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],
     )
@@ -127,18 +120,15 @@ def _tail_of(thread: ThreadEdges) -> ThreadEdges:
     return thread._replace(times=thread.times[-_MOST_EDGES:], codes=thread.codes[-_MOST_EDGES:])
 
 
-def _steps_so_far(
-    timeline: Timeline, flight: Flight, recent: Flight, summary: Mapping[str, Any]
-) -> tuple[int | None, bool]:
+def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int | None, bool]:
     """Returns the training steps so far: those on file, or those in the summary and those that ended since."""
-    cut = any(len(a.times) != len(b.times) for a, b in zip(flight.threads, recent.threads, strict=True))
-    if timeline.whole and not cut:
+    if timeline.whole:
         return len(timeline), True
     counted, written_s = mapping(summary.get("steps")).get("train"), written_until(summary)
     if not isinstance(counted, int) or written_s is None:
         return None, False
-    ended_s = (timeline.ended_ns + flight.anchor_unix_ns - flight.anchor_clock_ns) / _NS
-    return counted + int(np.count_nonzero(ended_s > written_s)), False
+    since = sum(timeline.unix_s(ended_ns) > written_s for ended_ns in timeline.ended_ns.tolist())
+    return counted + since, False
 
 
 _MOST_KEPT = 64
