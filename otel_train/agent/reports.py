@@ -77,14 +77,14 @@ class ReportBuilder:
                 "compiled models", "loader workers", LOGGED_VALUES, "ranks"
             )
         }  # fmt: skip
-        self._last_instrumented: tuple[Any, ...] = ()
+        self._seen: tuple[int, int, bool, bool, tuple[int, int] | None] = (0, 0, False, False, None)
+        """Loaders, models, whether a capture waits for step numbers, ``follows``, rank and world size of the process group."""
         self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
         self._pause_s = 0.0
         self._made = 0
         self._unsent: deque[Report] = deque()
         self._changes = self._state_changes = -1
-        self._reported_follows = False
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
         self._hardware: dict[str, str] = {}
@@ -125,15 +125,14 @@ class ReportBuilder:
         positions = recording.recorder.positions()
         hurry = self.captures is not None and self.captures.needs_step_numbers
         job = self._do("ranks", find_job, None)
-        instrumented = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
-        fresh = fresh or instrumented != self._last_instrumented
-        self._last_instrumented = instrumented
+        seen = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
+        fresh = fresh or seen != self._seen
+        self._seen = seen
         exits: list[tuple[str, WorkerExit]] = []
         with_state = self._state_is_due() or fresh
         if with_state:
             exits = self._exits(fresh=fresh)
             self._state_changes = changes
-            self._reported_follows = self.follows
         self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
         exchange = self.exchange
@@ -171,17 +170,15 @@ class ReportBuilder:
             interval_s: as long where something is new all the time, which nothing announces.
         """
         recording, loaders = self._recording, list(self._recording.probes.loaders.values())
-        polled = recording.polled or self.trackers is not None or self.follows or self._awaits_job()
-        if polled or self.follows != self._reported_follows:
+        *_, reported_follows, job = self._seen
+        follows = self.follows or reported_follows
+        if recording.polled or self.trackers is not None or follows or (job is None and self._ranks > 1):
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
         without_passes = self.may_use_trackers and not loaders  # when a tracker would be looked for
         of_state = without_state or without_passes or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
-
-    def _awaits_job(self) -> bool:
-        return self._ranks > 1 and self._last_instrumented[-1:] in ((), (None,))
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
         self._pause()
@@ -249,7 +246,10 @@ class ReportBuilder:
 
     def _state(self) -> RankState:
         recording = self._recording
-        self._read_device_memory()
+        if self._is_due("device memory", _DEVICES_EVERY_S):
+            self._memory = tuple(self._do("devices", recording.devices.memory, ()))
+            self._taken = self._do("devices", recording.devices.taken, {})
+            self._hardware = self._do("devices", recording.devices.hardware_ids, {})
         trackers, captures = self.trackers, self.captures
         flops = captures.flops if captures is not None else None
         listened = trackers is not None and trackers.listened()
@@ -260,7 +260,7 @@ class ReportBuilder:
             loaders={name: _loader_report(probe) for name, probe in list(recording.probes.loaders.items())},
             models=tuple(probe.name for probe in recording.probes.models),
             barrier=self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
-            job=self._do("ranks", find_job, None),
+            job=self._seen[-1],
             modules=frozenset(name for name in ("torch", "jax") if name in sys.modules),
             memory=self._memory,
             taken=self._taken,
@@ -280,13 +280,6 @@ class ReportBuilder:
             step_flops=flops.flops if flops is not None else 0,
             uncounted=flops.refusal if flops is not None else "",
         )
-
-    def _read_device_memory(self) -> None:
-        if self._is_due("device memory", _DEVICES_EVERY_S):
-            devices = self._recording.devices
-            self._memory = tuple(self._do("devices", devices.memory, ()))
-            self._taken = self._do("devices", devices.taken, {})
-            self._hardware = self._do("devices", devices.hardware_ids, {})
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of the dataset by loader. Reads past properties: no code of the program is run."""
