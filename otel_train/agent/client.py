@@ -239,8 +239,7 @@ class AgentClient:
         if handler is signal.SIG_DFL or (isinstance(before, AgentClient) and before._over):  # noqa: SLF001 - of this class
             signal.signal(signal.SIGUSR2, self._on_sigusr2)
 
-    def _on_sigusr2(self, number: int, frame: object) -> None:
-        del number, frame
+    def _on_sigusr2(self, *_: object) -> None:
         self.signals += 1
         self.recording.recorder.changed()
 

@@ -48,12 +48,8 @@ def main(connection: int, listener: int) -> None:
     logger.addHandler(handler)
     logger.propagate = False
 
-    def terminated(number: int, frame: object) -> None:
-        del number, frame
-        agent.terminate()
-
     raise_soft_limit()
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the program may block signals, and a child inherits that
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
