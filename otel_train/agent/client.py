@@ -808,7 +808,7 @@ def _let_go_in_fork() -> None:
     """Leaves the connections to the parent, in a forked child."""
     for service in list(_services):
         service._over = True  # noqa: SLF001 - of this module
-        service._channel.close_in_fork()  # noqa: SLF001
+        service._channel.close_in_fork()  # noqa: SLF001 - as above
 
 
 os.register_at_fork(after_in_child=_let_go_in_fork)
