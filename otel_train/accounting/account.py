@@ -441,7 +441,10 @@ class ThreadAccount(Nesting):
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
         phases = self._phases
-        self._spend_inside(ns)
+        restarts = op == PASS_END and source == phases.stopped
+        self._spend_inside(ns, source if restarts else -1)
+        if restarts:  # perhaps: of a loader that has ended the iterator goes before the next is made
+            phases.stopped = source
         if op == PASS_END:
             gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:

@@ -67,7 +67,6 @@ class Pass:
         phase: what its batches have shown; -1 for nothing yet.
         batches: asks so far.
         ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
-        mates: loaders that are asked together with it, as by ``zip``.
         computed: a stage that computes has run in one of its batches.
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
@@ -79,7 +78,6 @@ class Pass:
     phase: int = -1
     batches: int = 0
     ahead: int = 0
-    mates: list[int] = field(default_factory=list)
     computed: bool = False
     ended: bool = False
     drawn_again: bool = False
@@ -168,6 +166,8 @@ class BatchPhases:
         self._decision = decision
         self._phases: dict[int, int] = {}
         self._drawn: set[int] = set()
+        self._mates: dict[int, list[int]] = {}
+        """By loader: those that were asked together with it last, as by ``zip``."""
         self._trained = False
         self._in_hand = -1
         """Loader of a batch that no model has used when another loader was asked."""
@@ -189,7 +189,7 @@ class BatchPhases:
         if batch is not None and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
-            elif asked.source in batch.passes[0].mates:
+            elif asked.source in self._mates.get(batch.passes[0].source, ()):
                 batch.add(asked)
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
@@ -254,8 +254,7 @@ class BatchPhases:
             )  # iterators may be made before the first ask
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
-        for each in whole.passes:
-            each.mates = whole.loaders
+        self._mates.update(dict.fromkeys(whole.loaders, whole.loaders))
         self.batch = whole
 
     def _part(self, batch: Batch) -> None:

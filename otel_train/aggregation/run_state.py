@@ -223,7 +223,7 @@ class RunState:
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         # Else ``check_stalls`` does, when the other threads are known.
-        if self._leading is not None or mine.works or not main:
+        if (self._leading is not None or mine.works or not main) and not mine.account.is_part:
             self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.integration.loops.truth import (
+    TRAIN,
     TRAIN_ALONE,
     Net,
     Slow,
@@ -287,3 +288,40 @@ def a_loader_inside_the_dataset_of_another(watch: Watch) -> Truth:
     for _ in range(2):
         truth.train_on(model, optimizer, train)
     return truth
+
+
+@timed
+def a_second_loader_goes_on_from_epoch_to_epoch(watch: Watch) -> None:
+    """Semi-supervised learning: an epoch is a pass over the labelled rows; the unlabelled ones come from an iterator that stays."""
+    truth, (model, optimizer, labelled, unlabelled) = watch.slow_training(
+        {"labelled": 3, "unlabelled": 9}, owners=False, rated=dict.fromkeys(("labelled", "unlabelled"), TRAIN)
+    )
+    others = iter(unlabelled)
+    _epochs_of_both(truth, model, optimizer, labelled, others)
+
+
+@timed
+def a_second_loader_begins_anew_in_a_generator(watch: Watch) -> None:
+    """The same, where a generator goes round and round the unlabelled rows: it drops an iterator before it makes the next."""
+    truth, (model, optimizer, labelled, unlabelled) = watch.slow_training(
+        {"labelled": 3, "unlabelled": 2}, owners=False, rated=dict.fromkeys(("labelled", "unlabelled"), TRAIN)
+    )
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from unlabelled
+
+    _epochs_of_both(truth, model, optimizer, labelled, endless())
+
+
+def _epochs_of_both(truth: Truth, model: Any, optimizer: Any, labelled: Any, others: Iterator[Any]) -> None:
+    truth.at(TRAIN)
+    for _ in range(3):
+        for batch in labelled:
+            truth.batch("labelled")
+            other = next(others)
+            truth.batch("unlabelled")
+            truth.forward()
+            truth.backward(truth.loss(model, batch) + loss_of(model, other))
+            truth.update_that_ends_a_step(optimizer)
+        truth.sleep(0.05, "outside")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +121,37 @@ def updates_in_another_thread(watch: Watch) -> Truth:
             pool.submit(optimizer.step).result()
             truth.update()
             truth.step()
+    return truth
+
+
+@loop
+def gradients_of_copies_are_applied_by_the_main_thread(watch: Watch) -> Truth:
+    """A parameter server: threads make gradients of copies of its model; its updates are a part of their steps."""
+    truth = Truth(threads=3, source="backward", repeatable=False)
+    model = Net()
+    copies: dict[str, nn.Module] = {name: copy.deepcopy(model) for name in ("left", "right")}
+    optimizer, loaders = sgd(model), {name: loader(6) for name in copies}
+    watch(copies, loaders)
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work(name: str) -> None:
+        for batch in loaders[name]:
+            loss = loss_of(copies[name], batch)
+            made.put((name, torch.autograd.grad(loss, list(copies[name].parameters()))))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in loaders]
+    for thread in threads:
+        thread.start()
+    for _ in range(12):
+        name, gradients = made.get()
+        truth.batch(name)
+        truth.forward(model=name)
+        truth.backward()
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        truth.update_that_ends_a_step(optimizer)
+    for thread in threads:
+        thread.join()
     return truth
 
 
