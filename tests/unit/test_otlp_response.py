@@ -7,8 +7,8 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,30 @@ def asked(
     **more: str,
 ) -> ExportResponse:
     """The answer to one request."""
+    with closing(to(endpoint, protocol, **more)) as transport:
+        return transport.send(signal, METRICS if signal == "metrics" else SPANS, timeout_s)
+
+
+def to(endpoint: str, protocol: str = "http/json", **more: str) -> OtlpTransport:
     environ = {f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in more.items()}
     environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
-    transport = OtlpTransport(OtlpSettings.read(environ, endpoint=endpoint).targets)
-    try:
-        return transport.send(signal, METRICS if signal == "metrics" else SPANS, timeout_s)
-    finally:
-        transport.close()
+    return OtlpTransport(OtlpSettings.read(environ, endpoint=endpoint).targets)
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The endpoint of a server that has one connection answered."""
+
+    def serve() -> None:
+        with listening.accept()[0] as connection:
+            answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -186,13 +203,6 @@ def test_an_absurd_pause_is_no_fault(text: str) -> None:
     assert answer.retry_after_s is None or answer.retry_after_s > 1e9
 
 
-def test_a_count_that_is_no_number_is_no_answer() -> None:
-    """It must not end in an exception for every try."""
-    body = b'{"partialSuccess":{"rejectedDataPoints":1e999}}'
-
-    assert read_http(HttpResponse(200, {"content-type": "application/json"}, body), "metrics").result is RETRY
-
-
 @pytest.mark.parametrize(
     ("body", "result", "rejected", "reason"),
     [
@@ -205,6 +215,7 @@ def test_a_count_that_is_no_number_is_no_answer() -> None:
         ),
         (b'{"partialSuccess":{"rejectedDataPoints":1e300}}', RETRY, None, "no OTLP response"),
         (b'{"partialSuccess":{"rejectedDataPoints":-1e300}}', RETRY, None, "no OTLP response"),
+        (b'{"partialSuccess":{"rejectedDataPoints":1e999}}', RETRY, None, "no OTLP response"),
     ],
 )
 def test_a_count_may_have_any_form_that_protobuf_has_in_json(
@@ -296,19 +307,15 @@ def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
 def test_half_an_answer_is_no_answer(part: bytes, protocol: str) -> None:
     """What the rest would have said, such as that records were rejected, is unknown."""
 
-    def answer(listening: socket.socket) -> None:
-        with listening, listening.accept()[0] as connection:
-            connection.recv(1 << 20)
-            kind = "application/json" if protocol == "http/json" else "application/x-protobuf"
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: 40\r\n\r\n"
-            connection.sendall(head.encode() + part)
-            connection.shutdown(socket.SHUT_RDWR)
+    def half(connection: socket.socket) -> None:
+        connection.recv(1 << 20)
+        kind = "application/json" if protocol == "http/json" else "application/x-protobuf"
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: 40\r\n\r\n"
+        connection.sendall(head.encode() + part)
+        connection.shutdown(socket.SHUT_RDWR)
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=answer, args=(listening,))
-    thread.start()
-    found = asked(f"http://127.0.0.1:{listening.getsockname()[1]}", protocol, timeout_s=3)
-    thread.join(10)
+    with answering(half) as endpoint:
+        found = asked(endpoint, protocol, timeout_s=3)
 
     assert found.result is RETRY
     assert "half" in found.reason
@@ -317,46 +324,29 @@ def test_half_an_answer_is_no_answer(part: bytes, protocol: str) -> None:
 def test_headers_without_end_are_bounded() -> None:
     """A client that waits for the blank line reads for ever."""
 
-    def flood(listening: socket.socket) -> None:
-        with listening, listening.accept()[0] as connection:
-            connection.recv(1 << 16)
-            try:
-                connection.sendall(b"HTTP/1.1 200 OK\r\n")
-                while True:
-                    connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
-            except OSError:
-                return
+    def flood(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        with suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=flood, args=(listening,))
-    thread.start()
-    answer = asked(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=3)
-    thread.join(10)
-
-    assert answer.result is RETRY
-    assert not thread.is_alive()
+    with answering(flood) as endpoint:
+        assert asked(endpoint, timeout_s=3).result is RETRY
 
 
 def test_a_refusal_before_the_body_was_read_is_understood() -> None:
     """A body over the limit is refused by its length, and the rest of it meets a closed connection."""
 
-    def refuse(listening: socket.socket) -> None:
-        with listening, listening.accept()[0] as connection:
-            connection.recv(1 << 16)
-            connection.sendall(b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n")
-            connection.shutdown(socket.SHUT_RD)
-            time.sleep(0.5)
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n")
+        connection.shutdown(socket.SHUT_RD)
+        time.sleep(0.5)
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=refuse, args=(listening,))
-    thread.start()
-    transport = OtlpTransport(
-        OtlpSettings.read({}, endpoint=f"http://127.0.0.1:{listening.getsockname()[1]}").targets
-    )
     line = b'{"resourceMetrics":[' + b" " * (8 << 20) + b"]}"
-    answer = transport.send("metrics", line, 5)
-    transport.close()
-    thread.join(10)
+    with answering(refuse) as endpoint, closing(to(endpoint)) as transport:
+        answer = transport.send("metrics", line, 5)
 
     assert answer.result is REFUSED
     assert "max_request_body_size" in answer.reason
@@ -365,7 +355,7 @@ def test_a_refusal_before_the_body_was_read_is_understood() -> None:
 def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) -> None:
     """The end of a program does not wait for a collector."""
     receiver.mode, receiver.slow_s = "slow", 30
-    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    transport = to(receiver.endpoint)
     answers: list[ExportResponse] = []
     thread = threading.Thread(target=lambda: answers.append(transport.send("metrics", METRICS, 20)))
     thread.start()
@@ -405,9 +395,8 @@ def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
 )
 def test_what_is_no_request_is_refused_without_asking(receiver: Received, line: bytes, signal: str) -> None:
     """It would be answered 400 at best, and by a lenient collector be accepted as nothing."""
-    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
-    answer = transport.send(signal, line, 5)
-    transport.close()
+    with closing(to(receiver.endpoint)) as transport:
+        answer = transport.send(signal, line, 5)
 
     assert answer.result is REFUSED
     assert "is not asked" in answer.reason
@@ -420,9 +409,8 @@ def test_lines_are_posted_as_they_are_stored(receiver: Received) -> None:
         b'{ "resourceMetrics" : [{"scopeMetrics":[{"metrics":[{"name":"theirs","histogram":{"dataPoints":[{"count":"1",'
         b'"bucketCounts":["1"]}],"aggregationTemporality":2}}, {"name":"whole","sum":{"dataPoints":[{"asInt":"3"}]}}]}]}]}'
     )
-    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
-    assert transport.send("metrics", line, 5).accepted
-    transport.close()
+    with closing(to(receiver.endpoint)) as transport:
+        assert transport.send("metrics", line, 5).accepted
 
     assert receiver.headers["Content-Type"] == "application/json"
     assert receiver.points()["theirs"].histogram.data_points[0].count == 1
@@ -443,7 +431,7 @@ def test_compression_is_honoured(receiver: Received, compression: str) -> None:
 
 def test_the_connection_is_kept_and_made_anew_when_it_was_closed(receiver: Received) -> None:
     """A handshake for every request would cost a collector of a thousand ranks a core."""
-    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    transport = to(receiver.endpoint)
     assert transport.send("metrics", METRICS, 5).accepted
     assert transport.send("metrics", METRICS, 5).accepted
     assert receiver.connections == 1
@@ -562,13 +550,9 @@ def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
 
 def test_a_connection_of_grpc_to_a_host_that_is_gone_is_given_up() -> None:
     """All ranks of a process share it, and each would wait for the kernel: for a quarter of an hour."""
-    with grpc_receiver() as received:
-        transport = OtlpTransport(
-            OtlpSettings.read({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, endpoint=received.endpoint).targets
-        )
+    with grpc_receiver() as received, closing(to(received.endpoint, "grpc")) as transport:
         assert transport.send("metrics", METRICS, 5.0).accepted
         limits_ms = acknowledged_within(int(received.endpoint.rpartition(":")[2]))
-        transport.close()
 
     assert limits_ms
     assert all(0 < limit_ms <= 30_000 for limit_ms in limits_ms)
