@@ -147,9 +147,11 @@ class ExportManager:
         every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile = routes, profile
         settings = None
-        if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
+        wish = self._config.otlp
+        sends = wish == "on" or (wish == "auto" and otlp_configured(self._environ))
+        if sends and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(
-                self._environ, wanted=self._config.otlp == "on",
+                self._environ, wanted=wish == "on",
                 on_wrong=lambda *wrong: self._ignore(IgnoredSetting(wrong[0], ENVIRONMENT, *wrong[1:])),
             )  # fmt: skip
         self._plugins = self._or_default(
@@ -263,9 +265,6 @@ class ExportManager:
         self.disk.do(Guard("run directory"), self._directory.close)
         self.disk.close(max(0.05, deadline - time.monotonic()))
 
-    def _wants_otlp(self) -> bool:
-        return self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))
-
     def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
         labels = {
             "train_run_id": self.info.run_id,
@@ -292,7 +291,7 @@ class ExportManager:
 
 @contextmanager
 def _or_without(part: str) -> Iterator[None]:
-    """Calls a function that needs a thread or a descriptor; returns None if there is none left."""
+    """Goes on without what the block opens where no thread or descriptor is left."""
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:

@@ -64,18 +64,19 @@ class RunDirectory:
     After it is open nothing raises: what cannot be written is logged once, counted and given up.
     """
 
-    def __init__(self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES, *, run_id: str = ""
+    ) -> None:
         self.path = path
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
-        self.run_id = ""  # with a number behind it where another living process has this rank of the run
+        self.run_id = run_id  # with a number behind it where another living process has this rank of the run
         self.training = 1  # one more after each training of this rank in the run that finished
         self.attempt = 0  # one more for every further start of this training
         self.previous_attempt = -1  # whose flight file has been put aside; -1 for none
         self.writable = False  # whether the folder could be made
         self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
-        self._owner = 0
         self._pid = os.getpid()
         self._resource: dict[str, AttributeValue] = {}
         self._version = ""
@@ -102,17 +103,14 @@ class RunDirectory:
             owner: the training process that is written for; 0 for this one.
         """
         known = restarts if attempt is None else attempt
-        directory = cls(root / folder_name(run_id), rank, max_bytes)
-        directory.run_id = run_id
+        directory = cls(root / folder_name(run_id), rank, max_bytes, run_id=run_id)
         try:
             make_gitignored_folder(root)
-            for number in range(1, _MOST_AT_ONCE):
-                name = run_id if number == 1 else f"{run_id}-{number}"
-                directory = cls(root / folder_name(name), rank, max_bytes)
-                directory.run_id = name
-                directory._owner = owner
-                if directory._take(known):
+            for number in range(2, _MOST_AT_ONCE):
+                if directory._take(known, owner):
                     break
+                name = f"{run_id}-{number}"
+                directory = cls(root / folder_name(name), rank, max_bytes, run_id=name)
             previous = directory._previous_attempt()
             if previous >= 0 and directory._lease is not None and directory._lease.abandoned_here:
                 # An agent that was killed has counted this start, and put the flight file aside.
@@ -134,14 +132,14 @@ class RunDirectory:
             directory.note(error)
         return directory
 
-    def _take(self, known: int) -> bool:
+    def _take(self, known: int, owner: int) -> bool:
         """Takes the folder of the rank for this process, unless another live process writes to it.
 
         ``known`` attempts are those that the launcher, or the program, knows of.
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
-        self._lease = RankLease.acquire(self.path / f"rank{self.rank}.lock", self._owner)
+        self._lease = RankLease.acquire(self.path / f"rank{self.rank}.lock", owner)
         if self._lease is None:
             return False
         state, over = state_of(self.rank_path), self._lease.closed_here
