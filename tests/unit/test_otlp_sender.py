@@ -126,11 +126,9 @@ def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., OtlpExporter
 
 def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """SIGKILL in the middle of a request must lose nothing."""
-    collector = Collector(held=True)
-    sender = make(collector)
-    for steps in (1, 2, 3):
+    sender, _ = sending(make, metrics(1))
+    for steps in (2, 3):
         sender.put("metrics", metrics(steps))
-    assert collector.entered.wait(5)
 
     assert left(tmp_path) == [metrics(1), metrics(2), metrics(3)]
 
@@ -352,10 +350,7 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(
 
 def test_two_never_send_at_once(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """Else both send the head, and it arrives twice."""
-    first = Collector(held=True)
-    sender = make(first)
-    sender.put("metrics", metrics())
-    assert first.entered.wait(5)
+    _, first = sending(make)
 
     with SpoolQueue(tmp_path, "metrics").sending() as granted:
         assert not granted
