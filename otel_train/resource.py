@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import socket
@@ -183,9 +182,9 @@ def _first_number(environ: Mapping[str, str], *names: str) -> int | None:
     return next((number for name in names if (number := _number(environ, name)) is not None), None)
 
 
-log = logging.getLogger("otel_train")
-
 # --- identity ---------------------------------------------------------------------------------------
+
+VERSION: Final = "0.1.0"
 
 RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
@@ -440,6 +439,7 @@ def resource_attributes(
         "process.runtime.name": sys.implementation.name,
         "process.runtime.version": ".".join(map(str, sys.version_info[:3])),
         "telemetry.distro.name": "otel-train",
+        "telemetry.distro.version": VERSION,
         "train.run.id": info.run_id,
         "train.run.name": info.run_name,
         "train.run.attempt": info.attempt,
@@ -448,7 +448,7 @@ def resource_attributes(
         "train.node_rank": info.node_rank,
         "train.world.size": info.world_size,
     }
-    return {**attributes, **_own_version(), **torch_versions(modules)}
+    return attributes | torch_versions(modules)
 
 
 ABOUT: Final = (
@@ -565,13 +565,3 @@ def torch_versions(modules: Mapping[str, Any] = sys.modules) -> dict[str, str | 
         return {}
     cuda = {"train.cuda.version": str(torch.version.cuda)} if torch.version.cuda else {}
     return {"train.torch.version": str(torch.__version__), **cuda}
-
-
-def _own_version() -> dict[str, str | int]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return {"telemetry.distro.version": version("otel-train")}
-    except PackageNotFoundError:
-        log.debug("otel-train is not installed, only imported: its version is not known")
-        return {}

@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 def _generator(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> LoadGenerator:
     from benchmarks.scale.ranks import SimulatedRanks
     from benchmarks.scale.sender import LoadGenerator
-    from otel_train.exporters.manager import VERSION
+    from otel_train.resource import VERSION
 
     simulated = SimulatedRanks(
         args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),

@@ -26,7 +26,7 @@ from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.run_directory import RunDirectory, down_s, folder_name
 from otel_train.exporters.spool import NAMES
 from otel_train.files import dump_json
-from otel_train.resource import wrong_resource
+from otel_train.resource import VERSION, wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-VERSION = "0.1.0"
 PAGE_EVERY_S = 5.0
 """``/metrics`` is never older than this, however seldom metrics are sent."""
 

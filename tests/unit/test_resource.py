@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from otel_train import __version__
 from otel_train.config import Config
 from otel_train.resource import (
     Process,
@@ -471,6 +472,7 @@ def test_the_resource_says_who_sends() -> None:
         "service.instance.id": found(environ).instance_id,
         "host.name": "node-a",
         "process.pid": 7,
+        "telemetry.distro.version": __version__,
         "train.run.id": "w",
         "train.run.attempt": 0,
         "train.rank": 0,
