@@ -429,12 +429,13 @@ class DataLoaderPatch:
         self._timed: Callable[[type], type] = functools.cache(_timed_subclass)
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made = MadeLoaders()
+        self._base = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the only one
+        self._kinds = {self._base}
         self._undo = [
-            replace(dataloader._BaseDataLoaderIter, "__init__", self._adopting),  # noqa: SLF001  # the only one
-            replace(dataloader._SingleProcessDataLoaderIter, "__init__", self._starting),  # noqa: SLF001  # as above
-            replace(dataloader._MultiProcessingDataLoaderIter, "__init__", self._starting),  # noqa: SLF001  # as above
+            replace(self._base, "__init__", self._adopting),
             replace(dataloader.DataLoader, "__init__", self._making),
         ]
+        self._find_kinds(self._base)
 
     def adopt(self, iterator: Any, loader: Any) -> None:
         """Times an iterator that exists already, such as one with persistent workers."""
@@ -469,9 +470,21 @@ class DataLoaderPatch:
         for undo in self._undo:
             undo()
 
+    def _find_kinds(self, base: Any) -> None:  # Any: a class
+        """Times the making of every kind of iterator: torch's two, and those of other packages."""
+        for kind in base.__subclasses__():
+            if kind not in self._kinds and "__init__" in vars(kind):
+                self._undo.append(replace(kind, "__init__", self._starting))
+            self._kinds.add(kind)
+            self._find_kinds(kind)
+
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
+            if (
+                type(iterator) not in self._kinds
+            ):  # of a package that was imported later: in time for the next one
+                self._find_kinds(self._base)
             original(iterator, loader, *args, **kwargs)
             self.adopt(iterator, loader)
 
@@ -480,8 +493,8 @@ class DataLoaderPatch:
     def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
-            probe = self._probe_for(loader)
-            if probe is None:
+            probe = None if _FRESH in iterator.__dict__ else self._probe_for(loader)
+            if probe is None:  # or it is called by that of a class derived from this one
                 original(iterator, loader, *args, **kwargs)
                 return
             ask = iterator.__dict__[ASK] = probe.next_pass()

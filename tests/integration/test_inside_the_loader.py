@@ -9,13 +9,14 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import otel_train
@@ -209,6 +210,42 @@ def test_a_stateful_loader_is_timed_and_resumes(tmp_path: Path) -> None:
     assert len(batches) == 5
     assert builds(session) == (5, 0)
     assert inside(session).service.run.totals.loaders.endings == {("rows", "epoch_end"): 1}
+
+
+class SlowIterator(_SingleProcessDataLoaderIter):
+    """An iterator of another package, whose making takes a known time after that of torch's."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        time.sleep(SLEEP_S)
+
+
+class SlowLoader(DataLoader[Any]):
+    """A loader with such iterators."""
+
+    def _get_iterator(self) -> Any:
+        return SlowIterator(self)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital':UserWarning")  # as above
+@pytest.mark.parametrize(
+    "made", [lambda: StatefulDataLoader(Rows(4), num_workers=2), lambda: SlowLoader(Rows(4))]
+)
+def test_making_an_iterator_of_another_package_is_a_wait_for_its_first_batch(
+    made: Callable[[], Any], tmp_path: Path
+) -> None:
+    """Workers that start anew for every pass would be `outside`, and the finding would not name the loader."""
+    loader, making_s = made(), 0.0
+    with otel_train.instrument(loaders={"rows": loader}, run_dir=tmp_path, **QUIET) as session:
+        for _ in range(3):
+            began = time.perf_counter()
+            iterator = iter(loader)
+            making_s += time.perf_counter() - began
+            for _ in iterator:
+                pass
+
+    [row] = session.summary()["loaders"]
+    assert row["start"]["making_seconds"] == pytest.approx(making_s, rel=0.2)
 
 
 def test_the_first_batch_of_a_pass_is_counted_separately(tmp_path: Path) -> None:

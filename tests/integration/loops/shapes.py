@@ -296,8 +296,7 @@ def a_second_loader_goes_on_from_epoch_to_epoch(watch: Watch) -> None:
     truth, (model, optimizer, labelled, unlabelled) = watch.slow_training(
         {"labelled": 3, "unlabelled": 9}, owners=False, rated=dict.fromkeys(("labelled", "unlabelled"), TRAIN)
     )
-    others = iter(unlabelled)
-    _epochs_of_both(truth, model, optimizer, labelled, others)
+    _epochs_of_both(truth, (model, optimizer), labelled, iter(unlabelled))
 
 
 @timed
@@ -311,10 +310,11 @@ def a_second_loader_begins_anew_in_a_generator(watch: Watch) -> None:
         while True:
             yield from unlabelled
 
-    _epochs_of_both(truth, model, optimizer, labelled, endless())
+    _epochs_of_both(truth, (model, optimizer), labelled, endless())
 
 
-def _epochs_of_both(truth: Truth, model: Any, optimizer: Any, labelled: Any, others: Iterator[Any]) -> None:
+def _epochs_of_both(truth: Truth, trained: tuple[Any, Any], labelled: Any, others: Iterator[Any]) -> None:
+    model, optimizer = trained
     truth.at(TRAIN)
     for _ in range(3):
         for batch in labelled:
