@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from otel_train.distributed.store import Exchange
     from otel_train.resource import RunInfo
 
+    _ByRank = dict[tuple[str, str, str], float]  # by the labels rank, host and stage
+
 DEPUTY: Final = 1
 """The rank that also reads every report. It reports a hang of rank 0."""
 
@@ -225,8 +227,8 @@ class RankMonitor:
         self._known: dict[int, RankReport] = {}
         self._heard_s: dict[int, float] = {}
         self._last: dict[int, RankReport] = {}  # those that have ended included
-        self._stuck: dict[tuple[str, str, str], float] = {}
-        self._excess: dict[tuple[str, str, str], float] = {}
+        self._stuck: _ByRank = {}
+        self._excess: _ByRank = {}
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
         self._stragglers = Stragglers()
@@ -249,12 +251,16 @@ class RankMonitor:
         heard = {rank: each for rank, each in self._known.items() if rank not in silent}
         self._stragglers.take(heard)
         self._over_long.take(heard)
-        self._excess = self._excess_ratios()
-        self.suspects = self._suspects(heard, silent)
-        self._stuck = {
-            **dict.fromkeys(list(self._stuck)[-MOST_STUCK:], 0.0),
-            **{(str(one.rank), one.host, one.stage): one.quiet_s for one in self.suspects[:MOST_STUCK]},
+        excess = {
+            (str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top
         }
+        self._excess = _with_vanished(self._excess, excess, MOST_SHOWN)
+        self.suspects = self._suspects(heard, silent)
+        stuck = {
+            (str(one.rank), one.host, _stage_label(one.stage)): one.quiet_s
+            for one in self.suspects[:MOST_STUCK]
+        }
+        self._stuck = _with_vanished(self._stuck, stuck, MOST_STUCK)
         before, self._standing_still = self._standing_still, bool(self.suspects)
         return [] if before else self.suspects
 
@@ -296,8 +302,8 @@ class RankMonitor:
                 builder.put(c.RANK_WORK_TIME, value, stage, statistic)
         for labels, ratio in self._excess.items():
             builder.put(c.STRAGGLER_EXCESS_RATIO, ratio, *labels)
-        for (rank, host, stage), quiet_s in self._stuck.items():
-            builder.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))
+        for labels, quiet_s in self._stuck.items():
+            builder.put(c.RANK_STALL_TIME, quiet_s, *labels)
         if self._speaks:
             self._write_counted(builder)
 
@@ -336,12 +342,6 @@ class RankMonitor:
         unheard = bool(silent) and 2 * quiet_s < max(silent.values())
         return suspects(heard, {}) if unheard else suspects(self._known, silent)
 
-    def _excess_ratios(self) -> dict[tuple[str, str, str], float]:
-        now = {(str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top}
-        # Prometheus would remember a gauge that vanished for five minutes.
-        gone = [labels for labels in self._excess if labels not in now][-MOST_SHOWN:]
-        return {**dict.fromkeys(gone, 0.0), **now}
-
     def _events(self, event: str) -> int:
         return sum(each.events.get(event, 0) for each in self._last.values())
 
@@ -368,6 +368,12 @@ class RankMonitor:
     def _silent_s(self, after_s: float) -> dict[int, float]:
         ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
         return {rank: age for rank, age in ages.items() if age > after_s}
+
+
+def _with_vanished(before: _ByRank, now: _ByRank, most: int) -> _ByRank:
+    """Adds the last gauges that are gone, as zero: Prometheus would remember their last value for five minutes."""
+    gone = [labels for labels in before if labels not in now][-most:]
+    return {**dict.fromkeys(gone, 0.0), **now}
 
 
 def _stage_label(stage: str) -> str:

@@ -77,7 +77,6 @@ def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankRepor
 
 
 def _reached(report: RankReport) -> int | None:
-    """Returns the position within the step; None if the stage has none."""
     if report.stage in ORDER:
         return ORDER[report.stage]
     return ORDER[report.after] + 1 if report.after in ORDER else None
@@ -93,18 +92,22 @@ SILENT_ENDS = (None, "running", "killed")
 
 def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     """Returns the same from post-mortems of one attempt, one per rank; ranks that vanished first."""
-    attempts = {document.get("attempt") for document in documents}
+    attempts = {document["attempt"] for document in documents}
     if len(documents) <= 1 or len(attempts) > 1:
         return []
     reports = {place: _report_of(document) for place, document in enumerate(documents)}
-    vanished = [place for place, document in enumerate(documents) if _vanished(document)]
+    vanished = [
+        place
+        for place, document in enumerate(documents)
+        if document["alive"] is False and document["state"] in SILENT_ENDS
+    ]
     if 0 < 2 * len(vanished) <= len(documents):
         # The other ranks had time to fail or to be stopped, so they outlived it. Where most were killed, that was the end of
         # the job, and a rank that failed lost its connection meanwhile.
         return suspects(reports, {place: reports[place].quiet_s for place in vanished})
-    if all(document.get("state") == "finished" for document in documents):
+    if all(document["state"] == "finished" for document in documents):
         return []
-    if any(document.get("warnings") for document in documents):
+    if any(document["warnings"] for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
         # A rank at the end of a step may then be behind ranks at the beginning of the next.
         ends = [report.stage if report.stage in ORDER else report.after for report in reports.values()]
@@ -114,25 +117,20 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     return suspects(reports, {})
 
 
-def _vanished(document: PostmortemDocument) -> bool:
-    return document.get("alive") is False and document.get("state") in SILENT_ENDS
-
-
 def _report_of(document: PostmortemDocument) -> RankReport:
     """Returns the last report that the rank would have sent."""
-    inside = (document.get("open") or [{}])[-1]
+    inside = (document["open"] or [{}])[-1]
     stage = inside.get("stage") or "other"
-    state = document.get("state")
     return RankReport(
-        rank=document.get("rank") or 0,
-        host=document.get("host") or "",
+        rank=document["rank"] or 0,
+        host=document["host"] or "",
         sequence=0,
-        steps=document.get("steps_in_file") or 0,
-        step=document.get("step") or 0,
+        steps=document["steps_in_file"],
+        step=document["step"] or 0,
         stage=stage,
         loader=(inside.get("loader") or "") if stage == "data" else "",
-        after=document.get("after") or "",
+        after=document["after"],
         quiet_s=float(inside.get("for_seconds") or 0.0),
         stalled=True,
-        over=state == "finished",
+        over=document["state"] == "finished",
     )
