@@ -297,9 +297,8 @@ class ReportBuilder:
     def _faults(self) -> dict[str, int]:
         by_part = {part: guard.faults for part, guard in self._guards.items()}
         hooks = self._recording.hooks
-        reported = self._caches.faults + self._recording.timers.faults + (hooks.faults if hooks else 0)
-        if reported:
-            by_part[LOGGED_VALUES] = by_part.get(LOGGED_VALUES, 0) + reported
+        by_part[LOGGED_VALUES] += self._caches.faults + self._recording.timers.faults
+        by_part[LOGGED_VALUES] += hooks.faults if hooks else 0
         if self.trackers is not None:
             by_part["trackers"] = self.trackers.faults()
         return by_part
@@ -313,12 +312,11 @@ def may_use_trackers(config: Config) -> bool:
 def uses_trackers(config: Config) -> bool:
     """Returns whether a tracker is in use: requested by a setting, or imported by the program."""
     wishes = {name: getattr(config, name) for name in TRACKERS}
-    loaded = (
-        any(module in sys.modules for module in TRACKER_MODULES[name])
+    imported = any(
+        wish == "auto" and any(module in sys.modules for module in TRACKER_MODULES[name])
         for name, wish in wishes.items()
-        if wish == "auto"
     )
-    return "on" in wishes.values() or bool(config.console_metrics) or any(loaded)
+    return imported or "on" in wishes.values() or bool(config.console_metrics)
 
 
 def has_automatic_captures(config: Config) -> bool:
