@@ -547,7 +547,6 @@ class AgentClient:
         self._asked_for_report = True
 
     def _do_ended(self, summary: dict[str, Any], gaps: list[dict[str, str]]) -> None:
-        """Keeps summary and instrumentation gaps of the end."""
         self._last = summary, gaps
 
     def _do_log(self, level: int, text: str) -> None:
@@ -636,7 +635,6 @@ class AgentClient:
         return bool(asked or (none_yet and self.recording.devices.ooms()))
 
     def _run_once(self) -> None:
-        """Runs one iteration of trackers and captures."""
         if self._reports.trackers is None and uses_trackers(self._config):
             with Guard("trackers"):
                 self._make_trackers()
@@ -661,7 +659,6 @@ class AgentClient:
 
     @property
     def _agent_outlives_us(self) -> bool:
-        """Whether the agent outlives this process."""
         return self.here is None and not self._in_container
 
     def _await_agent(self, timeout_s: float) -> None:

@@ -159,7 +159,6 @@ def _folder() -> str:
 
 
 def _start_alone() -> AgentConnection:
-    """Starts an agent for this rank alone and connects to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:

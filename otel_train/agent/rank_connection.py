@@ -230,7 +230,6 @@ class RankConnection:
         return self.service.instrumentation_gaps()
 
     def _do_account(self) -> LoopProgress:
-        """Accounts all recorded events; returns the progress of the loop."""
         with self.loop.up_to_date():
             return loop_of(self.service.run, self.rings)
 

@@ -205,7 +205,6 @@ def _step_durations(totals: Totals) -> list[dict[str, Any]]:
 
 
 def _processors() -> int | None:
-    """Returns the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()

@@ -219,7 +219,6 @@ def _dispatch(summary: Summary) -> tuple[float, float]:
 
 
 def _key(*path: str) -> Rule:
-    """Returns the rule of evidence that is a key."""
     return lambda summary, _: reduce(getitem, path, summary.document)
 
 

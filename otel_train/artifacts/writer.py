@@ -337,7 +337,6 @@ def _remarks(left: RunReader, source: str) -> list[str]:
 
 
 def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> dict[str, Any]:
-    """Writes ``op_stats.csv`` from the analysis of the newest capture."""
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
         return {"absent": _NO_CAPTURE}

@@ -202,7 +202,6 @@ class FlightHistory:
 
 
 def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: list[str]) -> int:
-    """Returns the number of the first step on file."""
     first = timeline.first_step(summary)
     if not timeline.whole:
         how = (
@@ -339,7 +338,6 @@ class Timeline:
         return rows[key]
 
     def _selves(self, mine: NDArray[np.bool_]) -> Ints:
-        """Returns the self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
         times = self._history.closed.times

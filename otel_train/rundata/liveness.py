@@ -120,7 +120,6 @@ def written_until(summary: Mapping[str, Any]) -> float | None:
 
 
 def _intervals(settings: object) -> tuple[float, float]:
-    """Returns poll interval and summary interval in seconds, from the settings of the run."""
     given, _ = present(mapping(settings))
     try:
         tuned = Config(tuning=given.get("tuning", "")).tuned()
