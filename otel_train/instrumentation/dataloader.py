@@ -481,9 +481,7 @@ class DataLoaderPatch:
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
-            if (
-                type(iterator) not in self._kinds
-            ):  # of a package that was imported later: in time for the next one
+            if type(iterator) not in self._kinds:  # its package was imported later: in time for the next
                 self._find_kinds(self._base)
             original(iterator, loader, *args, **kwargs)
             self.adopt(iterator, loader)

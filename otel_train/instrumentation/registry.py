@@ -231,7 +231,8 @@ class ProbeRegistry:
             return
         with self._naming, self._lock:
             for probe in self.loaders.values():
-                given = probe.inner() or probe.loader()
+                inner = probe.inner()
+                given = probe.loader() if inner is None else inner  # the truth of a loader is its length
                 fits = probe.given and not probe.began_ns and _is_data_loader(given)
                 if fits and given.dataset is made.dataset and is_passed(given):
                     probe.inner, self._by_loader[id(made)] = weakref.ref(made), probe

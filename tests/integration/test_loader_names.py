@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
@@ -172,6 +172,28 @@ def test_a_loader_made_from_a_given_one_keeps_its_name(tmp_path: Path) -> None:
     summary = session.summary()
     assert summary["batches"] == {"train": 6, "held_out": 4}
     assert passes(summary) == {"train": 2, "held_out": 2}
+
+
+def test_a_streaming_loader_made_from_a_given_one_keeps_its_name(tmp_path: Path) -> None:
+    """It has no length, and to ask for one is an error, or a promise."""
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(4)
+
+    def made_again(dataloader: Any) -> Any:
+        return DataLoader(dataloader.dataset, batch_size=2)
+
+    stream = DataLoader(Stream(), batch_size=2)
+    with otel_train.instrument(Net(), {"train": stream}, run_dir=tmp_path, **QUIET) as session:
+        made = made_again(stream)
+        loader(1)
+        use(made)
+
+    summary = session.summary()
+    assert summary["batches"] == {"train": 2}
+    assert summary["loaders"][0]["endings"] == {"streaming_end": 1}
+    assert summary["telemetry"]["faults"] == {}
 
 
 def test_a_given_wrapper_names_the_loader_that_it_iterates(observed: Observed) -> None:
