@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -291,7 +292,7 @@ class ProcessActivity:
         """
         spent_ns, is_runnable = 0, False
         mine = str(threading.get_native_id())
-        try:
+        with suppress(OSError, ValueError, IndexError):  # the process, or one of its threads, is gone
             for task in self._tasks.iterdir():
                 if task.name != mine:
                     running, waiting, _ = (task / "schedstat").read_text(encoding="utf-8").split()
@@ -300,8 +301,6 @@ class ProcessActivity:
                     has_run = int(running) > self._ran_ns.get(task.name, int(running))
                     self._ran_ns[task.name] = int(running)
                     is_runnable |= state == b"R" or (self._reading and state == b"D" and has_run)
-        except (OSError, ValueError, IndexError):  # the process, or one of its threads, is gone
-            return spent_ns, is_runnable
         return spent_ns, is_runnable
 
 

@@ -163,7 +163,8 @@ class RankCoordinator:
             if self._rank == 0 or any(suspect.rank == 0 and suspect.silent for suspect in named):
                 for suspect in named:
                     self._record_stall(suspect)
-            self._record_straggler()
+            if self._rank == 0:
+                self._record_straggler(self._monitor.slow)
         elif 0 in records:
             with suppress(ValueError):  # written by another version
                 leader = decode(records[0])
@@ -185,8 +186,7 @@ class RankCoordinator:
             "silent" if suspect.silent else "without progress", suspect.quiet_s
         )  # fmt: skip
 
-    def _record_straggler(self) -> None:
-        slow = self._monitor.slow if self._monitor and self._rank == 0 else None
+    def _record_straggler(self, slow: Straggler | None) -> None:
         named = () if slow is None else (slow.host,) if slow.ranks > 1 else (slow.host, slow.rank)
         if slow is not None and named != self._named:
             attributes: dict[str, AttributeValue] = {
@@ -267,7 +267,7 @@ class RankMonitor:
     @property
     def reporting(self) -> int:
         """Number of ranks with a recent report, and of those that have ended by themselves."""
-        return len(self._last) - len(self._silent_s(MISSED_RECORDS * self._every_s))
+        return len(self._last) - len(self.silent)
 
     @property
     def silent(self) -> list[int]:

@@ -137,19 +137,15 @@ def read_metrics(path: Path) -> dict[str, Any]:
 def records_below(run: Path) -> list[dict[str, Any]]:
     """Returns the metadata of a run's captures, the oldest first; unreadable ones are skipped."""
     found = []
-    for name in names_in(run / "captures"):
-        with suppress(RunDirectoryError):
-            if name.endswith(METADATA_SUFFIX):
-                found.append(_record(run / "captures" / name))
+    for path in (run / "captures" / name for name in names_in(run / "captures")):
+        if path.name.endswith(METADATA_SUFFIX):
+            with suppress(RunDirectoryError):
+                record = current_document(read_json(path))
+                check(record, "files/capture", path)
+                found.append(record)
     return sorted(
         found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
     )
-
-
-def _record(path: Path) -> dict[str, Any]:
-    record = current_document(read_json(path))
-    check(record, "files/capture", path)
-    return record
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
