@@ -144,13 +144,12 @@ def run(args: argparse.Namespace) -> int:
 def _generator(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> LoadGenerator:
     from benchmarks.scale.ranks import SimulatedRanks
     from benchmarks.scale.sender import LoadGenerator
-    from otel_train.resource import VERSION
 
     simulated = SimulatedRanks(
         args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),
         steps_per_s=args.steps_per_second,
     )  # fmt: skip
-    return LoadGenerator(simulated, settings, every_s=config.export_interval_s, version=VERSION)
+    return LoadGenerator(simulated, settings, every_s=config.export_interval_s)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -57,7 +57,6 @@ class LoadGenerator:
         simulated: the ranks.
         settings: where to, and how.
         every_s: seconds between two exports of a rank that is not reduced.
-        version: of the instrumentation scope.
         senders: threads that send.
     """
 
@@ -67,13 +66,11 @@ class LoadGenerator:
         settings: OtlpSettings,
         *,
         every_s: float,
-        version: str,
         senders: int = SENDERS,
     ) -> None:
         self._simulated = simulated
         self._settings = settings
         self._every_s = every_s
-        self._version = version
         self._ranks = simulated.senders
         self.counts = Counts(len(simulated.ranks), len(self._ranks))
         self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
@@ -199,7 +196,7 @@ class LoadGenerator:
         self._sent_spans[rank.info.rank] = scene.reading.spans_until
         spans = self._simulated.spans_of(rank, before, scene.reading.spans_until)
         if spans and "traces" in self._settings.targets:
-            line = spans_line(spans, resource, self._version).encode()
+            line = spans_line(spans, resource).encode()
             answer = transport.send("traces", line, limit_s)
             self.counts.spans(len(spans), len(line), accepted=answer.accepted)
 
@@ -217,6 +214,6 @@ class LoadGenerator:
         resource = self._simulated.resource(
             self._simulated.ranks[self._simulated.accounts[account].info.rank]
         )
-        line = metrics_line(reading.snapshot, {}, self._version)
+        line = metrics_line(reading.snapshot, {})
         sizes = sizes_of(reading.snapshot.families, len(with_resource(line, resource)))
         return _Scene(reading, line, sizes)

@@ -39,7 +39,7 @@ from otel_train.errors import ConfigError
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.recording.descriptors import require_descriptors
-from otel_train.resource import VERSION, Process, detect, find_job, torch_versions
+from otel_train.resource import Process, detect, find_job, torch_versions
 from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, free_in_forks
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class AgentClient:
         from otel_train.exporters.otel_providers import ProviderExporter
         from otel_train.exporters.plugins import PluginExporter
 
-        exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
+        exporter = ProviderExporter(opened.resource, **providers)
         self._providers = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._update_end_work()
         self.ask("providers")

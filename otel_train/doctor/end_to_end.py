@@ -80,8 +80,8 @@ class Probe:
         )
         snapshot = Snapshot(self.unix_ns, self.unix_ns, (MetricFamily(c.PROBE_TIME, (point,)),))
         return {
-            "metrics": metrics_line(snapshot, resource, "").encode(),
-            "traces": spans_line((span,), resource, "").encode(),
+            "metrics": metrics_line(snapshot, resource).encode(),
+            "traces": spans_line((span,), resource).encode(),
         }
 
 

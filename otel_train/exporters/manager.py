@@ -163,11 +163,11 @@ class ExportManager:
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
-                    settings, resource, version=VERSION, directory=self.rank_folder,
+                    settings, resource, directory=self.rank_folder,
                     transport=OtlpTransport(settings.targets, self._shared.connections), on_error=self._directory.note,
                 )  # fmt: skip
                 self._add(self._otlp, Guard("OTLP export"), every, self.disk)
-        self._directory.describe(resource, VERSION)
+        self._directory.describe(resource)
         self._add(self._directory, Guard("run directory"), every, self.disk)
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         for plugin in self._plugins:

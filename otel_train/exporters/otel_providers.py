@@ -17,6 +17,7 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 from otel_train.catalog import Kind
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import SCOPE_NAME, span_attributes
+from otel_train.resource import VERSION
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class ProviderExporter:
     """
 
     def __init__(
-        self, resource: Mapping[str, AttributeValue], *, version: str, meters: Any = None, tracers: Any = None
+        self, resource: Mapping[str, AttributeValue], *, meters: Any = None, tracers: Any = None
     ) -> None:
-        self._scope = InstrumentationScope(SCOPE_NAME, version)
+        self._scope = InstrumentationScope(SCOPE_NAME, VERSION)
         self._providers = [provider for provider in (meters, tracers) if provider is not None]
         self._snapshot: Snapshot | None = None
         self._guard = Guard("metrics for the program's meter provider")

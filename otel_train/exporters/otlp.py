@@ -138,7 +138,6 @@ class OtlpExporter:
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
         resource: resource attributes; every request repeats them.
-        version: of the instrumentation scope.
         directory: of the rank, where the spool lies; None keeps what waits in memory.
         transport: sends requests; None: a transport with connections of its own.
         max_bytes: bound on the spool.
@@ -150,7 +149,6 @@ class OtlpExporter:
         settings: OtlpSettings,
         resource: Mapping[str, AttributeValue],
         *,
-        version: str,
         directory: Path | None = None,
         transport: Transport | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
@@ -159,7 +157,6 @@ class OtlpExporter:
     ) -> None:
         self.failures = 0  # requests that were not accepted
         self._resource = dict(resource)
-        self._version = version
         self._failure_logged = False
         self._drops: Counter[tuple[str, str]] = Counter()
         self._transport = transport or OtlpTransport(settings.targets)
@@ -205,7 +202,7 @@ class OtlpExporter:
 
     def _write(self, signal: str, records: int, line_of: Callable[..., str], data: object) -> None:
         try:
-            request = line_of(data, self._resource, self._version).encode("utf-8", "replace")
+            request = line_of(data, self._resource).encode("utf-8", "replace")
         except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
             self.count(signal, records, "serialization")
             if not self._failure_logged:

@@ -12,6 +12,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
+from otel_train.resource import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +36,10 @@ REQUEST_KEYS = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
 Json = dict[str, object]
 
 
-def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue], version: str) -> str:
+def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue]) -> str:
     """Returns one ``ExportMetricsServiceRequest`` on one line, without the newline."""
     metrics = [_family(family, snapshot) for family in snapshot.families]
-    return _envelope("metrics", metrics, resource, version)
+    return _envelope("metrics", metrics, resource)
 
 
 def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
@@ -46,9 +47,9 @@ def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
     return line.replace(_dump({"attributes": []}), _dump({"attributes": _attributes(resource)}), 1)
 
 
-def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], version: str) -> str:
+def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> str:
     """Returns one ``ExportTraceServiceRequest`` on one line, without the newline."""
-    return _envelope("spans", [_span(span) for span in spans], resource, version)
+    return _envelope("spans", [_span(span) for span in spans], resource)
 
 
 def protobuf_of(line: bytes, signal: str) -> bytes:
@@ -98,9 +99,9 @@ def records_in(line: bytes) -> int:
     return max(0, line.count(b'"timeUnixNano"') - line.count(b'"spanId"'))
 
 
-def _envelope(key: str, records: list[Json], resource: Mapping[str, AttributeValue], version: str) -> str:
+def _envelope(key: str, records: list[Json], resource: Mapping[str, AttributeValue]) -> str:
     suffix = key.capitalize()
-    scope = {"scope": {"name": SCOPE_NAME, "version": version}, key: records}
+    scope = {"scope": {"name": SCOPE_NAME, "version": VERSION}, key: records}
     one = {"resource": {"attributes": _attributes(resource)}, f"scope{suffix}": [scope]}
     return _dump({f"resource{suffix}": [one]})
 

@@ -79,7 +79,6 @@ class RunDirectory:
         self._lease: RankLease | None = None
         self._pid = os.getpid()
         self._resource: dict[str, AttributeValue] = {}
-        self._version = ""
         self._files = {
             name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
             for name, share in _SHARES.items()
@@ -194,9 +193,9 @@ class RunDirectory:
         """Where ``flight.bin`` of this attempt belongs."""
         return self.rank_path / "flight.bin"
 
-    def describe(self, resource: Mapping[str, AttributeValue], version: str) -> None:
+    def describe(self, resource: Mapping[str, AttributeValue]) -> None:
         """Sets the resource attributes on every line of metrics and spans."""
-        self._resource, self._version = dict(resource), version
+        self._resource = dict(resource)
 
     def export(self, batch: ExportBatch) -> None:
         """Appends the events, the snapshot and the spans of one batch."""
@@ -209,10 +208,10 @@ class RunDirectory:
             }  # fmt: skip
             self._files["events.jsonl"].append(dump_json(value))
         if batch.snapshot is not None:
-            line = metrics_line(batch.snapshot, self._resource, self._version)
+            line = metrics_line(batch.snapshot, self._resource)
             self._files["metrics.otlp.jsonl"].append(line)
         if batch.spans:
-            self._files["spans.otlp.jsonl"].append(spans_line(batch.spans, self._resource, self._version))
+            self._files["spans.otlp.jsonl"].append(spans_line(batch.spans, self._resource))
 
     def write_summary(self, text: str) -> bool:
         """Replaces ``summary.json`` as a whole; a reader never sees half of one. Returns False when it could not be written."""

@@ -40,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exporter(endpoint: str, directory: Path | None, **environ: str) -> OtlpExporter:
     settings = OtlpSettings.read(environ, endpoint=endpoint)
-    return OtlpExporter(settings, RESOURCE, version="1", directory=directory)
+    return OtlpExporter(settings, RESOURCE, directory=directory)
 
 
 def arrived(received: Received) -> list[int]:
@@ -211,7 +211,7 @@ PROGRAM = textwrap.dedent(
     from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=Path(sys.argv[1]))
     first, count = int(sys.argv[2]), int(sys.argv[3])
     stop = []
     def end(*_):

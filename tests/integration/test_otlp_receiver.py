@@ -20,6 +20,7 @@ from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings
+from otel_train.resource import VERSION
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.waiting import until
@@ -37,7 +38,7 @@ def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def exporter(directory: Path) -> OtlpExporter:
-    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1.2", directory=directory)
+    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=directory)
 
 
 def attributes(owner: Any) -> dict[str, Any]:
@@ -52,7 +53,10 @@ def test_metrics_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None
     otlp.close(2)
     group = receiver.metrics[0].resource_metrics[0]
     assert attributes(group.resource) == RESOURCE
-    assert (group.scope_metrics[0].scope.name, group.scope_metrics[0].scope.version) == ("otel_train", "1.2")
+    assert (group.scope_metrics[0].scope.name, group.scope_metrics[0].scope.version) == (
+        "otel_train",
+        VERSION,
+    )
     points = receiver.points()
     full = points["train.step.duration"].exponential_histogram.data_points[0]
     assert (full.count, full.sum, full.min, full.max, full.scale) == (3, 5.0, 0.5, 4.0, 0)
@@ -106,7 +110,7 @@ def test_a_certificate_that_is_not_there_is_refused_at_once(monkeypatch: pytest.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem")
     with pytest.raises(ConfigError, match=r"/nowhere/ca.pem"):
-        OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1")
+        OtlpExporter(OtlpSettings.read(os.environ), RESOURCE)
 
 
 def no_place(name: str) -> AbstractContextManager[Any]:
@@ -186,7 +190,7 @@ SCRIPT = textwrap.dedent(
     from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot, spans
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=Path(sys.argv[1]))
     otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     if "fork" in sys.argv:
         pid = os.fork()

@@ -42,7 +42,7 @@ def line(run: str, rank: int, at_ns: int, number: int) -> bytes:
         "train.rank": rank,
         "train.world.size": 2,
     }
-    return metrics_line(Snapshot(at_ns - 600 * NS_PER_S, at_ns, families), resource, "1").encode()
+    return metrics_line(Snapshot(at_ns - 600 * NS_PER_S, at_ns, families), resource).encode()
 
 
 def leave(root: Path, run: str, age_s: float) -> Path:

@@ -31,7 +31,7 @@ parse: Any = parser.text_string_to_metric_families  # it publishes no types
 
 
 def line(steps: float = 7.0, *, second: int = 10, **resource: Any) -> bytes:
-    return metrics_line(snapshot(steps, second=second), {**RESOURCE, **resource}, "1").encode()
+    return metrics_line(snapshot(steps, second=second), {**RESOURCE, **resource}).encode()
 
 
 def at_s(sample: Sample) -> Any:  # Any: of approx
@@ -57,7 +57,7 @@ def read_back(path: Path) -> dict[str, list[Sample]]:
 def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     """Names, labels, values and times are those that Prometheus gives the same request."""
     path = tmp_path / "text"
-    ranks = [[line(7), line(9, second=25)], [line(8, **{"train.rank": 4, "3d..loss": "none"})]]
+    ranks = [[line(7), line(9, second=25)], [line(8, **{"train.rank": 4, "3d..loss": 1})]]
     written = write_text(path, ranks)
     families = read_back(path)
     steps = sorted(families["train_steps"], key=lambda s: (s.labels["train_rank"], s.timestamp))
@@ -78,7 +78,7 @@ def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     }
     assert families["train_heartbeat_time_seconds"][0].value == 1_700_000_010.5
     assert families["target_info"][0].labels["train_debug"] == "true"
-    assert {s.labels.get("key_3d__loss") for s in families["target_info"]} == {None, "none"}
+    assert {s.labels.get("key_3d__loss") for s in families["target_info"]} == {None, "1"}
 
 
 def test_buckets_of_a_histogram_hold_what_they_say(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_every_bound_counts_exactly_what_lies_below_it(scale: int, values: list[
     made = Snapshot(START_NS, START_NS, (MetricFamily(c.STEP_DURATION, (point,)),))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text")
-        write_text(path, [[metrics_line(made, RESOURCE, "1").encode()]])
+        write_text(path, [[metrics_line(made, RESOURCE).encode()]])
         samples = read_back(path)["train_step_duration_seconds"]
     below = {float(s.labels["le"]): s.value for s in samples if s.name.endswith("_bucket")}
     uppers = [2.0 ** ((index + 1) / 2.0**scale) for index in indexes]
@@ -150,7 +150,7 @@ def test_a_value_that_is_no_number_is_spelled_as_prometheus_does(tmp_path: Path,
     made = Snapshot(
         START_NS, START_NS, (MetricFamily(c.LOSS, (Point((("train.loss.name", 'a"\\\n'),), value),)),)
     )
-    write_text(path, [[metrics_line(made, RESOURCE, "1").encode()]])
+    write_text(path, [[metrics_line(made, RESOURCE).encode()]])
     [sample] = read_back(path)["train_loss"]
 
     assert sample.value == value or math.isnan(sample.value) == math.isnan(value)

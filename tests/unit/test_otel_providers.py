@@ -65,7 +65,7 @@ def test_a_reader_collects_our_metrics_beside_the_programs_own() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader], resource=Resource({"service.name": "trainer"}))
     provider.get_meter("mine").create_counter("mine").add(3)
-    exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
+    exporter = ProviderExporter(RESOURCE, meters=provider)
     before = names_in(reader.get_metrics_data())
     exporter.export(ExportBatch(snapshot=snapshot()))
     data = reader.get_metrics_data()
@@ -84,7 +84,7 @@ def test_our_metrics_are_collected_where_the_program_has_none() -> None:
     """The SDK collects None then, and a reader is not even asked to send."""
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
-    exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
+    exporter = ProviderExporter(RESOURCE, meters=provider)
     exporter.export(ExportBatch(snapshot=snapshot()))
 
     assert names_in(reader.get_metrics_data()) == OURS
@@ -98,7 +98,7 @@ def test_the_last_metrics_are_sent_at_the_end() -> None:
     provider = MeterProvider(
         metric_readers=[PeriodicExportingMetricReader(sent, export_interval_millis=60_000)]
     )
-    exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
+    exporter = ProviderExporter(RESOURCE, meters=provider)
     exporter.export(ExportBatch(snapshot=snapshot(), final=True))
     exporter.close(1)
 
@@ -112,7 +112,7 @@ def test_spans_keep_their_ids(kind: Any) -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"service.name": "trainer"}))
     provider.add_span_processor(kind(kept))
-    exporter = ProviderExporter(RESOURCE, version="1", tracers=provider)
+    exporter = ProviderExporter(RESOURCE, tracers=provider)
     exporter.export(ExportBatch(spans=spans()))
     exporter.close(5)
 

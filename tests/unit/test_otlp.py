@@ -22,10 +22,11 @@ from otel_train.errors import ConfigError
 from otel_train.exporters.otel_providers import to_metrics_data, to_readable_span
 from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
+from otel_train.resource import VERSION
 from tests.support.receiver import ids_in_base64
 from tests.support.snapshots import RESOURCE, STEP, STEPS, snapshot, spans
 
-SCOPE = InstrumentationScope("otel_train", "1")
+SCOPE = InstrumentationScope("otel_train", VERSION)
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
@@ -44,21 +45,21 @@ def from_spec_json(text: str, message: Any) -> Any:
 
 def test_the_json_line_of_a_snapshot_says_what_the_protobuf_says() -> None:
     """Whoever reads the file sees what the collector saw."""
-    line = metrics_line(snapshot(), RESOURCE, "1")
+    line = metrics_line(snapshot(), RESOURCE)
     assert from_spec_json(line, ExportMetricsServiceRequest()) == metrics_request(snapshot())
 
 
 def test_the_json_line_of_spans_says_what_the_protobuf_says() -> None:
     """Ids, parents, links, events and status must survive in both forms."""
-    line = spans_line(spans(), RESOURCE, "1")
+    line = spans_line(spans(), RESOURCE)
     assert from_spec_json(line, ExportTraceServiceRequest()) == trace_request()
 
 
 def test_a_line_in_protobuf_is_what_the_sdk_would_have_sent() -> None:
     """A collector must not see which of the two carried it."""
-    line = metrics_line(snapshot(), RESOURCE, "1").encode()
+    line = metrics_line(snapshot(), RESOURCE).encode()
     assert protobuf_of(line, "metrics") == metrics_request(snapshot()).SerializeToString()
-    line = spans_line(spans(), RESOURCE, "1").encode()
+    line = spans_line(spans(), RESOURCE).encode()
     assert protobuf_of(line, "traces") == trace_request().SerializeToString()
 
 
@@ -82,15 +83,13 @@ def test_what_is_no_request_raises_one_error(line: bytes) -> None:
 def test_records_are_counted_without_reading_a_request() -> None:
     """What is dropped is counted, and parsing megabytes would hold the interpreter."""
     points = sum(len(family.points) for family in snapshot().families)
-    assert records_in(metrics_line(snapshot(), RESOURCE, "1").encode()) == points
-    assert records_in(spans_line(spans(), RESOURCE, "1").encode()) == len(spans())
+    assert records_in(metrics_line(snapshot(), RESOURCE).encode()) == points
+    assert records_in(spans_line(spans(), RESOURCE).encode()) == len(spans())
 
 
 def test_a_line_takes_another_resource() -> None:
     """Simulated ranks that share metrics differ in nothing else."""
-    assert with_resource(metrics_line(snapshot(), {}, "1"), RESOURCE) == metrics_line(
-        snapshot(), RESOURCE, "1"
-    )
+    assert with_resource(metrics_line(snapshot(), {}), RESOURCE) == metrics_line(snapshot(), RESOURCE)
 
 
 numbers = st.floats(allow_nan=False)
@@ -116,7 +115,7 @@ def test_any_metrics_survive_the_way_through_a_file(value: float, loader: str, o
         exemplars=tuple(Exemplar(each, 1, 2, 3) for each in observed),
     )
     metrics = Snapshot(1, 2, (MetricFamily(STEPS, (Point(labels, value),)), MetricFamily(STEP, (point,))))
-    line = metrics_line(metrics, RESOURCE, "1")
+    line = metrics_line(metrics, RESOURCE)
     assert "\n" not in line
     assert protobuf_of(line.encode(), "metrics") == metrics_request(metrics).SerializeToString()
 

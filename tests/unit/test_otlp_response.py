@@ -29,8 +29,8 @@ from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
 
 ACCEPTED, RETRY, REFUSED = ExportResult.ACCEPTED, ExportResult.RETRY, ExportResult.REFUSED
-METRICS = metrics_line(snapshot(), RESOURCE, "1").encode()
-SPANS = spans_line(spans(), RESOURCE, "1").encode()
+METRICS = metrics_line(snapshot(), RESOURCE).encode()
+SPANS = spans_line(spans(), RESOURCE).encode()
 PROTOCOLS = ("http/json", "http/protobuf")
 
 

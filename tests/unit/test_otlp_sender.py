@@ -23,12 +23,12 @@ from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
 
 POINTS = sum(len(family.points) for family in snapshot().families)
-SPANS = spans_line(spans(), RESOURCE, "1").encode()
+SPANS = spans_line(spans(), RESOURCE).encode()
 SETTINGS = OtlpSettings.read({}, endpoint="http://collector:4318")
 
 
 def metrics(steps: float = 7.0) -> bytes:
-    return metrics_line(snapshot(steps), RESOURCE, "1").encode()
+    return metrics_line(snapshot(steps), RESOURCE).encode()
 
 
 class Collector:
@@ -83,7 +83,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., OtlpExporter]]:
         max_bytes: int = 1 << 20,
     ) -> OtlpExporter:
         sender = OtlpExporter(
-            SETTINGS, RESOURCE, version="1", directory=directory,
+            SETTINGS, RESOURCE, directory=directory,
             transport=collector, max_bytes=max_bytes, monotonic_s=monotonic_s,
         )  # fmt: skip
         made.append((sender, collector))

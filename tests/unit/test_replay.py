@@ -23,7 +23,7 @@ from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
 
 
 def metrics(steps: float = 7.0) -> bytes:
-    return metrics_line(snapshot(steps), RESOURCE, "1").encode()
+    return metrics_line(snapshot(steps), RESOURCE).encode()
 
 
 def put(rank: Path, *lines: bytes, signal: str = "metrics") -> None:
@@ -52,7 +52,7 @@ def run_path(tmp_path: Path) -> Path:
         directory.close()
         put(directory.rank_path, metrics())
         if rank:
-            put(directory.rank_path, spans_line(spans(), RESOURCE, "1").encode(), signal="traces")
+            put(directory.rank_path, spans_line(spans(), RESOURCE).encode(), signal="traces")
     (tmp_path / "r" / "rank0" / "metrics.otlp.jsonl").write_bytes(metrics() + b"\n")
     return tmp_path / "r"
 

@@ -34,7 +34,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
     """Everything that happened can be read without any server."""
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=2)
-    directory.describe(RESOURCE, "1")
+    directory.describe(RESOURCE)
     event = Event(name="oom", time_unix_ns=5, attributes={"train.bytes": 3, "train.bad": float("nan")})
     directory.export(ExportBatch(snapshot=snapshot(), spans=spans(), events=(event,)))
     directory.close(1)
@@ -318,7 +318,7 @@ def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> 
 def test_files_are_bounded_together(tmp_path: Path) -> None:
     """A month of training must not fill the disk."""
     directory = RunDirectory.open(tmp_path, "job", rank=0, max_bytes=60_000)
-    directory.describe(RESOURCE, "1")
+    directory.describe(RESOURCE)
     for step in range(100):
         directory.export(
             ExportBatch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
@@ -336,7 +336,7 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=0)
     (tmp_path / "runs").rename(tmp_path / "gone")
     (tmp_path / "runs").write_text("")
-    directory.describe(RESOURCE, "1")
+    directory.describe(RESOURCE)
     directory.export(ExportBatch(snapshot=snapshot()))
     assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
