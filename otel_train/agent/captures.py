@@ -143,7 +143,7 @@ class RankCaptures:
         client = self._client
         if self.flops is not None:
             with self._flops_guard, client.turn():
-                self.flops.poll(free=self.capturing is None or not self.capturing.controller.unfinished)
+                self.flops.poll(free=not self.recording)
         with Guard("captures"):
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
@@ -168,7 +168,7 @@ class RankCaptures:
         """Writes what was recorded. Nothing is recorded any more."""
         if self.capturing is None:
             return
-        if self.capturing.controller.unfinished:
+        if self.recording:
             self._client.ask("close_run", timeout_s=timeout_s)
         with self._client.turn():
             self.capturing.controller.end(timeout_s / 2)

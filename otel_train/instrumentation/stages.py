@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from otel_train.config.validation import switch_of, variable_of
 from otel_train.errors import callable_, shown, text
-from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, begin_end_fail, code
+from otel_train.recording.events import MAX_PAYLOAD, SOURCE_SHIFT, Op, SourceKind, begin_end_fail, code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
@@ -242,18 +242,18 @@ class Stage:
 class _Suspendable:
     """Events of one call that may be suspended."""
 
-    __slots__ = ("_recorder", "_source_codes", "_token")
+    __slots__ = ("_recorder", "_source", "_token")
 
     def __init__(self, name: str) -> None:
         self._recorder = active_session.stages
         if self._recorder is not None:
-            self._source_codes = self._recorder.codes.get(name) or self._recorder.register(name)
+            codes = self._recorder.codes.get(name) or self._recorder.register(name)
+            self._source = codes[0] >> SOURCE_SHIFT
             self._token = self._recorder.token()
 
     def write(self, op: Op) -> None:
         if self._recorder is not None and self._recorder is active_session.stages:
-            source = (self._source_codes[0] & ~0xF) >> 4
-            self._recorder.edge(code(op, source, payload=self._token))
+            self._recorder.edge(code(op, self._source, payload=self._token))
 
 
 def _run_suspendable(

@@ -15,7 +15,7 @@ from _thread import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from otel_train.recording.descriptors import mapped
+from otel_train.recording.descriptors import mapped, unnamed_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +68,7 @@ class SharedRows:
 
 def _memory_file(size_bytes: int) -> int:
     """Returns an open unnamed file with allocated blocks: touching an unallocated block could kill a process."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("otel_train")
-    else:
-        from tempfile import TemporaryFile
-
-        with TemporaryFile() as unnamed:
-            file = os.dup(unnamed.fileno())
+    file = unnamed_file()
     try:
         os.write(file, bytes(size_bytes))
     except OSError:

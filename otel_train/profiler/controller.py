@@ -154,14 +154,9 @@ class CaptureController:
         return self.running or not self.finished
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a recording is under way, or not yet written and reported."""
-        return self.busy or not self.finished
-
-    @property
     def wanted(self) -> bool:
-        """Whether a request waits, or a recording is unfinished."""
-        return self.unfinished or bool(self._queued)
+        """Whether a request waits, or a capture is armed, runs, or is being written."""
+        return self.recording or bool(self._queued)
 
     def begin(self, plan: CaptureRequest, loop: LoopState) -> str:
         """Arms the step scheduler, when not busy; returns why not. Called by the service thread, or between two steps."""

@@ -90,6 +90,20 @@ def raise_soft_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_AGENT if hard < 0 else min(_AGENT, hard), hard))
 
 
+def unnamed_file() -> int:
+    """Returns a descriptor of memory without a name; of a file without one where the system has no such memory.
+
+    Raises:
+        OSError: neither can be had.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("otel_train", os.MFD_CLOEXEC)
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as opened:
+        return os.dup(opened.fileno())
+
+
 def mapped(descriptor: int, size_bytes: int) -> memoryview:
     """Returns the memory of a file, shared; it is unmapped once nothing uses it.
 

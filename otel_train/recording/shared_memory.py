@@ -23,12 +23,11 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.recording.descriptors import mapped, set_aside
+from otel_train.recording.descriptors import mapped, set_aside, unnamed_file
 from otel_train.recording.events import EDGE_WORDS
 from otel_train.safety import free_in_forks
 
@@ -253,7 +252,7 @@ class FlightMemory(RankMemory):
 
     def _allocate(self, size: int) -> memoryview:
         try:
-            self.descriptor = _anonymous()
+            self.descriptor = unnamed_file()
             os.ftruncate(self.descriptor, size)
             return mapped(self.descriptor, size)
         except OSError:
@@ -265,18 +264,6 @@ class FlightMemory(RankMemory):
 
     def _write_header(self) -> None:
         self.view[: HEADER.size] = HEADER.pack(*self._header)
-
-
-def _anonymous() -> int:
-    """Returns a descriptor of memory without a name; of a file without one where the system has no such memory.
-
-    Raises:
-        OSError: neither can be had.
-    """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("otel_train", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as opened:
-        return os.dup(opened.fileno())
 
 
 def ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
