@@ -168,11 +168,11 @@ def time_devices(recorder: Recorder, driver: DeviceDriver, mode: str) -> DeviceT
 class DeviceTimer:
     """Measures device time of each stage of the thread that created the recorder.
 
-    ``edge`` takes the place of ``recorder.edge``. Until ``look`` has seen that a device is in use, and in
+    ``edge`` takes the place of ``recorder.edge``. Until ``poll`` has seen that a device is in use, and in
     every other thread, it does nothing of its own. The event of an end is recorded before the edge and that
     of a begin after it, so the host times of a reading lie within its occurrence.
 
-    A fault of the driver never reaches training: it switches the timer off, and ``look`` raises it.
+    A fault of the driver never reaches training: it switches the timer off, and ``poll`` raises it.
 
     Args:
         mode: ``events``, ``sync`` (wait for the device at every edge: exact and slow) or ``off``.
@@ -502,9 +502,6 @@ _STATE_WORDS = 20 + (1 + QUEUED) * _ENTRY_WORDS
 
 class NativeReader:
     """As ``PythonReader``, on a C thread that never takes the GIL, so also while training hangs.
-
-    Args:
-        driver: functions of the driver, and how to find what they take.
 
     Raises:
         RuntimeError: no thread can be started.

@@ -52,8 +52,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
     """Returns the bytes of the arrays in a batch: every ``nbytes`` in mappings, sequences and dataclasses.
 
-    Returns:
-        None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
+    None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
     """
     arrays, parts = [], [batch]
     for number, part in enumerate(parts):  # the list grows while it is gone through
@@ -209,9 +208,7 @@ class LoaderProbe:
         failures: exceptions that left it, by class.
         weights: bytes of the batches that were weighed.
         pools: workers of its iterators, until all about them is known.
-        workers: its ``num_workers``; None where it has no such setting.
-        prefetch_factor: batches that each worker reads ahead; None where it has none.
-        persistent: its workers live on from pass to pass.
+        workers, prefetch_factor, persistent: settings of a DataLoader; None of what has no such setting.
         sized: it knows how many batches it has.
         loader: gives the loader, while it lives.
         inner: gives the DataLoader that iterates in its place, if there is one.
@@ -221,10 +218,6 @@ class LoaderProbe:
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
 
     Args:
-        loader: held weakly where its type allows.
-        name: label in metrics.
-        recorder: takes the edges.
-        phase: declared by the user, or "".
         samples: from a batch to its samples, by the user; else found.
         tokens: from a batch to its tokens, by the user; else unknown.
     """
@@ -304,12 +297,7 @@ class LoaderProbe:
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
     def stopped(self, given: int, promised: int | None) -> int:
-        """Returns the event word that ends ``next`` by StopIteration.
-
-        Args:
-            given: batches of this pass.
-            promised: batches that it said it would have; None where it did not.
-        """
+        """Returns the event word that ends ``next`` by StopIteration. See ``_given`` for the arguments."""
         ending = Ending.STREAMING_END
         if promised is not None:
             ending = Ending.EPOCH_END if given >= promised else Ending.SHORT
@@ -695,11 +683,7 @@ _MANY = 512
 
 
 class LastBatch:
-    """Loader and fetch time of a thread's last batch, read from its ring on demand; each event is read once.
-
-    Args:
-        recorder: where the edges are.
-    """
+    """Loader and fetch time of a thread's last batch, read from its ring on demand; each event is read once."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -760,12 +744,7 @@ class LastBatch:
 
 
 class InstrumentedIterable:
-    """An iterable whose ``next`` is timed; all other attributes are the iterable's.
-
-    Args:
-        iterable: what the loop wanted to iterate.
-        probe: how it is recorded.
-    """
+    """An iterable whose ``next`` is timed; all other attributes are the iterable's."""
 
     def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
         self._iterable = iterable

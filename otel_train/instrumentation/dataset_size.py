@@ -35,7 +35,6 @@ class _Place(NamedTuple):
     Attributes:
         within: position of the container; None at the top.
         stands_for: number of such positions.
-        depth: number of enclosing positions.
     """
 
     within: _Place | None

@@ -245,12 +245,7 @@ def find_driver(environ: Mapping[str, str]) -> DeviceDriver | None:
 
 
 def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES) -> CudaDriver | None:
-    """Returns the driver for NVIDIA's devices, or None on a machine where CUDA cannot be used.
-
-    Args:
-        environ: the process environment.
-        files: paths of which at least one exists where there is a device.
-    """
+    """Returns the driver for NVIDIA's devices, or None on a machine where CUDA cannot be used: none of ``files`` is there."""
     if environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN or sys.platform != "linux":
         return None
     if not any(map(os.path.exists, files)):
@@ -268,12 +263,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES
 
 
 def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver | None:
-    """Returns the driver for AMD's devices, or None on a machine without any.
-
-    Args:
-        environ: the process environment.
-        file: exists where there is a device.
-    """
+    """Returns the driver for AMD's devices, or None on a machine without any, where ``file`` is missing."""
     names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     hidden = any(environ.get(name, "all").strip() in _HIDDEN for name in names)
     if hidden or sys.platform != "linux" or not Path(file).exists():

@@ -160,12 +160,9 @@ def no_open_forward() -> Any:  # Any: a list of one number; memory of one word w
 
 
 class ModuleProbe:
-    """Times the forwards of one root module and of its parts until ``remove``.
+    """Times the forwards of one root module, held weakly, and of its parts until ``remove``.
 
     Args:
-        model: held weakly.
-        name: label in metrics.
-        recorder: takes the edges.
         open_in: see ``no_open_forward``; all probes of a session share it.
     """
 
@@ -218,11 +215,9 @@ class ModuleProbe:
 
 
 class _Slot:
-    """The slot of one module, taken on creation until ``remove``.
+    """The slot of one module, held weakly, taken on creation until ``remove``.
 
     Args:
-        model: held weakly.
-        probe: whose forward it is.
         wrap: makes the function that goes into it, of what ``Module.__call__`` goes on to where the slot is empty, of
             what was there, and of ``probe``.
     """

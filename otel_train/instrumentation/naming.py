@@ -232,12 +232,7 @@ _PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
 
 
 class CallSite(FastNamedTuple):
-    """The place in the program that iterates a loader.
-
-    Attributes:
-        name: name of the loader there; "" if it has none.
-        key: identifies the place.
-    """
+    """The place in the program that iterates a loader, and its name there; "" if it has none."""
 
     name: str
     key: Hashable

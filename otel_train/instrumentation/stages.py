@@ -259,12 +259,9 @@ class _Suspendable:
 def _run_suspendable(
     inner: Generator[Any, Any, Any], occurrence: _Suspendable, *, last: bool = True
 ) -> Generator[Any, Any, Any]:
-    """Runs ``inner`` unchanged, with an event at each suspension.
+    """Runs a generator, or a coroutine's ``send``/``throw`` side, unchanged, with an event at each suspension.
 
-    Args:
-        inner: a generator, or a coroutine's ``send``/``throw`` side.
-        occurrence: takes the events.
-        last: its end is the end of the call (an async generator has one inner run per item).
+    ``last``: its end is the end of the call. An async generator has one inner run per item.
     """
     step: Callable[[Any], Any] = inner.send
     value: Any = None

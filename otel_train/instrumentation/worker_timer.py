@@ -87,13 +87,7 @@ def _attach(workers: int, file: Any) -> SharedRows | None:  # Any: multiprocessi
 
 
 class WorkerTimer:
-    """Replaces the user's ``worker_init_fn`` in the workers of one iterator.
-
-    Args:
-        init: the user's function, called with the same worker id; None for none.
-        rows: memory to write; None to write nothing.
-        parent: process in which nothing is timed.
-    """
+    """Replaces the user's ``worker_init_fn`` in the workers of one iterator. In the process ``parent`` nothing is timed."""
 
     def __init__(self, init: Callable[[int], object] | None, rows: SharedRows | None, parent: int) -> None:
         self.init = init

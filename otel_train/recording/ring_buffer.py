@@ -132,7 +132,8 @@ class Ring(RingReader):
     """Holds the last ``capacity`` events of one thread.
 
     ``intercept(interceptor)`` has ``interceptor(code, write)`` called for every event of the owner, in place of writing it, until
-    ``intercept(None)``; ``intercept_first`` sets another one, which is called before it. Without them that costs nothing.
+    ``intercept(None)``; ``intercept_first`` sets another one, which is called before it. Without them that costs nothing: the writer
+    asks for its owner anyway.
 
     The writer is ``edge(code)``, a closure or a method in C: a clock read and two stores. It publishes its position after
     both stores, so a reader that looks at the position before and after copying knows exactly which edges
@@ -140,7 +141,6 @@ class Ring(RingReader):
 
     Args:
         words: int64 memory of ``2 * capacity`` words, capacity a power of two.
-        clock: monotonic nanoseconds.
         owner: identity of the only thread that may write.
         on_other_thread: takes the codes of every other thread.
         native: write in C; only where ``NATIVE`` is true. None: where there is an ``EXTENSION``.
@@ -191,11 +191,7 @@ class Ring(RingReader):
         return self._counts()[1] * SAMPLED
 
     def intercept(self, interceptor: _Interceptor | None) -> None:
-        """Calls ``interceptor(code, write)`` for each event instead of writing it; None: stop. See the class.
-
-        The first may be said by any thread, the second by the owner alone. Without one it
-        costs nothing: the writer asks for its owner anyway.
-        """
+        """Calls ``interceptor(code, write)`` for each event instead of writing it; None, by the owner alone: stop. See the class."""
         self._set_interceptor(1, interceptor)
 
     def intercept_first(self, interceptor: _Interceptor | None) -> None:

@@ -93,11 +93,9 @@ class RankMemory:
     """Memory in this layout, for its rank and for the agent.
 
     Args:
-        memory: a buffer.
         header: what it begins with; None where that is written already.
 
     Attributes:
-        view: all of it.
         end_of_rings: where the rings end, in bytes: what a flight file holds.
     """
 

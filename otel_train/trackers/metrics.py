@@ -235,8 +235,7 @@ _LOGGED = {
     TRAIN: ("train", ("data", "forward", "backward", "optimizer")),
     EVAL: ("val", ("data", "forward")),
 }
-_FORWARD = (int(SourceKind.FORWARD),)
-_WHOLE = (int(SourceKind.WHOLE),)
+_FORWARDS = (int(SourceKind.FORWARD), int(SourceKind.WHOLE))
 _PHASES = 8
 
 
@@ -307,7 +306,7 @@ class _BatchWait:
         worked[0] = max(worked[0], self._worked_ns)
         np.maximum.accumulate(worked, out=worked)
         since = np.concatenate(([self._since_ns], worked[:-1]))
-        forwards = np.flatnonzero(np.isin(kind, (*_FORWARD, *_WHOLE)))
+        forwards = np.flatnonzero(np.isin(kind, _FORWARDS))
         batches, first = np.unique(batch[forwards], return_index=True)
         known = since[batches] >= 0
         waits: np.ndarray = (started_ns[forwards[first]] - since[batches])[known]

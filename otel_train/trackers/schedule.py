@@ -14,7 +14,6 @@ from otel_train.trackers.metrics import FlatMetrics, left_out, without
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
