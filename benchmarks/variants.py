@@ -13,6 +13,7 @@ from torch.optim import optimizer as optimizers
 from benchmarks.loop import warm_up_of
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
+from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
 
@@ -54,7 +55,7 @@ class _Deaf:
 def floor(loop: Loop) -> Iterator[None]:
     """Installs the same hooks in the same places, writing nothing: what any observer that sees this much pays."""
     recorder = cast("Recorder", _Deaf())
-    probe = LoaderProbe(loop.loader, "bench", recorder)
+    probe = LoaderProbe(Loader(loop.loader, "bench"), recorder)
     with contextlib.ExitStack() as undo:
         undo.callback(DataLoaderPatch(lambda loader: probe if loader is loop.loader else None).remove)
         undo.callback(ModuleProbe(loop.model, "model", recorder).remove)

@@ -17,6 +17,7 @@ from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import Anchor, DeviceMemory, system_clock
 from otel_train.exporters.manager import LOSSES
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
+from otel_train.instrumentation.naming import Loader
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory
 
@@ -65,7 +66,7 @@ def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
 def _probes() -> dict[str, LoaderProbe]:
     recorder = Recorder(FlightMemory(1 << 10, Anchor.now()), clock=system_clock)
     probes = {
-        name: LoaderProbe(_loader(workers), name, recorder, phase=phase)
+        name: LoaderProbe(Loader(_loader(workers), name, phase), recorder)
         for name, phase, workers in ((TRAIN, "", WORKERS), (VAL, "eval", 0))
     }
     for probe in probes.values():

@@ -40,6 +40,7 @@ from otel_train.recording.events import (
 from otel_train.safety import replace
 
 if TYPE_CHECKING:
+    from otel_train.instrumentation.naming import Loader
     from otel_train.recording.recorder import Recorder
     from otel_train.recording.ring_buffer import EdgeBatch, Ring
 
@@ -216,25 +217,12 @@ class LoaderProbe:
         awaited: it has its name, and its first pass begins any moment.
         pass_starts: called when a pass of it begins, where it is no DataLoader.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
-
-    Args:
-        samples: from a batch to its samples, by the user; else found.
-        tokens: from a batch to its tokens, by the user; else unknown.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        name: str,
-        recorder: Recorder,
-        *,
-        phase: str = "",
-        samples: Callable[[Any], int] | None = None,
-        tokens: Callable[[Any], int] | None = None,
-    ) -> None:
-        self.name = name
-        self.phase = phase
-        self.source = recorder.source(SourceKind.DATA, name, phase)
+    def __init__(self, entry: Loader, recorder: Recorder) -> None:
+        loader = entry.loader
+        self.name, self.phase = entry.name, entry.phase
+        self.source = recorder.source(SourceKind.DATA, entry.name, entry.phase)
         self.token_count = 0
         self.failures: Counter[str] = Counter()
         self.weights = BatchBytes()
@@ -245,16 +233,15 @@ class LoaderProbe:
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
         self.started = code(Op.END, self.source, Flag.START)
-        self._read_size: Size = self._learn if samples is None else _safe(samples)
+        self._read_size: Size = self._learn if entry.samples is None else _safe(entry.samples)
         self.size: Size = self._weigh
-        self._tokens = tokens
+        self._tokens = entry.tokens
         self._batch_size = getattr(loader, "batch_size", None)
         self.workers: int | None = getattr(loader, "num_workers", None)
         self.prefetch_factor: int | None = getattr(loader, "prefetch_factor", None)
         self.persistent: bool | None = getattr(loader, "persistent_workers", None)
-        kind = getattr(
-            loader, "_dataset_kind", None
-        )  # len() of an iterable-style DataLoader has side effects
+        # len() of an iterable-style DataLoader has side effects.
+        kind = getattr(loader, "_dataset_kind", None)
         self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
         self.loader = _weak(loader)
         self.inner: Callable[[], Any] = lambda: None

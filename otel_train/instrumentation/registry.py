@@ -194,14 +194,7 @@ class ProbeRegistry:
         return probe if mine else None
 
     def _add_probe(self, entry: Loader) -> LoaderProbe:
-        probe = LoaderProbe(
-            entry.loader,
-            entry.name,
-            self._recorder,
-            phase=entry.phase,
-            samples=entry.samples,
-            tokens=entry.tokens,
-        )
+        probe = LoaderProbe(entry, self._recorder)
         probe.pass_starts = self._pass_starts
         before = self.loaders.get(entry.name)
         if before is not None:  # folds, sweeps: the series goes on

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
 from otel_train.instrumentation.module import ModuleProbe
+from otel_train.instrumentation.naming import Loader
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe, ScaledUpdates
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import SourceKind
@@ -85,7 +86,7 @@ def played(acts: list[str], batches: list[Any], fault: BaseException) -> tuple[l
     recorder, said = Listing(), list[Any]()
     net, loader = Net(), DataLoader(Stream(batches), batch_size=None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    probe = LoaderProbe(loader, "stream", cast("Recorder", recorder))
+    probe = LoaderProbe(Loader(loader, "stream"), cast("Recorder", recorder))
     with ExitStack() as undo:
         undo.callback(DataLoaderPatch(lambda _: probe).remove)
         undo.callback(ModuleProbe(net, "net", cast("Recorder", recorder)).remove)
@@ -141,7 +142,7 @@ def test_a_method_that_the_program_kept_outlives_the_session() -> None:
     """``close()`` leaves nothing that raises, and a program may keep ``iter(loader).__next__``."""
     recorder = Listing()
     loader = DataLoader(Stream([1, 2]), batch_size=None)
-    probe = LoaderProbe(loader, "stream", cast("Recorder", recorder))
+    probe = LoaderProbe(Loader(loader, "stream"), cast("Recorder", recorder))
     patch = DataLoaderPatch(lambda _: probe)
     next_batch = iter(loader).__next__
     next_batch()

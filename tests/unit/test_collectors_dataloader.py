@@ -11,6 +11,7 @@ from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
+from otel_train.instrumentation.naming import Loader
 from otel_train.recording.events import Op
 from otel_train.recording.recorder import Recorder
 from tests.support.edges import Tape
@@ -30,7 +31,7 @@ class TraceTimeline:
     def __init__(self, tape: Tape, *, state: LoaderState | None = None, sized: bool = True) -> None:
         self.run = Run().feed(tape).close(tape.now_ns)
         recorder = Recorder(PrivateMemory(256), clock=lambda: 0)
-        self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
+        self.probe = LoaderProbe(Loader([1] if sized else iter(()), "code"), recorder)
         self.watch = LoaderWatch(
             self.run.account, lambda: {"code": self.probe}, read_state=lambda _: state, clock=lambda: 7
         )
