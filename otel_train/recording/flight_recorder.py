@@ -152,8 +152,8 @@ def _identity(field: object) -> dict[str, Any]:
     """Returns the identity of the rank that wrote a file, as far as that is well-formed."""
     known = field if isinstance(field, dict) else {}
     texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
-    numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int and known[name] >= 0}
-    return {**texts, **{name: number for name, number in numbers.items() if number <= _MOST_NS}}
+    numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int}
+    return {**texts, **{name: number for name, number in numbers.items() if 0 <= number <= _MOST_NS}}
 
 
 def _sources(field: object) -> tuple[Instrumented, ...]:

@@ -86,7 +86,7 @@ class Recorder:
         self._change_numbers = itertools.count(1)
         self._is_full = False
         self._unread = 0
-        self.main = self._add_ring(threading.current_thread().name, slot=0)
+        self.main = self._add_ring(slot=0)
         self._write_entry(self.main)
         self.edge: Callable[[int], None] = self.main.ring.edge
         _recorders.add(self)
@@ -195,7 +195,7 @@ class Recorder:
             if not self._free_slots:
                 self._forget_threads()
             slot = self._free_slots.popleft() if self._free_slots else -1
-            thread = self._add_ring(threading.current_thread().name, slot=slot)
+            thread = self._add_ring(slot)
             thread.engine = self._in_backward() and thread.name.startswith("Dummy")
             self._write_entry(thread)
         lifetime = _ThreadLifetime()
@@ -223,7 +223,7 @@ class Recorder:
             entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
             self._memory.write_entry(thread.slot, entry)
 
-    def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
+    def _add_ring(self, slot: int) -> ThreadRing:
         if slot >= 0:
             words, progress = self._memory.ring_words(slot), self._memory.progress(slot)
             if slot:  # the first is new; another thread may have had any other
@@ -232,14 +232,9 @@ class Recorder:
         else:
             words, progress = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q"), None
         ident = get_ident()
-        ring = Ring(
-            words,
-            clock=self._clock,
-            owner=ident,
-            on_other_thread=self._write_from_other_thread,
-            progress=progress,
-        )
-        thread = ThreadRing(ring, name, ident, slot)
+        others = self._write_from_other_thread
+        ring = Ring(words, clock=self._clock, owner=ident, on_other_thread=others, progress=progress)
+        thread = ThreadRing(ring, threading.current_thread().name, ident, slot)
         self.threads.append(thread)
         return thread
 
