@@ -217,9 +217,9 @@ class ExportManager:
         return lost
 
     def lost(self) -> Mapping[str, int]:
-        """Returns the batches that exporters of other packages, or the disk, did not take, by part."""
+        """Returns what exporters of other packages, or the disk, did not take, by part."""
         plugins = {one.guard.part: one.dropped for one in self._plugins}
-        return {**plugins, "run directory": self.disk.dropped}
+        return {**plugins, "run directory": self.disk.dropped + self._directory.faults}
 
     def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
         """Replaces ``summary.json``; ``final``: no other follows."""

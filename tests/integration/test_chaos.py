@@ -80,6 +80,16 @@ def test_a_broken_exporter_is_switched_off_and_training_goes_on(
     assert (rank_folder(session) / "metrics.otlp.jsonl").stat().st_size > 0
 
 
+def test_what_the_run_directory_does_not_take_is_counted(watch: Watch) -> None:
+    """One line in the log is lost among a week of others; a counter raises an alert."""
+    session = watch(Net(), **FAST)
+    metrics = rank_folder(session) / "metrics.otlp.jsonl"
+    metrics.unlink(missing_ok=True)
+    metrics.mkdir()  # as good as a full disk
+
+    assert until(lambda: session.summary()["telemetry"]["faults"].get("run directory"))
+
+
 def test_a_hook_that_is_fed_nonsense_raises_nothing_into_the_loop(watch: Watch) -> None:
     """Batches of any kind: sizes are guessed, never demanded."""
     session = watch(Net(), **FAST)
