@@ -28,7 +28,6 @@ class _ContainedLogger(logging.Logger):
     """Logger that drops exceptions of handlers. If standard error is closed, ``logging`` raises too."""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Pass the record to the handlers."""
         with suppress(Exception):
             super().handle(record)
 

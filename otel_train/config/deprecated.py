@@ -176,7 +176,6 @@ def unknown(name: str, known: Iterable[str], *, variables: bool) -> str:
 def _translated(
     given: Mapping[str, Any],
 ) -> Iterator[tuple[list[str], str, Any]]:  # Any: values as they are given
-    """Yields former names, the present one, and its value."""
     for old in filter(RENAMED.__contains__, given):
         yield [old], RENAMED[old], given[old]
     for new, fold in FOLDED.items():
@@ -190,7 +189,6 @@ def _spelled(name: str, *, variables: bool) -> str:
 
 
 def _assigned(name: str, value: object, *, variables: bool, secrets: tuple[str, ...]) -> str:
-    """Returns the setting as it is to be written."""
     if name in secrets:
         return f"{_spelled(name, variables=variables)} to the same value"
     return f"{_spelled(name, variables=variables)}={text_of(value)}" if variables else f"{name}={value!r}"

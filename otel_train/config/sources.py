@@ -141,7 +141,6 @@ def _read(path: Path) -> bytes:
 
 
 def _from_project(path: Path) -> _Source:
-    """Returns the settings in the table ``[tool.otel_train]``."""
     try:
         raw = _read(path)
         if not re.search(_MAY_HAVE_TABLE, raw):  # parsing takes 5 ms, with the import of the parser
@@ -167,7 +166,6 @@ def _wrong(name: str, origin: str, problem: str) -> _Source:
 
 
 def _from_yaml(path: Path, named: str) -> _Source:
-    """Returns the settings in a YAML file that was given."""
     try:
         import yaml
     except ModuleNotFoundError:

@@ -265,7 +265,6 @@ class OtlpExporter:
             self._record(lane, delivery)
 
     def _next(self) -> _SignalQueue | None:
-        """Returns the next queue to send from; None if there is none."""
         with self._changed:
             while not self._abandoned:
                 now_s = self._monotonic_s()

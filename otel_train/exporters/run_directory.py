@@ -435,6 +435,5 @@ def _locked(descriptor: int, content: str) -> bool:
 
 
 def _lives(mark: str) -> bool:
-    """Returns whether the process of a mark runs on this host."""
     pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", mark)
     return pid is not None and mark == process_mark(int(pid[1]))
