@@ -233,6 +233,7 @@ RULES: dict[str, Rule] = {
     "model_seconds": lambda summary, _: summary.model_s,
     "model_ratio": lambda summary, _: summary.model_s / summary.training_s,
     "other_seconds": lambda summary, _: summary.self_s(TRAIN, stage="other"),
+    "other_ratio": lambda summary, _: summary.self_s(TRAIN, stage="other") / summary.training_s,
     "data_wait_seconds": lambda summary, _: sum(row["self_seconds"] for row in summary.waits),
     "data_wait_ratio": lambda summary, _: sum(row["self_seconds"] for row in summary.waits) / summary.training_s,
     "data_without_loader_seconds": lambda summary, _: summary.self_s(TRAIN, stage="data", loader=""),

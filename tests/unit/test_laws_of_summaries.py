@@ -151,6 +151,18 @@ def test_a_user_stage_may_have_its_own_time_in_other_rows_than_its_calls() -> No
     assert said not in " | ".join(laws_of(fit))
 
 
+def test_training_may_lie_in_user_stages_alone() -> None:
+    """A stage around the whole loop: nothing is left in stage `other`."""
+    document = summary()
+    document["stages"][1]["stage"] = "epoch"
+    evidence = {"other_seconds": 0.0, "other_ratio": 0.0, "epoch_ratio": 0.5, "training_seconds": 2.0}
+    document["findings"] = [
+        {"name": "unattributed", "share": 0.0, "seconds": 0.0, "loader": "", "phase": "train", "evidence": evidence}
+    ]  # fmt: skip
+
+    assert list(laws_of(document)) == []
+
+
 def test_the_rows_of_several_training_threads_overlap() -> None:
     """Activities are of the thread that trained first: rows that are more than they say are no fault then."""
     two = summary()
