@@ -31,6 +31,7 @@ from otel_train.accounting.steps import (
     TRAINING,
     UPDATED,
     Item,
+    Step,
     StepBook,
     StepSourceDecision,
 )
@@ -97,6 +98,7 @@ class Batch:
         fetched: it has a batch that a loader gave, and is no step yet.
         row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
         left_over: the pass before whose end it was fetched, and after which it is used.
+        asked_in: the training step that was open when it was asked for.
         fresh: it waits since this boundary.
     """
 
@@ -107,6 +109,7 @@ class Batch:
     fetched: bool = False
     row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
+    asked_in: Step | None = None
     fresh: bool = True
 
     def add(self, asked: Pass) -> None:
@@ -121,7 +124,7 @@ class Batch:
 
     def part(self, items: list[Item]) -> Batch:
         """Returns some of its time, as a batch that waits."""
-        return Batch(self.passes, self.loader, items, fetched=self.fetched)
+        return Batch(self.passes, self.loader, items, fetched=self.fetched, asked_in=self.asked_in)
 
     @property
     def has_forward(self) -> bool:
@@ -196,9 +199,8 @@ class BatchPhases:
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
         if not row:
             self.boundary(_ASK, asked)
-            self._book.open.asked = True
         self.left_over = None
-        self.batch = Batch(loader=asked.source, row=row)
+        self.batch = Batch(loader=asked.source, row=row, asked_in=self._book.open)
         self.batch.add(asked)
 
     def compute(self) -> None:
@@ -459,7 +461,8 @@ class BatchPhases:
         begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, forwards[-1])
         self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
         items, batch.items = batch.items[:begin] + batch.items[end:], []
-        return Batch(passes, in_hand, items, fetched=batch.fetched and bool(passes))
+        fetched = batch.fetched and bool(passes)
+        return Batch(passes, in_hand, items, fetched=fetched, asked_in=batch.asked_in)
 
     def _asked_at(self, items: list[Item], passes: list[Pass]) -> int:
         """Returns the place of the first wait for one of the passes; 0 where there is none."""
@@ -494,7 +497,9 @@ class BatchPhases:
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 self._book_batch(before, TRAIN if any(item[SHOWS] for item in before.items) else -1)
             self._trained, self._in_hand = True, -1
-            head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
+            step = self._book.open
+            asked = step.asked or step is batch.asked_in
+            head = items[: last + 1] if asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
             self._train(head, batch)
         return last >= 0, items[last + 1 :]
@@ -575,6 +580,7 @@ class BatchPhases:
 
     def _train(self, items: list[Item], batch: Batch) -> None:
         """Books training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
+        self._book.open.asked |= batch.asked_in is self._book.open
         if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
             self._flush_lead()
             self._book.train(items, batch.loader, batch.loaders)

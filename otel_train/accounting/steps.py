@@ -85,7 +85,7 @@ class Step:
 
     Attributes:
         serial: tells steps apart; -1 for time that is of none.
-        asked: a loader was asked in it.
+        asked: a loader was asked in it, for training.
         updated: the optimizers that updated first and last in it, where no ask may come.
         fetched: a loader has given a batch for it.
         trained: gradients were made in it, or an optimizer has updated.

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from tests.integration.loops.evaluating import glance
 from tests.integration.loops.truth import EVAL, TRAIN, Net, Slow, Truth, Watch, loop, sgd, slow_loader, timed
 
 
@@ -158,6 +159,20 @@ def policy_optimization_over_rollouts(watch: Watch) -> None:
                 truth.forward()
                 descend(truth, optimizer, policy(rows).square().mean())
                 truth.step()
+
+
+@timed
+def evaluation_of_a_loader_between_rollouts(watch: Watch) -> None:
+    """The policy acts without gradients after an evaluation as before it: no batch was requested for the step that follows."""
+    truth, (policy, optimizer, val) = watch.slow_training({"val": 2}, rated={"val": EVAL})
+    for _ in range(3):
+        glance(truth, policy, torch.randn(1, 4), 3)
+        truth.at(TRAIN)
+        for _ in range(2):
+            truth.forward()
+            descend(truth, optimizer, policy(torch.randn(4, 4)).square().mean())
+            truth.step()
+        truth.evaluate_on(policy, val)
 
 
 @timed
