@@ -313,8 +313,8 @@ class BatchPhases:
         self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        # Where none was used of those that were fetched ahead, the pass is over.
-        self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
+        # Where none was used of several that were fetched ahead, the pass is over.
+        self.left_over = ended if 0 < ended.ahead < max(2, ended.batches - 1) else None
         self._part(batch)
         self._book_waiting(ended_too=False, unused_too=False)
         phase, kinds, for_nothing = self.phase_of(ended), self._sources.kinds, self._is_for_nothing(ended)

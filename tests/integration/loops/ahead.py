@@ -11,7 +11,18 @@ import torch
 from torch.utils.data import default_collate
 
 import otel_train
-from tests.integration.loops.truth import EVAL, TRAIN, Slow, Watch, loader, loss_of, sgd, slow_loader, timed
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    TRAIN_AND_VAL,
+    Slow,
+    Watch,
+    loader,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+)
 
 
 class OneAhead:
@@ -40,6 +51,18 @@ def one_batch_ahead_in_both_phases(watch: Watch) -> None:
         model.train()
         truth.train_on(model, optimizer, OneAhead(train))
         model.eval()
+        truth.evaluate_on(model, OneAhead(val))
+
+
+@timed
+def one_batch_ahead_in_passes_of_one_batch(watch: Watch) -> None:
+    """The same where a pass is one batch, as over few rows: it is used after its pass, which only asks have shown."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 1, "val": (1, 0.02)}, rated=TRAIN_AND_VAL
+    )
+    for _ in range(6):
+        truth.train_on(model, optimizer, OneAhead(train))
+        truth.sleep(0.03, "outside")
         truth.evaluate_on(model, OneAhead(val))
 
 
