@@ -197,9 +197,9 @@ class BatchPhases:
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
+        self.left_over = None
         if not row:
             self.boundary(_ASK, asked)
-        self.left_over = None
         self.batch = Batch(loader=asked.source, row=row, asked_in=self._book.open)
         self.batch.add(asked)
 

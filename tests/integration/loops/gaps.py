@@ -434,12 +434,14 @@ def evaluation_alone_with_pauses(watch: Watch) -> None:
 @timed
 def passes_without_forwards(watch: Watch) -> None:
     """No model runs. By name or earlier use it is evaluation, as of a model that cannot be seen; a pass over another is outside."""
-    truth, (model, optimizer, train, val, held, corpus) = watch.slow_training(
-        {"train": 4, "val": (3, 0.03), "held": 3, "corpus": (10, 0.02)}
+    truth, (model, optimizer, train, val, held, corpus, sample) = watch.slow_training(
+        {"train": 4, "val": (3, 0.03), "held": 3, "corpus": (10, 0.02), "sample": (1, 0.05)}
     )
     truth.train_on(model, optimizer, train)
     truth.evaluate_on(model, held, "held")
-    for phase, name, batches in ((EVAL, "val", val), (EVAL, "held", held), ("outside", "corpus", corpus)):
+    for phase, name, batches in (
+        (EVAL, "val", val), (EVAL, "held", held), ("outside", "corpus", corpus), ("outside", "sample", sample),
+    ):  # fmt: skip
         truth.sleep(SAVING_S, "outside")
         truth.at(phase, name)
         for _ in batches:
