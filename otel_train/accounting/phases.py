@@ -318,6 +318,8 @@ class BatchPhases:
         self._part(batch)
         self._book_waiting(ended_too=False, unused_too=False)
         phase, kinds, for_nothing = self.phase_of(ended), self._sources.kinds, self._is_for_nothing(ended)
+        if ended.ahead and phase == TRAIN:  # a batch that was fetched ahead may be trained on next
+            self._book.open.asked = True
         for item in batch.items:
             if any(kinds[source] == DATA for source in item[STACK]) and not for_nothing:
                 self._book.beside((item,), phase, batch.loader)
