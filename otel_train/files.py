@@ -343,8 +343,11 @@ def _named(path: str | os.PathLike[str]) -> int:
 
 def _bounded(descriptor: int, most_bytes: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
+        size = os.fstat(descriptor).st_size
+        if size <= most_bytes:
+            data = file.read(most_bytes + 1)
+            size = len(data)
+    if size > most_bytes:
         raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than otel_train writes")
     return data
 

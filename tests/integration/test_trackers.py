@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -133,37 +134,34 @@ def in_sqlite(folder: Path) -> Metrics:
 READ = {"file": in_files, "sqlite": in_sqlite}
 
 
-def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows are written later than the steps they tell of; what was trained after the run is not put into it."""
-    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow with a store of files of its own."""
+    package: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    package.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    yield package
+    package.set_tracking_uri(None)
+
+
+def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(tmp_path: Path, mlflow: Any) -> None:
+    """Rows are written later than the steps they tell of; what was trained after the run is not put into it."""
     tracker = MlflowTracker(threading.get_ident())
-    try:
-        assert tracker.place() is None
-        with mlflow.start_run():
-            during = time.time_ns()
-        row = FlatRow(during, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
-        late = FlatRow(time.time_ns() + 10**9, 70, 3, of_epoch=False, values={"samples_per_second": 90.0})
-        place = tracker.place()
-        assert place is not None
-        tracker.write(row, place)
-        tracker.write(late, place)
-    finally:
-        mlflow.set_tracking_uri(None)
+    assert tracker.place() is None
+    with mlflow.start_run():
+        during = time.time_ns()
+    row = FlatRow(during, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
+    late = FlatRow(time.time_ns() + 10**9, 70, 3, of_epoch=False, values={"samples_per_second": 90.0})
+    place = tracker.place()
+    assert place is not None
+    tracker.write(row, place)
+    tracker.write(late, place)
 
     assert in_files(tmp_path) == {"samples_per_second": [(60, 80.0)]}
 
 
-def test_a_row_in_mlflow_belongs_to_the_nested_run_of_its_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_in_mlflow_belongs_to_the_nested_run_of_its_last_step(mlflow: Any) -> None:
     """Rows are handed over up to half a second later, when a nested run has begun or ended."""
-    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
     tracker, row = MlflowTracker(threading.get_ident()), FlatRow(0, 0, 0, of_epoch=False, values={"v": 1.0})
 
     def now(step: int) -> FlatRow:
@@ -172,43 +170,35 @@ def test_a_row_in_mlflow_belongs_to_the_nested_run_of_its_last_step(
         time.sleep(0.01)
         return made
 
-    try:
-        before = now(1)
-        with mlflow.start_run() as outer:
-            first = now(2)
-            with mlflow.start_run(nested=True) as inner:
-                second, at_second = now(3), tracker.place()
-            last, at_last = now(4), tracker.place()
-        for each, place in ((before, at_second), (first, at_second), (second, at_last), (last, at_last)):
-            assert place is not None
-            tracker.write(each, place)
-        client = mlflow.MlflowClient()
-        steps = [
-            [found.step for found in client.get_metric_history(run.info.run_id, "v")]
-            for run in (outer, inner)
-        ]
-    finally:
-        mlflow.set_tracking_uri(None)
+    before = now(1)
+    with mlflow.start_run() as outer:
+        first = now(2)
+        with mlflow.start_run(nested=True) as inner:
+            second, at_second = now(3), tracker.place()
+        last, at_last = now(4), tracker.place()
+    for each, place in ((before, at_second), (first, at_second), (second, at_last), (last, at_last)):
+        assert place is not None
+        tracker.write(each, place)
+    client = mlflow.MlflowClient()
+    steps = [
+        [found.step for found in client.get_metric_history(run.info.run_id, "v")] for run in (outer, inner)
+    ]
 
     assert steps == [[2, 4], [3]]
 
 
 def test_metrics_in_mlflow_go_to_the_store_of_their_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program may turn to another store in between. A run that ended before the session began gets no row."""
-    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.chdir(tmp_path)
     tracker, rows = MlflowTracker(threading.get_ident()), []
     row = FlatRow(0, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
-    try:
-        for store in ("a", "b"):
-            mlflow.set_tracking_uri(f"file://{tmp_path}/{store}/mlruns")
-            with mlflow.start_run():
-                rows.append((row._replace(unix_ns=time.time_ns()), tracker.place()))
-    finally:
-        mlflow.set_tracking_uri(None)
+    for store in ("a", "b"):
+        mlflow.set_tracking_uri(f"file://{tmp_path}/{store}/mlruns")
+        with mlflow.start_run():
+            rows.append((row._replace(unix_ns=time.time_ns()), tracker.place()))
+    mlflow.set_tracking_uri(None)
     rows.append((rows[-1][0], tracker.place()))
     for each, place in rows:
         assert place is not None
