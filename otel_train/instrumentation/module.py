@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import sys
 import weakref
 from _thread import get_ident
 from collections import deque
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.naming import is_ours, variables_of
+from otel_train.instrumentation.naming import is_installed, is_ours, variables_of
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.safety import replace
@@ -149,9 +147,6 @@ MOST_WAITING = 10 * MOST_LOOKED_INTO
 """Objects that wait to be looked into."""
 
 _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
-_STANDARD = str(Path(os.__file__).parent)
-_INSTALLED = (_STANDARD, "site-packages", "dist-packages")
-"""Modules there are not the program's own."""
 
 
 def no_open_forward() -> Any:  # Any: a list of one number; memory of one word where hooks in C read it
@@ -419,8 +414,8 @@ def _within_reach(frame: FrameType | None) -> Iterator[Any]:
 def _held_by(thing: Any) -> Sequence[Any]:
     kind = type(thing)
     if issubclass(kind, ModuleType):
-        path = thing.__dict__.get("__file__") or _STANDARD
-        return () if any(place in path for place in _INSTALLED) else list(thing.__dict__.values())
+        path = thing.__dict__.get("__file__")
+        return list(thing.__dict__.values()) if path and not is_installed(path) else ()
     if issubclass(kind, FunctionType):  # whose globals are another module's
         return thing.__closure__ or ()
     if issubclass(kind, (type, CodeType, FrameType, _Bound)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError, callable_, one_of, text
@@ -303,11 +305,13 @@ class _Search:
 
 
 def is_passed(loader: Any) -> bool:  # Any: the user's loader
-    """Returns whether a function of the program or of a library that runs now has ``loader`` as a parameter."""
+    """Returns whether a function of an installed package that runs now has ``loader`` as a parameter."""
     return any(
         variables.get(name) is loader
         for frame in islice(_frames(), MOST_FRAMES)
-        if not is_ours(frame) and (parameters := _parameters(frame))
+        if not is_ours(frame)
+        and (parameters := _parameters(frame))
+        and is_installed(frame.f_code.co_filename)
         for variables in (variables_of(frame),)
         for name in parameters
     )
@@ -344,6 +348,14 @@ def _frames() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+_INSTALLED = (str(Path(os.__file__).parent), "site-packages", "dist-packages")
+
+
+def is_installed(path: str) -> bool:
+    """Returns whether a file of source is of the standard library or an installed package: not the program's own."""
+    return any(place in path for place in _INSTALLED)
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -219,7 +219,7 @@ class ProbeRegistry:
         }
 
     def _stand_in(self, made: Any) -> None:  # Any: a DataLoader
-        """Lets a DataLoader that a function makes from a given one, as accelerate's ``prepare`` does, iterate in its place."""
+        """Lets a DataLoader that a framework makes from a given one, as accelerate's ``prepare`` does, iterate in its place."""
         if self._naming.closed:
             return
         with self._naming, self._lock:
