@@ -538,10 +538,13 @@ class BatchPhases:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
         ahead = next((n for n, item in enumerate(tail) if item[SHOWS] == FORWARD_GRAD), len(tail))
         evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
+        if batch.passes and ahead < len(tail):  # it may be a teacher's, and its student's backward is still to come
+            student = tail[ahead][STACK][-1]
+            evaluated = [n for n in evaluated if trained and tail[n][STACK][-1] == student]
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
-                self._judge_batch(batch.part(tail[:ahead]))
+                self._judge_batch(batch.part(tail))
             elif batch.left_over is not None:  # fetched before the end of its pass
                 if batch.left_over.phase < 0:  # as after next(iter(loader))
                     batch.left_over.phase = self._eval_phase(batch)

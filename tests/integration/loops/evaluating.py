@@ -378,6 +378,48 @@ def a_teacher_that_is_slow(watch: Watch) -> None:
 
 
 @timed
+def a_step_given_up_after_its_teacher(watch: Watch) -> None:
+    """Distillation skips a loss that is not finite: both forwards are training, although no backward comes."""
+    truth = watch.truth(rated={"train": TRAIN})
+    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
+    optimizer = sgd(student)
+    watch({"student": student, "teacher": teacher}, {"train": train})
+    truth.at(TRAIN, "train")
+    for number, (x, _) in enumerate(train):
+        truth.batch("train")
+        with torch.no_grad():
+            truth.forward(model="teacher")
+            wanted = teacher(x)
+        truth.forward(model="student")
+        loss = (student(x) - wanted).square().mean()
+        if number not in {0, 3}:
+            truth.backward(loss)
+            truth.update_that_ends_a_step(optimizer)
+
+
+@timed
+def a_batch_fetched_between_a_student_and_its_backward(watch: Watch) -> None:
+    """The next batch is fetched while the device works at the loss: the teacher's forward is training, as the student's."""
+    truth = watch.truth(rated={"train": TRAIN})
+    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
+    optimizer = sgd(student)
+    watch({"student": student, "teacher": teacher}, {"train": train})
+    truth.at(TRAIN, "train")
+    batches = iter(train)
+    batch = next(batches, None)
+    while batch is not None:
+        truth.batch("train")
+        with torch.no_grad():
+            truth.forward(model="teacher")
+            wanted = teacher(batch[0])
+        truth.forward(model="student")
+        loss = (student(batch[0]) - wanted).square().mean()
+        batch = next(batches, None)
+        truth.backward(loss)
+        truth.update_that_ends_a_step(optimizer)
+
+
+@timed
 def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> None:
     """Self-distillation: the average of the weights teaches in every step, and is what is evaluated afterwards."""
     truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
