@@ -367,7 +367,8 @@ class BatchPhases:
         self.boundary(_CLOSE)
         several = len(self.waiting) > 1 and self._trained
         for batch in self.waiting:
-            self._book_batch(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
+            evaluates = several and batch.has_forward and not self._is_given_up(batch)
+            self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
         self.waiting = []
         self._drop_lead()
         if self._book.open.duration_ns:
@@ -538,7 +539,7 @@ class BatchPhases:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
         ahead = next((n for n, item in enumerate(tail) if item[SHOWS] == FORWARD_GRAD), len(tail))
         evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
-        if batch.passes and ahead < len(tail):  # it may be a teacher's, and its student's backward is still to come
+        if batch.passes and ahead < len(tail):  # a teacher's, while the student's backward is to come
             student = tail[ahead][STACK][-1]
             evaluated = [n for n in evaluated if trained and tail[n][STACK][-1] == student]
         behind = tail[ahead:] if evaluated else tail
@@ -643,15 +644,15 @@ class BatchPhases:
             if for_nothing and (ready or full):
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
-                # Of a pass that has trained, or where the model raised, the loop has given up a step before its backward.
-                given_up = batch.shown == TRAIN or any(
-                    (call := item[CALL]) and call[3] for item in batch.items
-                )
-                evaluates = forward and trains and not given_up
+                evaluates = forward and trains and not self._is_given_up(batch)
                 self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:
                 kept.append(batch)
         self.waiting = kept
+
+    def _is_given_up(self, batch: Batch) -> bool:
+        """Returns whether the loop has given up a step before its backward: of a pass that has trained, or where the model raised."""
+        return batch.shown == TRAIN or any((call := item[CALL]) and call[3] for item in batch.items)
 
     def _book_batch(self, batch: Batch, phase: int) -> None:
         """Books a batch under a phase; -1: by what is known of its loader."""
