@@ -471,3 +471,15 @@ def test_a_batch_that_is_fetched_inside_an_ask_of_another_loader_is_a_part_of_it
     assert book.count()["outer"] == 2
     assert "inner" not in book.count()
     assert book.self_ns("activity") == {"data_wait": 2 * 9 + 5, "productive": 2 * 57}
+
+
+def test_batches_whose_forward_raised_last_in_a_run_are_training() -> None:
+    """The loop goes on after an error, and the run ends before another update."""
+    tape = Tape().step().step()
+    for _ in range(2):
+        tape.ask().run(FORWARD, "model", 20, flags=3, end=Op.FAIL)
+
+    book = account_for(tape)
+
+    assert book.steps("eval") == []
+    assert [step.counted for step in book.steps("train")] == [1, 1, 0]
