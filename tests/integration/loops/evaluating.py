@@ -358,65 +358,61 @@ def hard_examples_are_chosen_first(watch: Watch) -> None:
         truth.one_step(model, optimizer, (x[hard], y[hard]))
 
 
+class Distillation:
+    """A slow teacher, its student, and what the student learns from."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.truth = watch.truth(rated={"train": TRAIN})
+        self.student, self.teacher = Slow(self.truth, 0.01), Slow(self.truth, 0.03)
+        self.train, self.optimizer = slow_loader(self.truth, "train", 6), sgd(self.student)
+        watch({"student": self.student, "teacher": self.teacher}, {"train": self.train})
+        self.teacher.eval()
+        self.truth.at(TRAIN, "train")
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        """The forwards of a step: the teacher's without gradients, then the student's."""
+        self.truth.batch("train")
+        with torch.no_grad():
+            self.truth.forward(model="teacher")
+            wanted = self.teacher(x)
+        self.truth.forward(model="student")
+        loss: torch.Tensor = (self.student(x) - wanted).square().mean()
+        return loss
+
+    def learn(self, loss: torch.Tensor) -> None:
+        """The rest of a step."""
+        self.truth.backward(loss)
+        self.truth.update_that_ends_a_step(self.optimizer)
+
+
 @timed
 def a_teacher_that_is_slow(watch: Watch) -> None:
     """Distillation in time: the teacher's forward, without gradients, is training like the student's."""
-    truth = watch.truth(rated={"train": TRAIN})
-    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
-    optimizer = sgd(student)
-    watch({"student": student, "teacher": teacher}, {"train": train})
-    teacher.eval()
-    truth.at(TRAIN, "train")
-    for x, _ in train:
-        truth.batch("train")
-        with torch.no_grad():
-            truth.forward(model="teacher")
-            wanted = teacher(x)
-        truth.forward(model="student")
-        truth.backward((student(x) - wanted).square().mean())
-        truth.update_that_ends_a_step(optimizer)
+    distillation = Distillation(watch)
+    for x, _ in distillation.train:
+        distillation.learn(distillation.loss(x))
 
 
 @timed
 def a_step_given_up_after_its_teacher(watch: Watch) -> None:
     """Distillation skips a loss that is not finite: both forwards are training, although no backward comes."""
-    truth = watch.truth(rated={"train": TRAIN})
-    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
-    optimizer = sgd(student)
-    watch({"student": student, "teacher": teacher}, {"train": train})
-    truth.at(TRAIN, "train")
-    for number, (x, _) in enumerate(train):
-        truth.batch("train")
-        with torch.no_grad():
-            truth.forward(model="teacher")
-            wanted = teacher(x)
-        truth.forward(model="student")
-        loss = (student(x) - wanted).square().mean()
+    distillation = Distillation(watch)
+    for number, (x, _) in enumerate(distillation.train):
+        loss = distillation.loss(x)
         if number not in {0, 3}:
-            truth.backward(loss)
-            truth.update_that_ends_a_step(optimizer)
+            distillation.learn(loss)
 
 
 @timed
 def a_batch_fetched_between_a_student_and_its_backward(watch: Watch) -> None:
     """The next batch is fetched while the device works at the loss: the teacher's forward is training, as the student's."""
-    truth = watch.truth(rated={"train": TRAIN})
-    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
-    optimizer = sgd(student)
-    watch({"student": student, "teacher": teacher}, {"train": train})
-    truth.at(TRAIN, "train")
-    batches = iter(train)
+    distillation = Distillation(watch)
+    batches = iter(distillation.train)
     batch = next(batches, None)
     while batch is not None:
-        truth.batch("train")
-        with torch.no_grad():
-            truth.forward(model="teacher")
-            wanted = teacher(batch[0])
-        truth.forward(model="student")
-        loss = (student(batch[0]) - wanted).square().mean()
+        loss = distillation.loss(batch[0])
         batch = next(batches, None)
-        truth.backward(loss)
-        truth.update_that_ends_a_step(optimizer)
+        distillation.learn(loss)
 
 
 @timed
