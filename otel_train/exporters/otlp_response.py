@@ -149,15 +149,16 @@ class HttpResponse(NamedTuple):
 def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> ExportResponse:
     """Classifies an HTTP response.
 
-    Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
-    rejected. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
-    200 and every other 2xx comes from something else, a login page or a proxy: retry. So do redirects, which are
-    never followed, 401, 403, 404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the
-    remaining 4xx are refusals, and so are rejected records in ``partial_success``.
+    Accepted is only a 2xx with an OTLP content type and a body that is the response message with nothing rejected. The
+    specification knows 200 alone, but some answer 202 or 204 (Grafana Cloud does), and asked again they would have it
+    twice. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
+    2xx comes from something else, a login page or a proxy: retry. So do redirects, which are never followed, 401, 403,
+    404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the remaining 4xx are refusals,
+    and so are rejected records in ``partial_success``.
     """
     status = answer.status
-    if status == HTTPStatus.OK:
-        return _read_ok(answer, signal)
+    if 200 <= status < 300:  # noqa: PLR2004 - the successes
+        return _read_success(answer, signal)
     if reason := _correctable(answer, tls=tls):
         return retry(reason)
     said = _reason_in_body(answer)
@@ -214,25 +215,27 @@ def read_message(body: bytes, signal: str) -> ExportResponse:
     return _partial(int(rejected), partial.error_message)
 
 
-def _read_ok(answer: HttpResponse, signal: str) -> ExportResponse:
-    kind = answer.content_type
+def _read_success(answer: HttpResponse, signal: str) -> ExportResponse:
+    status, kind = answer.status, answer.content_type
     if not answer.body and kind in {"", JSON, PROTOBUF}:
         return ACCEPTED
     if kind not in {JSON, PROTOBUF}:
         what = f"the content type {first_line(kind)}" if kind else "no content type"
         return retry(
-            f"answers 200 with {what}, which is no OTLP answer: a login page or a proxy stands in its place; correct "
+            f"answers {status} with {what}, which is no OTLP answer: a login page or a proxy stands in its place; correct "
             "OTEL_EXPORTER_OTLP_ENDPOINT or log in"
         )
     if len(answer.body) > MOST_ANSWER_BYTES:
         return retry(
-            f"answers 200 with more than {MOST_ANSWER_BYTES} bytes, which is no OTLP answer: correct "
+            f"answers {status} with more than {MOST_ANSWER_BYTES} bytes, which is no OTLP answer: correct "
             "OTEL_EXPORTER_OTLP_ENDPOINT"
         )
     try:
         return _read_json(answer.body, signal) if kind == JSON else read_message(answer.body, signal)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return retry(f"answers 200 with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT")
+        return retry(
+            f"answers {status} with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
 
 
 def _read_json(body: bytes, signal: str) -> ExportResponse:

@@ -101,12 +101,24 @@ def test_an_empty_body_is_the_empty_message(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "kind", "body"), [(204, "", b""), (202, "", b""), (201, "application/json", b"{}")]
+)
+def test_any_success_is_read_as_200(status: int, kind: str, body: bytes) -> None:
+    """Grafana Cloud answers 204; asked again for ever it would have the first request over and over, and no other."""
+    headers = {"content-type": kind} if kind else {}
+
+    assert read_http(HttpResponse(status, headers, body), "metrics").accepted
+    page = read_http(HttpResponse(status, {"content-type": "text/html"}, b"<html>"), "metrics")
+    assert page.result is RETRY
+    assert f"answers {status}" in page.reason
+
+
+@pytest.mark.parametrize(
     ("mode", "says"),
     [
         ("html", "login page"),
         ("text", "text/plain"),
         ("odd", "no OTLP response"),
-        ("204", "204"),
         ("301", "redirects"),
         ("302", "redirects"),
         ("307", "redirects"),
