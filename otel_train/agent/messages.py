@@ -170,7 +170,8 @@ class RankState:
         taken: bytes taken on them, as their driver says.
         hardware: name and UUID of each.
         spent_ns: nanoseconds of the training thread on device events.
-        dropped: logged values, readings and operations that exceeded a queue, and events of threads without a ring.
+        dropped: logged values, readings and operations that exceeded a queue.
+        unread: events of threads without a ring, which nothing reads.
         datasets: by loader: what identifies its dataset, and its bytes.
         trackers: there may be one to log to.
         listened: there is, or was, one that listens.
@@ -193,6 +194,7 @@ class RankState:
     copied_to_host: Mapping[str, int] = field(default_factory=dict)
     spent_ns: int = 0
     dropped: int = 0
+    unread: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
     datasets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     caches: Mapping[str, int] = field(default_factory=dict)

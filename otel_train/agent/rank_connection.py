@@ -342,4 +342,4 @@ class RankConnection:
         steps = self.service.run.totals.steps_by_phase().get("train", 0)
         path = self.exporters.rank_folder
         if path is not None and not has_said:
-            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
+            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.service.lost))

@@ -111,7 +111,7 @@ class RankEnd(NamedTuple):
 
     Attributes:
         steps: training steps counted, up to the end.
-        lost: edges that were overwritten before they were read.
+        lost: events that no metric counts.
     """
 
     rank_path: Path

@@ -159,7 +159,7 @@ class RemoteRecording:
 
     @property
     def dropped(self) -> int:
-        """Logged values, readings and operations that exceeded a queue, and events of threads without a ring."""
+        """Logged values, readings and operations that exceeded a queue."""
         return self.state.dropped + self._pairs.missed
 
     @property

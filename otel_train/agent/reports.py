@@ -268,6 +268,7 @@ class ReportBuilder:
             copied_to_host=recording.transfers.copied_to_host(),
             spent_ns=recording.devices.spent_ns,
             dropped=recording.dropped,
+            unread=recording.recorder.unread,
             faults=self._faults(),
             datasets=self._datasets,
             caches=self._caches.read() if listened else {},

@@ -486,6 +486,11 @@ class AgentService:
         """Returns what ``summary.json`` holds."""
         return summary_document(self, state, window)
 
+    @property
+    def lost(self) -> int:
+        """Events that no metric counts: overwritten before they were read, or of a thread without a ring."""
+        return self.loop.missed + self._recording.state.unread
+
     def instrumentation_gaps(self) -> list[dict[str, str]]:
         """Returns what could not be instrumented, with reason and remedy."""
         found = instrumentation_gaps(self.run, self._recording.state)
@@ -508,7 +513,7 @@ class AgentService:
         return {
             **self.exporters.drops(),
             ("spans", "sampled_out"): self.run.sampler.limited,
-            ("records", "overrun"): self.loop.missed,
+            ("records", "overrun"): self.lost,
             ("records", "queue_full"): self._recording.dropped,
             ("records", "serialization"): self._value_reader.refused,
         }

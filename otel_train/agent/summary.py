@@ -213,7 +213,7 @@ def _processors() -> int | None:
 def _cost(service: AgentService) -> tuple[float, float, int, int]:
     """Returns the overhead on the training thread and of the agent, in seconds; records, and lost ones."""
     loop = service.loop
-    return service.health.overhead_s(), loop.cpu_s, loop.edges, loop.missed
+    return service.health.overhead_s(), loop.cpu_s, loop.edges, service.lost
 
 
 class WindowStart(NamedTuple):

@@ -97,9 +97,8 @@ class InstrumentationManager:
 
     @property
     def dropped(self) -> int:
-        """Logged values, readings and operations that exceeded a queue, and events of threads without a ring."""
-        queued = self.values.dropped + self.devices.dropped + self.timers.dropped
-        return queued + self.recorder.unread
+        """Logged values, readings and operations that exceeded a queue."""
+        return self.values.dropped + self.devices.dropped + self.timers.dropped
 
     def begin(self) -> None:
         """Activates the public functions, and instruments torch and JAX if they are loaded."""

@@ -33,6 +33,7 @@ from torch.utils.data import dataloader as torch_dataloader
 import otel_train
 from otel_train import catalog as c
 from otel_train.instrumentation import registry
+from otel_train.recording.shared_memory import SIDE_RINGS
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 from tests.support.receiver import http_receiver
@@ -242,6 +243,26 @@ def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
 
 
 # --- manually -------------------------------------------------------------------------------------
+
+
+def test_events_of_threads_without_a_ring_are_lost_records(watch: Watch) -> None:
+    """No metric counts what happened in them."""
+    session = watch(Net(), {"train": loader(1)})
+    arrived = threading.Barrier(SIDE_RINGS + 3)
+
+    def work() -> None:
+        with otel_train.stage("work"):
+            arrived.wait(20)
+
+    threads = [threading.Thread(target=work) for _ in range(SIDE_RINGS + 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    session.close()
+
+    telemetry = session.summary()["telemetry"]
+    assert (telemetry["records_lost"], telemetry["drops"]) == (6, {"overrun": 6})
 
 
 def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
