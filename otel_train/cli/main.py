@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
+import time
 import traceback
 from functools import partial
 from importlib import import_module
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from otel_train.cli import complain
 from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError
+from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +46,9 @@ FORMER = {"artifacts": "export", "check": "validate", "catalog": "metrics"}
 
 BEFORE_A_PROGRAM = ("profile",)
 """Commands of which ``-- PROGRAM`` is a part; argparse takes the two dashes away."""
+
+WITH_PROGRAMS = ("run", "demo", "stack")
+"""Commands that start processes, which get the signals as well; they handle Ctrl-C themselves."""
 
 DESCRIPTION = """\
 Measures PyTorch training: the time of each stage per step, loader and rank, and the bottleneck.
@@ -74,6 +80,9 @@ RUN is a run directory or the id of a run below runs/ (setting: run_dir). Defaul
 Exit codes: 0 success, 1 partial success or a failed check, 2 error, 130 Ctrl-C.
 """
 FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell
+
+_RETURN_S = 0.5
+"""As long, or twice that, a system call may go on after Ctrl-C."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A write fails with these. Of files that a command writes it says so itself; what is left is its output."""
@@ -134,7 +143,23 @@ def _run(words: list[str]) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
+    if asked not in WITH_PROGRAMS and at == len(words):
+        daemon_thread(_end_where_ctrl_c_waits, "otel-train-ctrl-c").start()
     return int(command.run(args))
+
+
+def _end_where_ctrl_c_waits() -> None:
+    """Ends the process once Ctrl-C has waited for a system call for a while; runs in a thread that takes no signals.
+
+    The signal is pending until the main thread returns from the call, which it never does on a disk that hangs.
+    """
+    waits = False
+    while True:
+        time.sleep(_RETURN_S)
+        waited, waits = waits, signal.SIGINT in signal.sigpending()
+        if waited and waits:
+            complain("interrupted in a system call that does not return: a disk may not answer")
+            os._exit(INTERRUPTED)
 
 
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import logging
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from otel_train.cli import demo, postmortem, summary
@@ -23,6 +25,7 @@ from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_response import why
 from tests.support.left_run import leave_run
 from tests.support.made_trace import training
+from tests.support.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = TextLayout(80, color=False, unicode=True)
@@ -204,6 +207,39 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_quietly() -> None:
     )
 
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+WAITING = """
+import sys, time
+from otel_train.cli import summary
+from otel_train.__main__ import main
+summary.run = lambda args: print("waits", flush=True) or time.sleep(600)
+sys.argv = ["otel-train", "summary", "r1"]
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_ends_a_command_whose_disk_does_not_answer() -> None:
+    """A read from a hanging FUSE or NFS mount goes on when a signal arrives. So does the main thread that a tracer holds."""
+    ptrace, seize, interrupt = ctypes.CDLL(None).ptrace, 0x4206, 0x4207  # linux/ptrace.h
+    # Another thread would take the signal of one that is held.
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING], env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it waits")
+        assert ptrace(seize, process.pid, None, None) == ptrace(interrupt, process.pid, None, None) == 0
+        assert os.WIFSTOPPED(os.waitpid(process.pid, 0)[1])
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
 
 
 def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
