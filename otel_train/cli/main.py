@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            code = _run(words)
+            code = _run(words, is_process=argv is None)
         finally:  # also where argparse ends the program
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -129,7 +130,7 @@ def unexpected(error: Exception) -> str:
     )
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], *, is_process: bool) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
     if asked in FORMER:
         words[words.index(asked)] = FORMER[asked]
@@ -143,8 +144,9 @@ def _run(words: list[str]) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
-    if asked not in WITH_PROGRAMS and at == len(words):
-        daemon_thread(_end_where_ctrl_c_waits, "otel-train-ctrl-c").start()
+    if is_process and asked not in WITH_PROGRAMS and at == len(words):
+        with suppress(RuntimeError):  # no thread can be started
+            daemon_thread(_end_where_ctrl_c_waits, "otel-train-ctrl-c").start()
     return int(command.run(args))
 
 

@@ -259,6 +259,23 @@ def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
+WITHOUT_THREADS = """
+import sys, threading
+from otel_train.__main__ import main
+def start(thread): raise RuntimeError("can't start new thread")
+threading.Thread.start = start
+sys.exit(main())
+"""
+
+
+def test_a_command_runs_where_no_thread_can_be_started(run_of_two: Path) -> None:
+    """A user's limit of processes counts threads."""
+    command = [sys.executable, "-c", WITHOUT_THREADS, "summary", str(run_of_two)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")  # noqa: PTH110 - a device
 @pytest.mark.parametrize(
     "words", [["summary", "--json"], ["summary"], ["metrics"], ["--help"], ["summary", "--help"]]
