@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog
 from otel_train.catalog import Kind
-from otel_train.exporters.prometheus import label_name
+from otel_train.exporters.prometheus import label_name, target_labels
 from otel_train.files import create, open_binary, open_to_write, parse_json
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _of_resource(
             yield read(metric, tuple(sorted(labels.items())), time_ms, point)
     at_ms = time_ms_of(line)
     if at_ms is not None and {"job", "instance"} & own.keys():
-        labels = {**{label_name(each): text for each, text in resource.items()}, "job": own.get("job", "")}
+        labels = {**target_labels(resource), "job": own.get("job", "")}
         target = tuple(sorted({**labels, "instance": own.get("instance", "")}.items()))
         yield MetricPoint("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
 

@@ -450,7 +450,7 @@ class RankPage:
         self.snapshot = snapshot
         self.posts: dict[str, Take] = {}
         self._labels = dict(constant_labels)
-        self._target = {label_name(key): str(value) for key, value in resource.items()}
+        self._target = target_labels({key: str(value) for key, value in resource.items()})
 
     def add_target(self, page: PrometheusFamily) -> None:
         """Adds ``target_info``, which carries the resource attributes."""
@@ -495,6 +495,12 @@ class PageCollector:
             for rank, family in parts:
                 rank.add(page, family)
             yield page
+
+
+def target_labels(resource: Mapping[str, str]) -> dict[str, str]:
+    """Returns the labels of ``target_info``. Names that Prometheus reserves are left out: it refuses a page that has one."""
+    labels = {label_name(key): text for key, text in resource.items()}
+    return {name: text for name, text in labels.items() if not name.startswith("__")}
 
 
 def label_name(attribute: str) -> str:

@@ -57,7 +57,7 @@ def read_back(path: Path) -> dict[str, list[Sample]]:
 def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     """Names, labels, values and times are those that Prometheus gives the same request."""
     path = tmp_path / "text"
-    ranks = [[line(7), line(9, second=25)], [line(8, **{"train.rank": 4, "3d..loss": 1})]]
+    ranks = [[line(7), line(9, second=25)], [line(8, **{"train.rank": 4, "3d..loss": 1, "__name__": "x"})]]
     written = write_text(path, ranks)
     families = read_back(path)
     steps = sorted(families["train_steps"], key=lambda s: (s.labels["train_rank"], s.timestamp))
@@ -79,6 +79,7 @@ def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     assert families["train_heartbeat_time_seconds"][0].value == 1_700_000_010.5
     assert families["target_info"][0].labels["train_debug"] == "true"
     assert {s.labels.get("key_3d__loss") for s in families["target_info"]} == {None, "1"}
+    assert not any("__name__" in s.labels for s in families["target_info"])
 
 
 def test_buckets_of_a_histogram_hold_what_they_say(tmp_path: Path) -> None:

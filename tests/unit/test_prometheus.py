@@ -154,6 +154,18 @@ def test_before_the_first_snapshot_the_page_says_who_we_are(exporter: Prometheus
     assert list(families_of(page(exporter, OPENMETRICS))) == ["target"]
 
 
+def test_an_attribute_with_a_reserved_name_is_left_out() -> None:
+    """Prometheus refuses the whole page for a label like ``__name__``, and every metric would be gone."""
+    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, {"__name__": "x", "ключ": "y", "team": "speech"})
+    try:
+        (info,) = families_of(page(exporter, OPENMETRICS))["target"].samples
+    finally:
+        exporter.close(1)
+
+    assert info.name == "target_info"
+    assert info.labels == {**LABELS, "team": "speech"}
+
+
 def test_a_page_is_compressed_for_those_who_ask(exporter: PrometheusExporter) -> None:
     """Prometheus always asks; a page of many loaders shrinks tenfold."""
     exporter.export(ExportBatch(snapshot=snapshot()))
