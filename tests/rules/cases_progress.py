@@ -353,6 +353,25 @@ CASES = (
         ),
     ),
     Case(
+        "a run evaluates for two hours, and another one saves for as long",
+        60,
+        {
+            f'{SPENT}{{{R},train_run_activity="productive"}}': "0+55x120 6600x120",
+            f'{SPENT}{{{R},train_run_activity="data_wait"}}': "0+5x120 600x120",
+            f'{SPENT}{{{R},train_run_activity="eval"}}': "0x120 0+60x119",
+            status("training"): "1x120 0x120",
+            status("evaluating"): "0x120 1x120",
+            f'{SPENT}{{train_run_id="saves",train_run_activity="productive"}}': "0+55x120 6600x120",
+            f'{SPENT}{{train_run_id="saves",train_run_activity="eval"}}': "0+5x120 600x120",
+            f'{SPENT}{{train_run_id="saves",train_run_activity="checkpoint"}}': "0x120 0+60x119",
+            status("checkpointing", run="saves"): "1x240",
+        },
+        (
+            quiet("TrainGoodputBurnFast", 150),
+            fires("TrainGoodputBurnFast", 163, "74.4%", train_run_id="saves"),
+        ),
+    ),
+    Case(
         "half of six hours goes into checkpoints",
         60,
         {
