@@ -108,6 +108,18 @@ def headers_of(text: str) -> dict[str, str]:
     return headers
 
 
+def _lower_scheme(address: str) -> str:
+    """Returns an address with its scheme in lower case: ``HTTPS://`` is encrypted as well."""
+    scheme, colon, rest = address.partition("://")
+    return f"{scheme.lower()}{colon}{rest}" if colon else address
+
+
+def _with_path(address: str, path: str) -> str:
+    """Appends to the path of an address, before its query."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + path))
+
+
 class _Variables:
     """The variables of a signal: its own, else the general ones. ``tell`` is called with each wrong one."""
 
@@ -130,7 +142,7 @@ class _Variables:
         """Returns the destination of the signal; None if its variables cannot be used."""
         protocol = self._protocol()
         usable = self._has_files() and self._has_certificates()
-        address = endpoint or self._get("ENDPOINT") or _DEFAULT_ENDPOINTS[protocol]
+        address = _lower_scheme(endpoint or self._get("ENDPOINT") or _DEFAULT_ENDPOINTS[protocol])
         own = not endpoint and self._name("ENDPOINT") != f"{_PREFIX}ENDPOINT"
         shown = self._shown(address, protocol)
         if not usable or not shown:
@@ -142,7 +154,7 @@ class _Variables:
         return Target(
             protocol=protocol,
             # The specification appends the path to the address for all signals, never to that of one.
-            url=address if own or protocol == GRPC else f"{address.rstrip('/')}/v1/{self.signal}",
+            url=address if own or protocol == GRPC else _with_path(address, f"/v1/{self.signal}"),
             address=shown,
             headers=headers_of(self._get("HEADERS")),
             compression=self._compression(protocol),

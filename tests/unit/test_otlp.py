@@ -180,6 +180,33 @@ def test_each_signal_follows_its_own_variables() -> None:
 
 
 @pytest.mark.parametrize(
+    "address", ["http://h:1/base?key=7", "http://h:1/base/?key=7", "HTTP://h:1/base?key=7"]
+)
+def test_the_path_of_a_signal_is_appended_before_the_query(address: str) -> None:
+    """Some services take their key in the query, which must not become part of the path."""
+    targets = OtlpSettings.read({"OTEL_EXPORTER_OTLP_ENDPOINT": address}).targets
+
+    assert [target.url for target in targets.values()] == [
+        "http://h:1/base/v1/metrics?key=7",
+        "http://h:1/base/v1/traces?key=7",
+    ]
+
+
+@pytest.mark.parametrize("protocol", ["http/json", "http/protobuf", "grpc"])
+def test_a_scheme_in_upper_case_is_encrypted(protocol: str) -> None:
+    """Schemes have no case. A token must not cross the network in the clear for it."""
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "HTTPS://h:1",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_EXPORTER_OTLP_INSECURE": "true",
+    }
+    targets = OtlpSettings.read(variables).targets
+
+    assert {target.tls for target in targets.values()} == {True}
+    assert all(target.url.startswith("https://h:1") for target in targets.values())
+
+
+@pytest.mark.parametrize(
     ("address", "insecure", "tls"),
     [
         ("http://h:4317", "", False),
