@@ -328,6 +328,8 @@ class AgentService:
         self._anchor = hello.anchor
         self._profile = profile_of(hello.config, self.info)
         self._printed_step = self._printed_reports = 0
+        self.end_cause = ""
+        """What ended the process from outside, as ``last_poll`` was given it; "" for nothing, or where that is not known."""
         self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
         self.run = self._run_state()
         self.health = SelfMetrics(
@@ -442,6 +444,7 @@ class AgentService:
 
         ``ended_ns``: when the rank said so; 0 for now.
         """
+        self.end_cause = cause
         now, patience_s = ended_ns or system_clock(), self._config.exit_timeout_s / 2
         taken = self.loop.lock.acquire(timeout=patience_s)
         try:

@@ -253,6 +253,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         "pid": info.pid,
         "host": info.host,
         "state": state,
+        "end_cause": service.end_cause or None,
         "started_unix_s": info.started_unix_ns / NS_PER_S,
         "restart_seconds": run.down_s,
         "training_threads": run.training_threads,

@@ -93,7 +93,8 @@ def headline(report: Report) -> str:
     rank = f"rank {known(report.get('rank'))}"
     state = _state(report)
     running = {"alive": "is alive, ", "gone": "died ", "unknown": "was last seen "}
-    verb = running.get(state) or (f"{state} " if state in {"finished", "failed"} else f"was {state} ")
+    ended = f"{state} ({report['end_cause']})" if report.get("end_cause") else state
+    verb = running.get(state) or (f"{ended} " if state in {"finished", "failed"} else f"was {ended} ")
     step = (report.get("last_step") or {}).get("index")
     inside = (report.get("open") or [None])[-1]
     if inside is None:
@@ -203,7 +204,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
     """Returns one line per rank, the suspects marked, and a sentence on them."""
     named = {suspect.rank for suspect in suspects}
     lines = [
-        *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects)),
+        *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects, reports)),
         "",
         page.line(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
     ]
@@ -224,8 +225,8 @@ def _rank_line(*cells: str) -> str:
     return f"{right(rank, _RANK)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, _STAGE)}{loader}"
 
 
-def sentence(suspects: Sequence[HangSuspect]) -> str:
-    """Returns the rank that is suspected first, or that none can be determined."""
+def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
+    """Returns the rank that is suspected first, what ended it, or that none can be determined."""
     if not suspects:
         return "Nothing tells one rank from the others: look at what they were all doing."
     first = suspects[0]
@@ -236,7 +237,8 @@ def sentence(suspects: Sequence[HangSuspect]) -> str:
         verb = "vanished first" if first.silent else "held the run up"
         return f"Ranks {ranks} {verb}; rank {first.rank} {where}."
     if first.silent:
-        why = "killed, out of memory, or its node is gone"
+        causes = (report.get("end_cause") for report in reports if report.get("rank") == first.rank)
+        why = next(filter(None, causes), "killed, out of memory, or its node is gone")
         return f"Rank {first.rank} vanished, {where}: {why}. The other ranks outlived it."
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
 

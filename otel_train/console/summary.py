@@ -287,7 +287,8 @@ def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unico
 def _header(page: TextLayout, summary: Summary) -> list[str]:
     name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
     state = page.safe(summary.get("state") or ABSENT)
-    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", _STATES.get(state, "")))
+    cause = f" ({page.safe(summary['end_cause'])})" if summary.get("end_cause") else ""
+    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}{cause}", _STATES.get(state, "")))
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
     per_second = steps_per_second(summary)

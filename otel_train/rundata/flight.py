@@ -118,6 +118,7 @@ class FlightHistory:
             "pid": flight.pid,
             "alive": _alive(flight, identity),
             "state": summary.get("state"),
+            "end_cause": summary.get("end_cause"),
             "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
             "last_edge_unix_s": self._unix_s(
                 max((int(s.thread.times[-1]) for s in self._threads), default=None)

@@ -446,6 +446,7 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
         *(_progress(view.summary) if static or not view.state.live else ()),
         f"training {training}" if training > 1 else "",
         f"attempt {attempt}" if attempt else "",
+        "" if view.state.live else escape(text(known.get("end_cause"))),
         f"rank {view.rank} of {world_size}" if view.rank is not None else "",
         escape(text(known.get("host"))),
         f"started {moment(started_s)}" if started_s else "",

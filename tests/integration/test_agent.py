@@ -199,7 +199,8 @@ def test_a_crash_in_c_is_an_end_like_any_other(begin: Begin, tmp_path: Path) -> 
     process.communicate(timeout=60)
 
     assert process.returncode == -signal.SIGSEGV
-    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
+    found = summary(tmp_path, "killed")
+    assert (found["steps"], found["end_cause"]) == ({"train": 100}, "SIGSEGV")
 
 
 @pytest.mark.parametrize(

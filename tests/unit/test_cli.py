@@ -482,6 +482,10 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
         ),
         ({"state": "finished", "open": []}, "rank 0 finished after step 1234, with no stage open"),
         ({"state": "terminated", "open": []}, "rank 0 was terminated after step 1234, with no stage open"),
+        (
+            {"state": "killed", "end_cause": "SIGSEGV", "open": []},
+            "rank 0 was killed (SIGSEGV) after step 1234, with no stage open",
+        ),
     ],
 )
 def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: str) -> None:

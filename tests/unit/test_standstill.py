@@ -84,8 +84,14 @@ def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
 
 def test_the_sentence_says_what_is_known_and_no_more() -> None:
     """None, one, several; stuck or gone."""
-    assert sentence([]).startswith("Nothing tells one rank from the others")
-    gone = compare([rank(0, state="failed"), rank(1, "forward")])
-    assert "Rank 1 vanished, in stage forward, step 7: killed, out of memory" in sentence(gone)
+    assert sentence([], []).startswith("Nothing tells one rank from the others")
+    ranks = [rank(0, state="failed"), rank(1, "forward")]
+    assert "Rank 1 vanished, in stage forward, step 7: killed, out of memory" in sentence(
+        compare(ranks), ranks
+    )
+    ranks[1]["end_cause"] = "OOM kill"
+    assert "Rank 1 vanished, in stage forward, step 7: OOM kill. The" in sentence(compare(ranks), ranks)
     several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
-    assert sentence(several).startswith("Ranks 1, 2 held the run up; rank 1 in stage data of loader train")
+    assert sentence(several, []).startswith(
+        "Ranks 1, 2 held the run up; rank 1 in stage data of loader train"
+    )
