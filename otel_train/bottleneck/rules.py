@@ -393,14 +393,18 @@ def _compute_bound(run: RuleInput) -> Finding | None:
         return None
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
-    said = f"the model takes {share:.0%}{'' if waits else ' of training time'}; most goes to {stage}."
+    beside = any(
+        gap["what"] == "loop" for gap in run.gaps
+    )  # the wait for a loader that a thread reads is not seen
+    known = waits and not beside
+    said = f"the model takes {share:.0%}{'' if known else ' of training time'}; most goes to {stage}."
     text = (
         f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
-        if waits
-        else f"{said[0].upper()}{said[1:]} No loader is seen."
+        if known
+        else f"{said[0].upper()}{said[1:]}{_not_seen(run) if beside else ' No loader is seen.'}"
     )
     advice = jax_advice(stage, seconds / total_s, run.training, run.compiled) or (
-        f"{'Nothing to do about the input. ' if waits else ''}A profiler capture shows what the time in the model is "
+        f"{'Nothing to do about the input. ' if known else ''}A profiler capture shows what the time in the model is "
         "spent on."
     )
     evidence = {**_model_evidence(run), f"{stage}_ratio": seconds / total_s, **waits}

@@ -100,6 +100,20 @@ def test_without_a_loader_there_is_no_word_of_waiting_for_one() -> None:
         assert "waits" not in finding.summary
 
 
+def test_a_loader_that_a_thread_reads_is_not_said_to_keep_up() -> None:
+    """Training waits for that thread, and nothing shows how long: only the iterator was made where training runs."""
+    rows = [stage("data", 0.1, count=0), stage("forward", 56.0, ""), stage("other", 43.9, "")]
+    thing = {"what": "loop", "name": "Thread", "reason": "it reads a loader beside the training thread"}
+    [first, *_] = findings(
+        rows, steps=100, activities={"productive": 100.0}, loaders={}, gaps=[{**thing, "cause": "ambiguous"}]
+    )
+
+    assert first.name == "compute_bound"
+    assert "waits for no loader" not in first.summary
+    assert "Not seen: loop `Thread`." in first.summary
+    assert "input" not in first.advice
+
+
 @pytest.mark.parametrize(("model_s", "name"), [(51.0, "compute_bound"), (50.0, "unattributed")])
 def test_computing_is_the_limit_only_where_the_model_takes_most_of_the_time(
     model_s: float, name: str
