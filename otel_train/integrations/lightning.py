@@ -34,6 +34,9 @@ _log = logging.getLogger("otel_train")
 CAPTURE_MAX_S = 3600.0
 """Longest recording of ``ProfilerCallback``, whose length is given in steps, which may be slow."""
 
+FINISH_S = 60.0
+"""Longest wait at the end of training for captures of ``ProfilerCallback`` to be written and analysed."""
+
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -209,6 +212,7 @@ class ProfilerCallback(_TrainerCallback):
         if activities is not None:
             self._request["activities"] = activities_of(activities)
         top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10", most=MOST_TOP)
+        self._profiled = False
         super().__init__(enabled=enabled, settings=_console(top))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
@@ -223,11 +227,21 @@ class ProfilerCallback(_TrainerCallback):
         refusal = session.epoch_captures().begin(number, request, output_dir=self.output_dir)
         if refusal:
             _log.warning("epoch %d is not profiled: %s", number, refusal)
+        else:
+            self._profiled = True
 
     def _epoch_ends(self) -> None:
         session = api.current()
         if self._number in self.profile_epochs and session is not None:
             session.epoch_captures().end()
+
+    def _leave(self, error: BaseException | None) -> None:
+        session, profiled = api.current(), self._profiled
+        self._profiled = False
+        if profiled and error is None and session is not None:
+            with self._guard:
+                session.epoch_captures().finish(FINISH_S)
+        super()._leave(error)
 
 
 class ThroughputMonitorCallback(_TrainerCallback):

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("otel_train")
 
-FINISH_S = 60.0
-"""Longest wait at the end of training for captures to be written and analysed."""
-
 
 class SharedSession:
     """Opened by the first callback that joins, closed when the last one leaves.
@@ -61,12 +58,9 @@ class SharedSession:
         if holder not in self._holders:
             return
         self._holders.discard(holder)
-        session, own = api.current(), self._own
         if self._holders:
             return
-        if error is None and session is not None:
-            session.epoch_captures().finish(FINISH_S)
-        self._own = None
+        own, self._own = self._own, None
         if own is not None:
             own.__exit__(None if error is None else type(error), error, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,17 @@ def test_the_last_who_leaves_closes_what_the_first_opened(quiet: dict[str, Any])
         closed.append(session.closed)
     assert closed == [False, False, True]
     assert session.summary()["state"] == "finished"
+
+
+def test_the_last_who_leaves_waits_for_nothing_while_the_run_lasts(quiet: dict[str, Any]) -> None:
+    """An agent that is still starting is waited for when the run is over: that is no time of it."""
+    shared, holder = SharedSession(), Holder()
+    began_s = time.perf_counter()
+    session = shared.join(holder, {**quiet, "agent": "process"})
+    lasted_s = time.perf_counter() - began_s
+    shared.leave(holder)
+
+    assert session.summary()["wall_seconds"] < lasted_s + 0.2
 
 
 def test_a_session_that_is_already_open_is_joined_and_left_open(quiet: dict[str, Any]) -> None:
