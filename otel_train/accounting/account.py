@@ -42,6 +42,7 @@ from otel_train.recording.events import (
     FAIL,
     MARK,
     PASS_END,
+    REPORT,
     SOURCE_MASK,
     SOURCE_SHIFT,
     STOP,
@@ -79,13 +80,20 @@ class ThreadAccount(Nesting):
         sources: what is known of every source; grows while it is in use.
         reclaimed: activities that own a part of an interval, whatever stage was open.
         by_step: keep the stages of every step.
+        began: the thread goes on with a run in which another one has worked.
 
     Attributes:
         accounted_ns: time of the last edge that was processed.
     """
 
     def __init__(
-        self, started_ns: int, sources: SourceTable, reclaimed: Reclaims = None, *, by_step: bool = False
+        self,
+        started_ns: int,
+        sources: SourceTable,
+        reclaimed: Reclaims = None,
+        *,
+        by_step: bool = False,
+        began: bool = False,
     ) -> None:
         super().__init__(sources.kinds)
         self.accounted_ns = started_ns
@@ -93,6 +101,7 @@ class ThreadAccount(Nesting):
         self._decision = StepSourceDecision()
         self._book = StepBook(sources, reclaimed, by_step=by_step)
         self._phases = BatchPhases(sources, self._book, self._decision)
+        self._phases.began = began
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
         self._ahead: Lookahead | None = None
@@ -460,7 +469,11 @@ class ThreadAccount(Nesting):
             phases.began = True  # if nothing before it was a sign of training, all of it was the step
             phases.boundary(Boundary.MARK)
         else:
-            phases.boundary(Boundary.SAID)
+            if op == REPORT:
+                phases.boundary(Boundary.SAID)
+            else:
+                phases.epoch()
+            self._go_on_computing()
             self._note("said", ns, op, payload)
 
     def _forget(self, gone: Pass) -> None:

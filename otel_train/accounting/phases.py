@@ -218,6 +218,12 @@ class BatchPhases:
         if self.batch is not None:
             self.batch.loader, self.batch.fetched = source, True
 
+    def epoch(self) -> None:
+        """Handles the begin or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
+        self.boundary(_SAID)
+        if self.batch is not None and self.batch.passes and self.batch.shows:
+            self.batch = None
+
     def place(self, item: Item) -> None:
         """Takes time, and what happened at its end."""
         if self.batch is not None:
@@ -480,8 +486,8 @@ class BatchPhases:
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
         """Books a batch as training up to the last item that shows one of these: whether there is one, and the rest.
 
-        But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
-        forward with them, are evaluation.
+        But where no ask came in this step, forwards without gradients of a model that then trains in it (with a batch in
+        hand: that trains first), before its first forward with them, are evaluation.
         """
         self._part(batch)
         items, batch.items = batch.items, []
@@ -502,14 +508,16 @@ class BatchPhases:
             self._trained, self._in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
-            head = items[: last + 1] if asked else self._without_evaluation(items[: last + 1])
+            head = items[: last + 1] if asked else self._without_evaluation(items[: last + 1], batch)
             self._show(batch, TRAIN)
             self._train(head, batch)
         return last >= 0, items[last + 1 :]
 
-    def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item[STACK][-1] for item in head if item[SHOWS] == FORWARD_GRAD}
+    def _without_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
         first = next((n for n, i in enumerate(head) if i[SHOWS] in LIKELY_TRAINING), len(head))
+        # With a batch in hand a generator's are for the critic, which trains first.
+        after = head[first : first + 1] if batch.passes else head
+        trains = {item[STACK][-1] for item in after if item[SHOWS] == FORWARD_GRAD}
         lead = [n for n in range(first) if head[n][SHOWS] in FORWARDS and head[n][STACK][-1] in trains]
         if not lead:
             return head

@@ -367,7 +367,7 @@ class RunState:
             self.totals.publish()  # whichever thread leads later, this time was before it began
             before = self._leading if self._leading.over and self._accounted_ns <= begun_ns else None
         since_ns = self._accounted_ns if before else self.started_ns
-        account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
+        account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within, began=before is not None)
         state = ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
         if before is not None:
             state.activity_ns += self.totals.activity_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -228,3 +229,17 @@ def a_stage_around_an_epoch(watch: Watch) -> Truth:
                 truth.evaluate_on(model, val)
             truth.sleep(0.02, "outside")
     return truth
+
+
+@timed
+def epochs_of_endless_loaders(watch: Watch) -> None:
+    """Two iterators that never end, as in trainers that count batches. Where an epoch ends is said: the pause after it is of no phase."""
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 5}, owners=False)
+    endless, probes = (itertools.chain.from_iterable(itertools.repeat(each)) for each in (train, val))
+    for number in range(1, 5):
+        with otel_train.epoch(number):
+            truth.at(TRAIN)
+            truth.train_on(model, optimizer, itertools.islice(endless, 3))
+            if number > 2:
+                truth.evaluate_on(model, itertools.islice(probes, 2))
+        truth.sleep(0.1, "outside")

@@ -175,15 +175,17 @@ def steps_marked_in_another_thread(watch: Watch) -> Truth:
 
 @timed
 def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
-    """Each goes on with the time of the one before, also where the agent reads both at once."""
+    """Each goes on with the time of the one before, also where the agent reads both at once; a pause between them is of no phase."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 2}, threads=2)
 
     def epoch() -> None:
         truth.train_on(model, optimizer, train)
         truth.evaluate_on(model, val)
+        truth.sleep(0.1, "outside")
 
-    for _ in range(2):
+    for _ in range(3):
         in_a_thread(epoch)
+        truth.sleep(0.1, "outside")
     return truth
 
 

@@ -138,7 +138,7 @@ def wgan_with_a_batch_per_critic_update(watch: Watch) -> Truth:
 def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
     """No ask between them, so the rule for updates holds: the critic twice in a row closes a step.
 
-    The generator's update follows the fifth and shares its step.
+    The generator's update follows the fifth and shares its step. What it makes for the critic, without gradients, is training.
     """
     (generator, critic), train, truth = adversaries(), loader(4), Truth()
     g_optimizer, d_optimizer = sgd(generator), sgd(critic)
@@ -146,7 +146,10 @@ def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
     for real, _ in train:
         truth.batch("train")
         for _ in range(5):
-            judge(truth, critic, real, torch.randn(4, 4))
+            truth.forward(model="G")
+            with torch.no_grad():
+                fake = generator(torch.randn(4, 4))
+            judge(truth, critic, real, fake)
             truth.update_that_ends_a_step(d_optimizer)
         truth.forward(model="G")
         truth.forward(model="D")
