@@ -54,6 +54,11 @@ class Anchor(FastNamedTuple):
         """Returns the Unix time, in nanoseconds, of an instant on the monotonic clock."""
         return self.unix_ns + clock_ns - self.clock_ns
 
+    def renewed(self, clock_ns: int) -> Anchor:
+        """Returns this anchor; one of now, ``clock_ns``, where it is off by a second: the system clock was set, or the machine slept."""
+        now = Anchor(time.time_ns(), clock_ns)
+        return now if abs(now.unix_ns - self.unix(clock_ns)) > NS_PER_S else self
+
 
 Attributes = tuple[tuple[str, str], ...]
 """Metric attributes: (OpenTelemetry name, value) pairs in the order the catalogue lists them."""

@@ -73,6 +73,28 @@ def rank_folder(session: Any) -> Path:
     return folder
 
 
+def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has slept for an hour, or asked for the time late: an alert compares the heartbeat with its sample's time."""
+    model, batches = Net(), loader(8)
+    session = watch(model, {"train": batches}, **FAST)
+    train(model, batches)
+    of_the_system = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: of_the_system() + 3600 * 10**9)
+    train(model, batches)
+    with otel_train.checkpoint():
+        pass
+    session.close()
+
+    resource = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
+    metrics = resource["scopeMetrics"][0]["metrics"]
+    points = {metric["name"]: metric["gauge"]["dataPoints"][0] for metric in metrics if "gauge" in metric}
+    for name in (c.HEARTBEAT_TIME.name, c.CHECKPOINT_LAST_SUCCESS_TIME.name):
+        age_s = int(points[name]["timeUnixNano"]) / 1e9 - points[name]["asDouble"]
+        assert 0 <= age_s < 60, name
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
