@@ -1,4 +1,4 @@
-"""What a dead Collector mutes: the runs that it carried, and no other. What a cause mutes. Asked of a real Alertmanager."""
+"""What a dead Collector mutes: the runs that it carried, and no other. What a cause mutes, and what is one page. Asked of a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str
 
 def inhibited(url: str, *firing: dict[str, str]) -> list[dict[str, str]]:
     """Labels of the alerts that are muted while all of them fire."""
+    known: list[dict[str, Any]] = asked(url, "", *firing)
+    assert len(known) == len(firing)
+    return [alert["labels"] for alert in known if alert["status"]["inhibitedBy"]]
+
+
+def asked(url: str, what: str, *firing: dict[str, str]) -> Any:
+    """What Alertmanager says of alerts, or of their groups, while all of them fire."""
     scenario = f"{time.monotonic_ns()}"
     ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
     alerts = [{"labels": {**labels, "scenario": scenario}, "endsAt": ends} for labels in firing]
@@ -66,9 +73,8 @@ def inhibited(url: str, *firing: dict[str, str]) -> list[dict[str, str]]:
     with urllib.request.urlopen(request, timeout=5):
         pass
     time.sleep(1.0)  # Alertmanager works out what is muted after it has answered
-    with urllib.request.urlopen(f"{url}?filter=scenario%3D%22{scenario}%22", timeout=5) as answer:
-        known: list[dict[str, Any]] = json.load(answer)
-    assert len(known) == len(alerts)
+    with urllib.request.urlopen(f"{url}{what}?filter=scenario%3D%22{scenario}%22", timeout=5) as answer:
+        known = json.load(answer)
     ended = [
         {**alert, "endsAt": "2020-01-01T00:00:00Z", "startsAt": "2019-01-01T00:00:00Z"} for alert in alerts
     ]
@@ -77,7 +83,7 @@ def inhibited(url: str, *firing: dict[str, str]) -> list[dict[str, str]]:
     )
     with urllib.request.urlopen(request, timeout=5):
         pass
-    return [alert["labels"] for alert in known if alert["status"]["inhibitedBy"]]
+    return known
 
 
 def run(name: str, **labels: str) -> dict[str, str]:
@@ -126,4 +132,17 @@ def test_the_rank_that_holds_a_run_up_mutes_that_the_run_stands_still(url: str) 
 
     assert [(labels["train_run_id"], labels["alertname"]) for labels in muted_alerts] == [
         ("hangs", "TrainRunStalled")
+    ]
+
+
+def test_runs_that_go_silent_together_are_one_page(url: str) -> None:
+    """A network that fails is one cause. A run that fails has its own, and a page for it."""
+    failed = [{**run(name), "alertname": "TrainRunFailed"} for name in ("x", "y")]
+
+    groups = asked(url, "/groups", *(run(f"{number}") for number in range(40)), *failed)
+
+    assert sorted((group["receiver"]["name"], len(group["alerts"])) for group in groups) == [
+        ("page", 1),
+        ("page", 1),
+        ("page", 40),
     ]
