@@ -106,6 +106,7 @@ SIGTERM_WAIT_NS = 1_000_000_000
 """Where SIGTERM closes the session, the main thread must run Python again within this time. Batch systems give ten seconds or
 more."""
 
+_CAUSE_LENGTH = 200
 ENDS = ("finished", "failed", "interrupted", "terminated")
 """How a run may end that can still say so."""
 
@@ -129,6 +130,7 @@ class ExitHook:
 
     Attributes:
         assumed: the state is ``finished`` because nothing else was seen. ``raise SystemExit(3)`` is not.
+        cause: what the run failed by, see ``cause_of``; "" where it did not.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class ExitHook:
         extension: Any = None,  # Any: a module written in C
     ) -> None:
         self.assumed = False
+        self.cause = ""
         self._state = "running"
         self._close = close
         self._pid = os.getpid()
@@ -250,8 +253,9 @@ class ExitHook:
 
     def set_state(self, state: str) -> None:
         """Sets how the run ended; derived from the current exception if empty. ``terminated`` stays."""
-        ended = self.state == "terminated"
-        self._state = "terminated" if ended else state or self.of(sys.exc_info()[1])
+        ended, error = self.state == "terminated", sys.exc_info()[1]
+        self._state = "terminated" if ended else state or self.of(error)
+        self.cause = self.cause or cause_of(error) if self._state == "failed" else ""
 
     @staticmethod
     def of(error: BaseException | None) -> str:
@@ -294,7 +298,7 @@ class ExitHook:
             error = SystemExit(status)
         elif error is None and (code := _code_of_forked_child()):
             error = SystemExit(code)
-        self.assumed = error is None
+        self.assumed, self.cause = error is None, cause_of(error)
         with suppress(KeyboardInterrupt):  # Ctrl-C again: do not wait
             self._close(self.of(error))
 
@@ -335,6 +339,19 @@ def _code_of_forked_child() -> int:
     while frame is not None and frame.f_globals.get("__name__") not in _FORKS:
         frame = frame.f_back
     return int(frame.f_locals.get("code") or 0) if frame is not None else 0
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Returns type and message of an exception, in one line of 200 characters at most, or ``exit code <n>``; "" for none."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return f"exit code {error.code}"
+    if error is None:
+        return ""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - the program's own code
+        message = ""
+    return f"{type(error).__name__}: {message}"[:_CAUSE_LENGTH].removesuffix(": ")
 
 
 def interpreter() -> str:

@@ -13,7 +13,7 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.recording.ring_buffer import EXTENSION
-from otel_train.safety import ENDS, ExitHook, Terminated, end_by_sigterm, sigchld_deferred
+from otel_train.safety import ENDS, ExitHook, Terminated, cause_of, end_by_sigterm, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -281,7 +281,9 @@ class Session:
             with sigchld_deferred():
                 self._exit_hook.hold()
                 self._exit_hook.set_state(state)
-                self._service.close(self._exit_hook.state, assumed=self._exit_hook.assumed)
+                self._service.close(
+                    self._exit_hook.state, cause=self._exit_hook.cause, assumed=self._exit_hook.assumed
+                )
         finally:  # also where Ctrl-C ends this
             self._exit_hook.remove()
 
@@ -292,4 +294,5 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         # Not found out: in an except clause the exception that is being handled is none of this block's.
+        self._exit_hook.cause = cause_of(error)
         self.close("finished" if kind is None else self._exit_hook.of(error))

@@ -322,8 +322,8 @@ class AgentClient:
             self._thread.join(ANSWER_S)
         return self._last or ({}, [])
 
-    def close(self, state: str, *, assumed: bool = False) -> None:
-        """Has the agent count to the end, and gives everything back. Never raises. ``assumed``: see ``ExitHook``."""
+    def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
+        """Has the agent count to the end, and gives everything back. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
         timeout_s, guard, began_s = self._config.exit_timeout_s, Guard("close"), time.monotonic()
         ended_ns = system_clock()  # to wait for the agent is no time of the run
         self._interrupted = state == "interrupted"
@@ -336,7 +336,7 @@ class AgentClient:
             lambda: self._await_agent(timeout_s),
             lambda: self.report(fresh=True),
             lambda: self._end_captures(timeout_s),
-            lambda: self._end((state, ended_ns, assumed), timeout_s, began_s),
+            lambda: self._end((state, ended_ns, assumed, cause), timeout_s, began_s),
             self._close_trackers,
             self._disconnect,
             self.recording.close,
@@ -674,7 +674,7 @@ class AgentClient:
             self._is_up.wait(BUSY_S)
             self._wait_while_working(self._is_open.wait, timeout_s)
 
-    def _end(self, said: tuple[str, int, bool], timeout_s: float, began_s: float) -> None:
+    def _end(self, said: tuple[str, int, bool, str], timeout_s: float, began_s: float) -> None:
         self._ending = True
 
         def patience_s() -> float:

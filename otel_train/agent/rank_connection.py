@@ -80,7 +80,7 @@ class RankConnection:
         self._ended = threading.Event()
         self._over = False
         self._end = threading.Lock()
-        self._said = self._reported_state = ""
+        self._said = self._reported_state = self._reported_cause = ""
         self._ended_ns = 0
         self._assumed = False
         self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -192,7 +192,7 @@ class RankConnection:
             self.loop.wake()
         elif isinstance(message, Request):
             if message.what == "end":
-                self._reported_state, self._ended_ns, assumed = message.args
+                self._reported_state, self._ended_ns, assumed, self._reported_cause = message.args
                 self._assume(assumed)
             self._asked.put(message)
         elif isinstance(message, Response):
@@ -287,6 +287,7 @@ class RankConnection:
                 return
             self._over = True
             service, config, disk = self.service, self._hello.config, self.exporters.disk
+            service.end_cause = cause or self._reported_cause
             with Guard("close"):
                 self.loop.stop(config.exit_timeout_s)
                 service.last_poll(state, cause=cause, ended_ns=self._ended_ns)
@@ -314,7 +315,7 @@ class RankConnection:
         state, cause = how_it_ended(self.info.pid, self._process, EXITING_S)
         with Guard("close"):
             if state == "failed" and cause != "exec":
-                self.service.correct(state)
+                self.service.correct(state, cause)
         self._close_files()
 
     def _finish_without_it(self) -> None:

@@ -329,7 +329,7 @@ class AgentService:
         self._profile = profile_of(hello.config, self.info)
         self._printed_step = self._printed_reports = 0
         self.end_cause = ""
-        """What ended the process from outside, as ``last_poll`` was given it; "" for nothing, or where that is not known."""
+        """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
         self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
         self.run = self._run_state()
         self.health = SelfMetrics(
@@ -444,7 +444,6 @@ class AgentService:
 
         ``ended_ns``: when the rank said so; 0 for now.
         """
-        self.end_cause = cause
         now, patience_s = ended_ns or system_clock(), self._config.exit_timeout_s / 2
         taken = self.loop.lock.acquire(timeout=patience_s)
         try:
@@ -468,9 +467,9 @@ class AgentService:
         if self._config.console:
             self.exporters.print_summary(document)
 
-    def correct(self, state: str) -> None:
+    def correct(self, state: str, cause: str) -> None:
         """Corrects how the run ended, after the last poll."""
-        self._reporter.state = state
+        self._reporter.state, self.end_cause = state, cause
         self.loop.run_once(final=True)
         self.exporters.write_summary(self.document(state), final=True)
 

@@ -287,8 +287,7 @@ def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unico
 def _header(page: TextLayout, summary: Summary) -> list[str]:
     name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
     state = page.safe(summary.get("state") or ABSENT)
-    cause = f" ({page.safe(summary['end_cause'])})" if summary.get("end_cause") else ""
-    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}{cause}", _STATES.get(state, "")))
+    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", _STATES.get(state, "")))
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
     per_second = steps_per_second(summary)
@@ -312,6 +311,7 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
     inner = page.columns - len(INDENT)
     return [
         title,
+        *(page.line(line, "red") for line in page.prose(summary.get("end_cause") or "", indent=len(INDENT))),
         *(page.line(line, "bold") for line in flow(facts, inner)),
         *(page.line(line, "dim") for line in flow(identity, inner)),
     ]

@@ -759,18 +759,26 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("ending", "state"),
+    ("ending", "state", "cause"),
     [
-        ("sys.exit(3)", "failed"),
-        ("sys.exit()", "finished"),
-        ("raise KeyError('a')", "failed"),
-        ("raise KeyboardInterrupt", "interrupted"),
-        ("caught()", "finished"),
-        ("leave = threading.Thread(target=sys.exit, args=(3,)); leave.start(); leave.join()", "finished"),
-        ("os.kill(os.getpid(), 15)", "terminated"),
+        ("sys.exit(3)", "failed", "exit code 3"),
+        ("sys.exit()", "finished", None),
+        ("raise ValueError('no\\nsuch ' + 300 * 'a')", "failed", f"ValueError: no such {180 * 'a'}"),
+        ("with session: raise KeyError('a')", "failed", "KeyError: 'a'"),
+        ("raise Unprintable", "failed", "Unprintable"),
+        ("raise KeyboardInterrupt", "interrupted", None),
+        ("caught()", "finished", None),
+        (
+            "leave = threading.Thread(target=sys.exit, args=(3,)); leave.start(); leave.join()",
+            "finished",
+            None,
+        ),
+        ("os.kill(os.getpid(), 15)", "terminated", None),
     ],
 )
-def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_path: Path) -> None:
+def test_a_run_has_the_end_that_its_program_has(
+    ending: str, state: str, cause: str | None, tmp_path: Path
+) -> None:
     """Who reads ``finished`` does not start it again; the exit code is that of the bare program."""
     text = f"""
         def caught():
@@ -779,6 +787,10 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
             except SystemExit:
                 train(data)
 
+        class Unprintable(Exception):
+            def __str__(self):
+                raise ValueError
+
         session = start(model, disabled=len(sys.argv) > 2)
         train(data)
         {ending}
@@ -786,7 +798,7 @@ def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_pat
     instrumented, bare = run(tmp_path, text), run(tmp_path, text, "bare")
 
     assert instrumented.returncode == bare.returncode, instrumented.stderr
-    ended_summary(tmp_path, state)
+    assert ended_summary(tmp_path, state)["end_cause"] == cause
     assert {name for name, value in exported_states(tmp_path).items() if value} == {state}
 
 
@@ -882,4 +894,4 @@ def test_an_exit_code_that_no_one_has_said_is_the_kernels(ending: str, state: st
     (folder,) = runs(tmp_path)
 
     until(lambda: (folder / "rank0.lock").read_text().strip().endswith("closed"))
-    ended_summary(tmp_path, state)
+    assert ended_summary(tmp_path, state)["end_cause"] == ("exit code 3" if state == "failed" else None)
