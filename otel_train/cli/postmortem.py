@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import datetime, timezone
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
@@ -34,6 +35,8 @@ examples:
   otel-train postmortem 20260131-x7 --rank 3
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
+_CLOCKS_AGREE_S = 1.0
+"""By which clocks of two hosts that NTP keeps may differ at most."""
 _STAGES_SHOWN = 5
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
@@ -228,7 +231,8 @@ def _rank_line(*cells: str) -> str:
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     """Returns the rank that is suspected first, what ended it, or that none can be determined."""
     if not suspects:
-        return "Nothing tells one rank from the others: look at what they were all doing."
+        unknown = "Nothing tells one rank from the others: look at what they were all doing."
+        return _first_failed(reports) or unknown
     first = suspects[0]
     of_loader = f" of loader {first.loader}" if first.loader else ""
     where = f"in stage {first.stage}{of_loader}, step {first.step}"
@@ -241,6 +245,21 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
         why = next(filter(None, causes), "killed, out of memory, or its node is gone")
         return f"Rank {first.rank} vanished, {where}: {why}. The other ranks outlived it."
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
+
+
+def _first_failed(reports: Sequence[Report]) -> str:
+    """Returns which rank of a run failed first, where all ranks did; "" where clocks of several hosts may not tell."""
+    failed = [report for report in reports if report.get("state") == "failed" and report.get("ended_unix_s")]
+    if len(failed) < max(2, len(reports)):
+        return ""
+    first, second = sorted(failed, key=itemgetter("ended_unix_s"))[:2]
+    before_s = second["ended_unix_s"] - first["ended_unix_s"]
+    if before_s < (0.0 if first.get("host") == second.get("host") else _CLOCKS_AGREE_S):
+        return ""
+    why = f": {first['end_cause']}" if first.get("end_cause") else ""
+    return (
+        f"Rank {first.get('rank')} failed first, {duration(before_s)} before rank {second.get('rank')}{why}."
+    )
 
 
 def _state(report: Report) -> str:

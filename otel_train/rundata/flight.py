@@ -16,7 +16,7 @@ from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
 from otel_train.rundata.files import FLIGHT, SUMMARY, current_document, mapping, number
-from otel_train.rundata.liveness import is_running
+from otel_train.rundata.liveness import is_running, written_until
 from otel_train.rundata.schemas import checked
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class FlightHistory:
             "alive": _alive(flight, identity),
             "state": summary.get("state"),
             "end_cause": summary.get("end_cause"),
+            "ended_unix_s": None if summary.get("state") == "running" else written_until(summary),
             "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
             "last_edge_unix_s": self._unix_s(
                 max((int(s.thread.times[-1]) for s in self._threads), default=None)

@@ -91,6 +91,14 @@ def test_the_sentence_says_what_is_known_and_no_more() -> None:
     )
     ranks[1]["end_cause"] = "OOM kill"
     assert "Rank 1 vanished, in stage forward, step 7: OOM kill. The" in sentence(compare(ranks), ranks)
+    failed = {"state": "failed", "end_cause": "ValueError: no"}
+    all_failed = [rank(0, **failed, ended_unix_s=12.5), rank(1, **failed, ended_unix_s=12.0)]
+    assert (
+        sentence(compare(all_failed), all_failed)
+        == "Rank 1 failed first, 500 ms before rank 0: ValueError: no."
+    )
+    all_failed[0]["host"] = "another"
+    assert sentence(compare(all_failed), all_failed).startswith("Nothing tells one rank from the others")
     several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
     assert sentence(several, []).startswith(
         "Ranks 1, 2 held the run up; rank 1 in stage data of loader train"
