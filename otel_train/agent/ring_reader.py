@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import signal
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_train.datamodel import system_clock
+from otel_train.datamodel import Anchor, system_clock
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
@@ -23,13 +22,14 @@ from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.ring_buffer import SAMPLED, RingReader
 from otel_train.recording.shared_memory import (
+    HEADER,
     NAMES_OFFSET,
     OVER,
     PAGE,
-    POLLED_OFFSET,
     RINGS_OFFSET,
     WORD,
     DeviceRingReader,
+    Header,
     RankMemory,
 )
 from otel_train.safety import ENDS, Guard
@@ -255,6 +255,8 @@ class FlightCopy:
         self._file = -1
         self._saved: dict[int, int] = {}
         self._names = b""
+        header = Header(*HEADER.unpack_from(memory.view))
+        self._anchor = Anchor(header.anchor_unix_ns, header.anchor_clock_ns)
 
     def save(self, unix_ns: int) -> None:
         """Copies what was written since the last call.
@@ -271,7 +273,11 @@ class FlightCopy:
             self._write(NAMES_OFFSET, RINGS_OFFSET)
             self._names = names
         head = bytearray(self._memory.view[:NAMES_OFFSET])
-        head[POLLED_OFFSET : POLLED_OFFSET + WORD] = struct.pack("<q", unix_ns)
+        self._anchor = self._anchor.renewed(system_clock())
+        unix, clock = self._anchor
+        header = Header(*HEADER.unpack_from(head))
+        header = header._replace(anchor_unix_ns=unix, anchor_clock_ns=clock, polled_unix_ns=unix_ns)
+        HEADER.pack_into(head, 0, *header)
         for slot, words in positions:
             self._save_ring(slot, words)
         os.pwrite(self._file, head, 0)

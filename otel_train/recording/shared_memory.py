@@ -42,7 +42,6 @@ SIDE_RINGS = 15
 """Threads beside the first that have a ring in the file; further ones get plain memory."""
 
 HEADER = struct.Struct("<8s9q")
-POLLED_OFFSET = HEADER.size - 8
 CHANGES_OFFSET = HEADER.size + 8
 ENDED_OFFSET = CHANGES_OFFSET + 8
 ENTRY = struct.Struct("<5q80sq")

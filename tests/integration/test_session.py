@@ -32,6 +32,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
 from otel_train import catalog as c
+from otel_train.cli.main import main
 from otel_train.instrumentation import registry
 from otel_train.recording.shared_memory import SIDE_RINGS
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
@@ -71,6 +72,29 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def rank_folder(session: Any) -> Path:
     folder: Path = session.run_directory / "rank0"
     return folder
+
+
+def test_a_clock_that_is_set_leaves_how_long_a_stage_is_open(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that has slept for an hour: a postmortem must not say that the stage has hung as long."""
+    model, batches = Net(), loader(8)
+    session = watch(model, {"train": batches}, **FAST)
+    train(model, batches)
+    of_the_system = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: of_the_system() + 3600 * 10**9)
+    set_s = time.time_ns() / 1e9
+    with otel_train.stage("slow"):
+
+        def heard() -> list[Any] | None:
+            main(["postmortem", str(session.run_directory), "--json"])
+            found = json.loads(capsys.readouterr().out)
+            return found["open"] if (found["last_edge_unix_s"] or 0.0) > set_s - 60 else None
+
+        stages = until(heard, "the flight file has the time that was set")
+
+    assert [stage["stage"] for stage in stages] == ["slow"]
+    assert stages[0]["for_seconds"] < 60
 
 
 def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(

@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 from otel_train.datamodel import Anchor
-from otel_train.recording.shared_memory import POLLED_OFFSET, WORD, FlightMemory
+from otel_train.recording.shared_memory import HEADER, FlightMemory, Header
 
 ZERO = Anchor(0, 0)
 
@@ -20,7 +20,8 @@ class PrivateMemory(FlightMemory):
 
     def poll(self, unix_ns: int) -> None:
         """Writes when the agent polled, as its copy of the memory has it."""
-        self.view[POLLED_OFFSET : POLLED_OFFSET + WORD] = unix_ns.to_bytes(WORD, "little")
+        header = Header(*HEADER.unpack_from(self.view))
+        HEADER.pack_into(self.view, 0, *header._replace(polled_unix_ns=unix_ns))
 
     def _allocate(self, size: int) -> memoryview:
         if self._path is None:
