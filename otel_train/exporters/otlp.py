@@ -250,6 +250,8 @@ class OtlpExporter:
         self._log_lines.closing()
         for lane in self._queues.values():
             lane.queue.close()
+            if lost := self.drops.get((lane.signal, "shutdown")):
+                _log.warning("OTLP: %d records of %s were in memory alone and are lost", lost, lane.signal)
 
     def _run(self) -> None:
         while (lane := self._next()) is not None:

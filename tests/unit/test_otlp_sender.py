@@ -259,10 +259,10 @@ def test_what_waits_at_the_end_is_said_without_a_false_reason(
     assert str(tmp_path / "spool") in line
 
 
-def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
-    make: Callable[..., OtlpExporter], tmp_path: Path
+def test_without_a_disk_sending_works_from_memory_and_losses_are_counted_and_said(
+    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read-only run directory must not cost the dashboard."""
+    """A read-only run directory must not cost the dashboard. What is counted at the end nothing exports any more."""
     sender, collector = sending(make, metrics(1), directory=None)
     sender.put("metrics", metrics(2))
     collector.released.set()
@@ -272,6 +272,7 @@ def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
     sender.put("metrics", metrics(3))
     sender.close(0.5)
     assert sender.drops == {("metrics", "shutdown"): POINTS}
+    assert f"{POINTS} records of metrics were in memory alone and are lost" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
