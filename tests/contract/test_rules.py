@@ -118,6 +118,8 @@ def test_an_alert_tells_what_is_wrong_with_which_run(name: str) -> None:
     assert ALERTS[name]["labels"]["severity"] in {"critical", "warning", "none"}
     if name.startswith("Train"):
         assert "{{ $labels.train_run_id }}" in summary
+    if name.startswith("OtelCollector"):  # there is one on every node
+        assert re.search(r"{{ \$labels\.(instance|train_collector) }}", summary)
     shown = set(re.findall(r"\$labels\.(\w+)", summary))
     assert shown <= grouped_by(EXPRESSIONS[name]) | {"train_run_id", "host_name", "train_rank"}
 
