@@ -391,6 +391,8 @@ CASES = (
         (
             quiet("TrainLoaderErrors", 29),
             fires("TrainLoaderErrors", 40, "3", train_run_id="r", train_loader="main"),
+            # The window begins and ends between two samples, and increase() gives 3.1.
+            fires("TrainLoaderErrors", 40.5, "3", train_run_id="r", train_loader="main"),
         ),
     ),
     Case(
