@@ -393,9 +393,8 @@ def _compute_bound(run: RuleInput) -> Finding | None:
         return None
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
-    beside = any(
-        gap["what"] == "loop" for gap in run.gaps
-    )  # the wait for a loader that a thread reads is not seen
+    # The wait for a loader that a thread reads is not seen.
+    beside = any(gap["what"] == "loop" for gap in run.gaps)
     known = waits and not beside
     said = f"the model takes {share:.0%}{'' if known else ' of training time'}; most goes to {stage}."
     text = (
