@@ -117,6 +117,14 @@ class RuleInput(NamedTuple):
             found[row.key.loader] = found.get(row.key.loader, 0.0) + max(0.0, spent)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
+    @property
+    def once_s(self) -> float:
+        """Time to begin passes that no later pass takes again: preparation. 0 where that is little."""
+        read = {row.key.loader for row in self.waits}
+        known = [self.loaders.get(name, _UNKNOWN) for name in read]
+        once_s = sum(max(0.0, each.around_s - each.repeated_s) for each in known)
+        return once_s if once_s >= WARNING_SHARE * self.total_s else 0.0
+
     def wait_evidence(self) -> dict[str, float]:
         """Returns the evidence about waits for loaders; empty without a loader."""
         if not self.waits:
@@ -387,16 +395,18 @@ def _host_bound(run: RuleInput, name: str) -> Finding | None:
 
 
 def _compute_bound(run: RuleInput) -> Finding | None:
-    total_s, model = run.total_s, run.model_stages()
-    share = sum(model.values()) / total_s
-    if share <= MODEL_SHARE:
+    total_s, once_s, model = run.total_s, run.once_s, run.model_stages()
+    model_s, rest_s = sum(model.values()), max(0.0, total_s - once_s)
+    if model_s <= MODEL_SHARE * rest_s:
         return None
+    share = model_s / max(model_s, rest_s)
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
     # The wait for a loader that a thread reads is not seen.
     beside = any(gap["what"] == "loop" for gap in run.gaps)
     known = waits and not beside
-    said = f"the model takes {share:.0%}{'' if known else ' of training time'}; most goes to {stage}."
+    unrepeated = f" without the {milliseconds(once_s)} to begin once" if once_s else ""
+    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{unrepeated}; most goes to {stage}."
     text = (
         f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
         if known
@@ -559,7 +569,7 @@ LIMIT_RULES = (
     Rule(
         "compute_bound",
         f"the stages of the model (forward, backward, optimizer, a whole update, the loss of JAX and its wait) take more "
-        f"than {MODEL_SHARE:.0%} of training time",
+        f"than {MODEL_SHARE:.0%} of training time, without the beginning of a pass that is not repeated",
         (*_MODEL_EVIDENCE, "<stage>_ratio", *_WAIT_EVIDENCE),
         "a capture: mixed precision, tensor cores, operators. [Read a capture](analyze-a-trace.md)",
         _compute_bound,

@@ -224,6 +224,15 @@ def test_one_slow_start_is_preparation() -> None:
     assert [finding.name for finding in found] == ["compute_bound"]
 
 
+def test_a_model_is_the_limit_after_a_long_preparation() -> None:
+    """The only pass of a run begins with the tokenising of all its rows: what limits the steps is what comes then."""
+    found = judged(FOUR._replace(passes=1, first_s=1.98, longest_start_s=1.98), wait_s=2.0)
+
+    assert [finding.name for finding in found] == ["compute_bound"]
+    assert "the model takes 98% without the 1.98 s to begin once" in found[0].summary
+    assert found[0].evidence["model_ratio"] == pytest.approx(0.8 / 2.8)
+
+
 def test_of_workers_that_persist_the_first_start_is_preparation() -> None:
     """The mean of three starts says 160 ms, which no start but the first takes."""
     found = judged(FOUR._replace(passes=3, making_s=0.1, first_s=0.38, longest_start_s=0.47))
