@@ -232,7 +232,7 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     """Returns the rank that is suspected first, what ended it, or that none can be determined."""
     if not suspects:
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
-        return _first_failed(reports) or unknown
+        return _first_ended(reports) or unknown
     first = suspects[0]
     of_loader = f" of loader {first.loader}" if first.loader else ""
     where = f"in stage {first.stage}{of_loader}, step {first.step}"
@@ -247,18 +247,20 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
 
 
-def _first_failed(reports: Sequence[Report]) -> str:
-    """Returns which rank of a run failed first, where all ranks did; "" where clocks of several hosts may not tell."""
-    failed = [report for report in reports if report.get("state") == "failed" and report.get("ended_unix_s")]
-    if len(failed) < max(2, len(reports)):
+def _first_ended(reports: Sequence[Report]) -> str:
+    """Returns which rank ended first, where all others failed after it; "" where clocks of several hosts may not tell."""
+    ended = sorted((each for each in reports if each.get("ended_unix_s")), key=itemgetter("ended_unix_s"))
+    if len(ended) < max(2, len(reports)) or any(report["state"] != "failed" for report in ended[1:]):
         return ""
-    first, second = sorted(failed, key=itemgetter("ended_unix_s"))[:2]
+    first, second = ended[:2]
     before_s = second["ended_unix_s"] - first["ended_unix_s"]
-    if before_s < (0.0 if first.get("host") == second.get("host") else _CLOCKS_AGREE_S):
+    agree_s = 0.0 if first["host"] == second["host"] else _CLOCKS_AGREE_S
+    if first["state"] == "finished" or before_s < agree_s:
         return ""
-    why = f": {first['end_cause']}" if first.get("end_cause") else ""
+    verb = "failed" if first["state"] == "failed" else f"was {first['state']}"
+    why = f": {first['end_cause']}" if first["end_cause"] else ""
     return (
-        f"Rank {first.get('rank')} failed first, {duration(before_s)} before rank {second.get('rank')}{why}."
+        f"Rank {first['rank']} {verb} first, {duration(before_s)} before rank {second['rank']} failed{why}."
     )
 
 

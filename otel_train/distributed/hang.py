@@ -20,6 +20,10 @@ MOST_NAMED: Final = 8
 """Suspects named per hang. More of them point to a node or a network switch."""
 
 
+LEAST_STALL_S: Final = 1.0
+"""In a post-mortem a rank has not stalled that was quiet for less: the agent looks every 0.5 s."""
+
+
 class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
@@ -118,7 +122,9 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:
-    """Returns the last report that the rank would have sent."""
+    """Returns the last report that the rank would have sent. It had stalled where it was quiet for longer than any step took."""
+    longest_s = max((step["duration_s"] for step in document["recent_steps"]), default=0.0)
+    quiet_s = document["quiet_seconds"] or 0.0
     inside = (document["open"] or [{}])[-1]
     stage = inside.get("stage") or "other"
     return RankReport(
@@ -130,7 +136,7 @@ def _report_of(document: PostmortemDocument) -> RankReport:
         stage=stage,
         loader=(inside.get("loader") or "") if stage == "data" else "",
         after=document["after"],
-        quiet_s=float(inside.get("for_seconds") or 0.0),
-        stalled=True,
+        quiet_s=quiet_s,
+        stalled=quiet_s >= max(LEAST_STALL_S, longest_s),
         over=document["state"] == "finished",
     )

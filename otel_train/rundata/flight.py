@@ -129,6 +129,7 @@ class FlightHistory:
             "open": [] if main is None else self._open_stages(main),
             "after": "" if main is None else self._after(main),
             "host": identity.get("host"),
+            "quiet_seconds": None if main is None else self._quiet_s(main),
             "steps_in_file": 0 if main is None else main.steps,
             "recent_steps": [],
             "edges_in_file": sum(len(thread.times) for thread in flight.threads),
@@ -169,10 +170,18 @@ class FlightHistory:
     def _unix_s(self, clock_ns: int | None) -> float | None:
         return None if clock_ns is None else (clock_ns + self._offset_ns) / NS_PER_S
 
+    def _quiet_s(self, history: ThreadHistory) -> float:
+        """Returns for how long the process lived after the thread's last event, in seconds."""
+        return (self._last_sign_ns(history) - int(history.thread.times[-1])) / NS_PER_S
+
+    def _last_sign_ns(self, history: ThreadHistory) -> int:
+        """Returns when the thread or the agent last showed that the process lived, on the monotonic clock."""
+        return max(self._flight.polled_unix_ns - self._offset_ns, int(history.thread.times[-1]))
+
     def _open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
         """Returns the stages that had not ended, outermost first."""
         begun = [self._sources[entry.source] for entry in history.open]
-        last_sign_ns = max(self._flight.polled_unix_ns - self._offset_ns, int(history.thread.times[-1]))
+        last_sign_ns = self._last_sign_ns(history)
         batches = history.closed.batches
         loader = self._sources[int(batches[-1, 0])].name if len(batches) else None  # of the batch in work
         return [

@@ -14,7 +14,8 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
     inside = [] if stage is None else [{"stage": stage, "loader": "train", "for_seconds": 9.0}]
     usual = {
         "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
-        "open": inside, "after": "", "steps_in_file": 7, "warnings": [],
+        "open": inside, "after": "", "steps_in_file": 7, "quiet_seconds": 9.0, "recent_steps": [], "end_cause": None,
+        "warnings": [],
     }  # fmt: skip
     return usual | facts
 
@@ -49,6 +50,15 @@ def test_the_rank_that_its_agent_saw_killed_vanished() -> None:
     (suspect,) = compare([rank(0, state="failed"), rank(1, state="killed"), rank(2, state="failed")])
 
     assert (suspect.rank, suspect.silent) == (1, True)
+
+
+def test_ranks_that_trained_until_they_were_stopped_have_no_suspect() -> None:
+    """Wherever they were at that instant, none waited for another; a hang is longer than a step."""
+    trained = {"state": "terminated", "recent_steps": [{"duration_s": 4.0}]}
+    ranks = [rank(0, **trained, quiet_seconds=0.4), rank(1, "data", **trained, quiet_seconds=3.9)]
+
+    assert named(*ranks) == []
+    assert named(*(each | {"quiet_seconds": 4.1} for each in ranks)) == [(1, "data")]
 
 
 def test_a_rank_alone_and_a_run_that_finished_have_no_suspect() -> None:
@@ -95,8 +105,10 @@ def test_the_sentence_says_what_is_known_and_no_more() -> None:
     all_failed = [rank(0, **failed, ended_unix_s=12.5), rank(1, **failed, ended_unix_s=12.0)]
     assert (
         sentence(compare(all_failed), all_failed)
-        == "Rank 1 failed first, 500 ms before rank 0: ValueError: no."
+        == "Rank 1 failed first, 500 ms before rank 0 failed: ValueError: no."
     )
+    all_failed[1] |= {"state": "terminated", "end_cause": "SIGTERM"}
+    assert "Rank 1 was terminated first, 500 ms before rank 0 failed: SIGTERM." in sentence([], all_failed)
     all_failed[0]["host"] = "another"
     assert sentence(compare(all_failed), all_failed).startswith("Nothing tells one rank from the others")
     several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
