@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from otel_train.fast_classes import FastNamedTuple
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.exporters.manager import SharedExporters
@@ -46,6 +46,7 @@ _CONNECT_S = 5.0
 _TRIES = 10
 _RETRY_S = 0.01
 
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # prctl(2)
 _MACHINE: Final = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 
 _OF_THE_AGENT: Final = "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$|MASTER_PORT$)"
@@ -180,6 +181,25 @@ def _start(connection: int, listener: int) -> int:
     return int(said or 0)
 
 
+@contextmanager
+def _no_subreaper() -> Iterator[None]:
+    """Lets the agent be a child of the system's init where this process adopts the orphans below it (prctl(2)).
+
+    Other orphans of this process that arise in the block, a few milliseconds, go to init as well.
+    """
+    import ctypes
+
+    prctl, adopts = getattr(ctypes.CDLL(None), "prctl", None), ctypes.c_int()
+    if prctl is None or prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts)) or not adopts.value:
+        yield
+        return
+    prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
     """Runs a command that ends at once, and returns what it prints.
 
@@ -191,7 +211,7 @@ def _run_without_sigchld(command: Sequence[str], **how: Any) -> bytes:
     if ours:
         signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
     try:
-        with subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
+        with _no_subreaper(), subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
             said, _ = starting.communicate()
         if starting.returncode:
             raise OSError(f"{command[0]} ended with status {starting.returncode}")

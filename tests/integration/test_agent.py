@@ -350,10 +350,15 @@ def test_an_agent_that_is_killed_while_the_program_ends_is_followed_by_another(
     assert summary(tmp_path, state)["steps"] == {"train": 100}
 
 
-def test_a_program_that_waits_for_any_child_never_meets_the_agent(begin: Begin, tmp_path: Path) -> None:
-    """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts."""
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_program_that_waits_for_any_child_never_meets_the_agent(
+    begin: Begin, tmp_path: Path, adopts: bool
+) -> None:
+    """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts; also of one that adopts orphans."""
     process = begin(
         """
+        signal.alarm(60)
+        ctypes.CDLL(None).prctl(36, int(os.environ["ADOPTS"]), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
         heard = []
         signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
         session = start()
@@ -368,7 +373,8 @@ def test_a_program_that_waits_for_any_child_never_meets_the_agent(begin: Begin, 
             os.wait()
         except ChildProcessError:
             say("no more")
-        """
+        """,
+        ADOPTS=str(int(adopts)),
     )
 
     assert line(process) == "True 3 1"
