@@ -57,7 +57,8 @@ def read_back(path: Path) -> dict[str, list[Sample]]:
 def test_a_parser_reads_back_what_was_stored(tmp_path: Path) -> None:
     """Names, labels, values and times are those that Prometheus gives the same request."""
     path = tmp_path / "text"
-    ranks = [[line(7), line(9, second=25)], [line(8, **{"train.rank": 4, "3d..loss": 1, "__name__": "x"})]]
+    odd: dict[str, Any] = {"train.rank": 4, "3d..loss": 1, "__name__": "x"}
+    ranks = [[line(7), line(9, second=25)], [line(8, **odd)]]
     written = write_text(path, ranks)
     families = read_back(path)
     steps = sorted(families["train_steps"], key=lambda s: (s.labels["train_rank"], s.timestamp))

@@ -54,7 +54,7 @@ def test_the_rank_that_its_agent_saw_killed_vanished() -> None:
 
 def test_ranks_that_trained_until_they_were_stopped_have_no_suspect() -> None:
     """Wherever they were at that instant, none waited for another; a hang is longer than a step."""
-    trained = {"state": "terminated", "recent_steps": [{"duration_s": 4.0}]}
+    trained: dict[str, Any] = {"state": "terminated", "recent_steps": [{"duration_s": 4.0}]}
     ranks = [rank(0, **trained, quiet_seconds=0.4), rank(1, "data", **trained, quiet_seconds=3.9)]
 
     assert named(*ranks) == []
