@@ -125,6 +125,12 @@ class RuleInput(NamedTuple):
         once_s = sum(max(0.0, each.around_s - each.repeated_s) for each in known)
         return once_s if once_s >= WARNING_SHARE * self.total_s else 0.0
 
+    @property
+    def hung_s(self) -> float:
+        """The longest wait for a loader in a run that stalled: no number of workers shortens that. 0 in other runs."""
+        longest_s = max((row.quantiles[-1] for row in self.waits if row.quantiles), default=0.0)
+        return longest_s if self.activities.get("stalled") else 0.0
+
     def wait_evidence(self) -> dict[str, float]:
         """Returns the evidence about waits for loaders; empty without a loader."""
         if not self.waits:
@@ -267,7 +273,7 @@ def _input_bound(run: RuleInput) -> Finding | None:
     waits = run.steady_waits()
     wait_s, total_s = sum(waits.values()), run.total_s
     share = min(1.0, wait_s / total_s)
-    if share < WARNING_SHARE:
+    if share < WARNING_SHARE or (wait_s - run.hung_s) / total_s < WARNING_SHARE:
         return None
     name = next(iter(waits))
     known, batches = run.loaders.get(name, _UNKNOWN), sum(r.count for r in run.waits if r.key.loader == name)
@@ -315,7 +321,8 @@ def _slow_start(run: RuleInput) -> Finding | None:
     start_s = sum(known.start_s for known in again.values())
     around_s = sum(known.around_s for known in again.values())
     share = min(1.0, around_s / run.total_s)
-    if min(around_s, sum(known.repeated_s for known in again.values())) < WARNING_SHARE * run.total_s:
+    repeated_s = sum(known.repeated_s for known in again.values())
+    if not again or min(around_s, repeated_s) < WARNING_SHARE * run.total_s:
         return None
     name = max(again, key=lambda loader: again[loader].around_s)
     known = again[name]
@@ -506,7 +513,8 @@ LEADING_RULES = (
     Rule(
         "input_bound",
         f"training waits for its loaders, together, for {WARNING_SHARE:.0%} of training time or more (critical from "
-        f"{CRITICAL_SHARE:.0%}); the beginning and the end of passes are not counted",
+        f"{CRITICAL_SHARE:.0%}); the beginning and the end of passes are not counted, and in a run that stalled it holds "
+        "without the longest wait too",
         (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "wait_per_batch_seconds",
          "build_p50_seconds", "build_p99_seconds", "ask_interval_seconds"),
         "more workers, as many as the advice says; a cheaper batch. [The loader's page](dataloader-bottleneck.md)",
@@ -523,6 +531,19 @@ LEADING_RULES = (
             'anew each epoch. Wrap suspects in `with otel_train.stage("name"):`, and saving in '
             "`with otel_train.checkpoint():`, to see which it is.",
             least=WARNING_SHARE, name="idle_between_passes", severity="warning",
+        ),
+    ),
+    Rule(
+        "stalled",
+        f"`stalled` is {WARNING_SHARE:.0%} of the run or more",
+        ("stalled_seconds", "stalled_ratio", "wall_seconds"),
+        "find what hung: event `train.stall` has the stage; [its runbook](../runbooks/TrainRunStalled.md)",
+        _heavy(
+            "stalled", "time without progress, beyond the stall threshold",
+            "Event `train.stall` has the stage and its begin; with several ranks, the rank that the others waited for. A loader, a "
+            "collective operation or a device may have hung, or the process was stopped. If a stage of that length is meant: "
+            "stall_after_s.",
+            least=WARNING_SHARE, name="stalled", severity="warning",
         ),
     ),
     Rule(

@@ -302,6 +302,33 @@ def test_time_outside_is_no_evaluation() -> None:
     assert [finding.name for finding in found] == ["idle_between_passes"]
 
 
+def test_a_run_that_stood_still_is_not_bound_by_its_model() -> None:
+    """The stage in which it hung has the time: a forward that waited for an hour is no forward to be made faster."""
+    rows = (stage("forward", 90.0), stage("backward", 10.0))
+
+    found, little = (
+        findings(rows, steps=100, activities={"productive": 100 - still, "stalled": still}, loaders={})
+        for still in (61.0, 5.0)
+    )
+    assert [finding.name for finding in found] == ["stalled"]
+    assert "61% of the run (61.0 s of 100 s)" in found[0].summary
+    assert "train.stall" in found[0].advice
+    assert [finding.name for finding in little] == ["compute_bound"]
+
+
+@pytest.mark.parametrize(("longest_s", "names"), [(55.0, ["stalled"]), (5.0, ["input_bound", "stalled"])])
+def test_no_number_of_workers_helps_a_loader_that_hung(longest_s: float, names: list[str]) -> None:
+    """One wait of an hour is not a loader that is too slow, unless training waits for it without that, too."""
+    waits = stage("data", 60.0)._replace(quantiles=(0.01, 0.01, 0.01, 0.01, longest_s))
+
+    found = findings(
+        (waits, stage("forward", 40.0)),
+        steps=100, activities={"productive": 50.0, "stalled": 50.0}, loaders={},
+    )  # fmt: skip
+
+    assert [finding.name for finding in found] == names
+
+
 @pytest.mark.parametrize(("activity", "name"), [("eval", "eval_heavy"), ("checkpoint", "checkpoint_heavy")])
 def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity: str, name: str) -> None:
     """Half of the night spent evaluating is not seen in any stage of training."""
