@@ -276,7 +276,7 @@ def _telemetry(service: AgentService, steps: int, window: WindowStart | None) ->
     return {
         "overhead_seconds": overhead_s,
         "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-        "agent_cpu_seconds": cpu_s,
+        "agent_cpu_seconds": cpu_s or None,  # of the turns that have ended
         "records": records,
         "records_lost": lost,
         "drops": {reason: number for reason, number in drops.items() if number},
