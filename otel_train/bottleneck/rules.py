@@ -403,17 +403,18 @@ def _host_bound(run: RuleInput, name: str) -> Finding | None:
 
 def _compute_bound(run: RuleInput) -> Finding | None:
     total_s, once_s, model = run.total_s, run.once_s, run.model_stages()
-    model_s, rest_s = sum(model.values()), max(0.0, total_s - once_s)
-    if model_s <= MODEL_SHARE * rest_s:
+    model_s = sum(model.values())
+    if model_s <= MODEL_SHARE * max(0.0, total_s - once_s):
         return None
-    share = model_s / max(model_s, rest_s)
+    share = model_s / total_s
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
     # The wait for a loader that a thread reads is not seen.
     beside = any(gap["what"] == "loop" for gap in run.gaps)
     known = waits and not beside
-    unrepeated = f" without the {milliseconds(once_s)} to begin once" if once_s else ""
-    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{unrepeated}; most goes to {stage}."
+    begun_s = waits.get("pass_start_seconds", 0.0) if once_s else 0.0
+    starts = f", the beginning of passes {milliseconds(begun_s)}" if begun_s else ""
+    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{starts}; most goes to {stage}."
     text = (
         f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
         if known

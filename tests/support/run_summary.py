@@ -236,6 +236,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
         ),
         line(r"waits for no loader \(# of training time\)", lambda _: (evidence["steady_wait_ratio"],)),
         line(r"[Tt]he model takes #", lambda _: (evidence["model_ratio"],)),
+        line(r", the beginning of passes #", lambda _: (evidence["pass_start_seconds"],)),
         line(r"loaders?(?: `\w+`)?: # of training time", lambda _: (evidence["steady_wait_ratio"],)),
         line(r"[Nn]o training step is counted in the # since the first batch", lambda _: (since_s,)),
         line(r"# of training time is in no stage and no loader", lambda _: (share,)),

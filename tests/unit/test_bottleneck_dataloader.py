@@ -229,7 +229,7 @@ def test_a_model_is_the_limit_after_a_long_preparation() -> None:
     found = judged(FOUR._replace(passes=1, first_s=1.98, longest_start_s=1.98), wait_s=2.0)
 
     assert [finding.name for finding in found] == ["compute_bound"]
-    assert "the model takes 98% without the 1.98 s to begin once" in found[0].summary
+    assert "the model takes 29%, the beginning of passes 1.98 s; most goes to" in found[0].summary
     assert found[0].evidence["model_ratio"] == pytest.approx(0.8 / 2.8)
 
 
