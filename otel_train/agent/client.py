@@ -40,7 +40,7 @@ from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import Process, detect, find_job, torch_versions
-from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, free_in_forks
+from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, cause_of, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -163,7 +163,7 @@ class AgentClient:
             with Guard("close"):
                 self._record_end(state, ended_ns)
             if greeted:
-                self.tell("end", state, ended_ns, False)
+                self.tell("end", state, ended_ns, False, cause_of(error) if state == "failed" else "")
             self._over = True
             self._remove_sigusr2()
             self.recording.end()
