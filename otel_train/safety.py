@@ -256,6 +256,7 @@ class ExitHook:
         ended, error = self.state == "terminated", sys.exc_info()[1]
         self._state = "terminated" if ended else state or self.of(error)
         self.cause = self.cause or cause_of(error) if self._state == "failed" else ""
+        self.assumed = self.assumed and not ended  # SIGTERM was seen
 
     @staticmethod
     def of(error: BaseException | None) -> str:

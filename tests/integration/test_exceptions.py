@@ -302,12 +302,13 @@ def run(
 
 
 def summary_below(folder: Path) -> dict[str, Any]:
-    """What the only run below ``folder`` left behind; of a program that SIGTERM has ended the agent writes it afterwards."""
+    """What the only run below ``folder`` left behind; the agent may write it after the end, and correct it."""
 
     def written() -> dict[str, Any] | None:
         for path in folder.glob("*/rank0/summary.json"):
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return found if found["state"] != "running" else None
+            closed = (path.parents[1] / "rank0.lock").read_text(encoding="utf-8").strip().endswith("closed")
+            return found if closed and found["state"] != "running" else None
         return None
 
     return until(written, "a summary of a run that is over")
