@@ -275,6 +275,9 @@ def test_workers_of_earlier_passes_are_forgotten_once_their_batches_are_counted(
 # A worker that is killed while it hands over a batch leaves torch's half of the connection open.
 @pytest.mark.filterwarnings("ignore:.*socket.*listener:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*socket.*listener:pytest.PytestUnraisableExceptionWarning")
+# Of the temporary files that torch then opens, to see whether descriptors are left, a signal may leave one open.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:.*FileIO name=:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("how", "cause"), [("kill", "SIGKILL"), ("exit", "exit_3")])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_is_reported_with_its_cause(
