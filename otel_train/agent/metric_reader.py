@@ -93,7 +93,9 @@ class MetricReader:
         self._sources.accelerators.write(builder)
         self._sources.hardware.write(builder)
         now_ns = system_clock() if at_ns is None else at_ns
-        self._write_run(builder, now_ns)
+        if at_ns is None:
+            self._anchor = self._anchor.renewed(now_ns)
+        self._write_run(builder)
         self._sources.watch.write(builder, self._run_metrics.loaders, self._sources.process.rss_of)
         self._write_throughput(builder)
         self._write_health(builder)
@@ -137,23 +139,22 @@ class MetricReader:
             "stall": sum(self._run.stalls.events.values()),
         }
 
-    def _write_run(self, builder: MetricBuilder, now_ns: int) -> None:
+    def _write_run(self, builder: MetricBuilder) -> None:
         run, info, config = self._run, self._info, self._config
-        self._anchor = anchor = self._anchor.renewed(now_ns)
         state = self.state or run.state()
         for value in c.RUN_STATES:
             if value == state or value not in c.SIGNAL_ENDS or info.attempt:
                 builder.put(c.RUN_STATUS, int(value == state), value)
         if self.about:
             builder.put(c.RUN_INFO, 1, *self.about)
-        builder.put(c.HEARTBEAT_TIME, anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        builder.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
         builder.put(c.RUN_RESTARTS, info.attempt)
         builder.put(c.WORLD_SIZE, info.world_size)
         builder.put(c.RANKS_EXPECTED, self._profile.expected)
         if config.total_steps:
             builder.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
         last = run.checkpoints.last_ns or run.started_ns
-        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, anchor.unix(last) / NS_PER_S)
+        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
         if config.checkpoint_every_s or run.checkpoints.interval_s:
             builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
