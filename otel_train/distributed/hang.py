@@ -19,7 +19,6 @@ ORDER: Final = {stage.name: 2 * place for place, stage in enumerate(STAGES)}
 MOST_NAMED: Final = 8
 """Suspects named per hang. More of them point to a node or a network switch."""
 
-
 LEAST_STALL_S: Final = 1.0
 """In a post-mortem a rank has not stalled that was quiet for less: the agent looks every 0.5 s."""
 

@@ -74,15 +74,22 @@ def rank_folder(session: Any) -> Path:
     return folder
 
 
-def test_a_clock_that_is_set_leaves_how_long_a_stage_is_open(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A machine that has slept for an hour: a postmortem must not say that the stage has hung as long."""
+@pytest.fixture
+def slept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Net, Any]:
+    """A session that has trained, with model and loader, on a machine that then slept for an hour."""
     model, batches = Net(), loader(8)
     session = watch(model, {"train": batches}, **FAST)
     train(model, batches)
     of_the_system = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: of_the_system() + 3600 * 10**9)
+    return session, model, batches
+
+
+def test_a_clock_that_is_set_leaves_how_long_a_stage_is_open(
+    slept: tuple[Any, Net, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that has slept for an hour: a postmortem must not say that the stage has hung as long."""
+    session, _, _ = slept
     set_s = time.time_ns() / 1e9
     with otel_train.stage("slow"):
 
@@ -97,15 +104,9 @@ def test_a_clock_that_is_set_leaves_how_long_a_stage_is_open(
     assert stages[0]["for_seconds"] < 60
 
 
-def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[Any, Net, Any]) -> None:
     """A machine that has slept for an hour, or asked for the time late: an alert compares the heartbeat with its sample's time."""
-    model, batches = Net(), loader(8)
-    session = watch(model, {"train": batches}, **FAST)
-    train(model, batches)
-    of_the_system = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: of_the_system() + 3600 * 10**9)
+    session, model, batches = slept
     train(model, batches)
     with otel_train.checkpoint():
         pass
