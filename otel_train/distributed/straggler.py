@@ -37,7 +37,7 @@ SYNCHRONOUS_RATIO: Final = 0.10
 """Step durations of ranks that wait for each other differ by less than this share."""
 
 AWAY_RATIO: Final = 0.05
-"""Share of a window spent in evaluation or checkpoints from which the window is ignored."""
+"""Share of a window spent in evaluation or checkpoints from which the window is ignored if its steps are unequal."""
 
 BY_LUCK: Final = 0.001
 """A rank is named if chance would pick the same rank in that many consecutive windows with at most this probability.
@@ -166,7 +166,7 @@ class Stragglers:
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
         window = compare(begun, now, shown=[excess.rank for excess in self.top])
-        if window is None:  # a rank evaluated or saved: the window counts neither for nor against
+        if window is None:  # ranks waited for one that evaluated or saved: neither for nor against
             return
         self.spread, self.top, candidate, together = window
         self._unequal = 0 if together else self._unequal + 1
@@ -182,7 +182,9 @@ class Stragglers:
 def compare(
     begun: Mapping[int, RankReport], now: Mapping[int, RankReport], *, shown: Sequence[int] = ()
 ) -> Window | None:
-    """Evaluates one window, from the reports of the same ranks at its begin and end; None if a rank evaluated or saved in it.
+    """Evaluates one window, from the reports of the same ranks at its begin and end.
+
+    None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that.
 
     ``shown``: ranks that were among those with the largest excess before.
     """
@@ -195,7 +197,7 @@ def compare(
     away = np.array([now[r].away_s - begun[r].away_s for r in ranks])
     per_step = spent / steps[:, None]
     totals = per_step.sum(axis=1)
-    if totals.min() <= 0 or (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
+    if totals.min() <= 0:
         return None
     barriers = {now[r].barrier for r in ranks}
     local = LOCAL_OF.get(barriers.pop(), LOCAL) if len(barriers) == 1 else LOCAL
@@ -207,6 +209,8 @@ def compare(
         if per_step[:, place].any()
     }
     measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
+    if not measured.together and (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
+        return None
     return Window(spread, measured.top(shown), measured.candidate(), measured.together)
 
 

@@ -160,13 +160,22 @@ def test_a_slow_rank_that_no_rank_waits_for_is_not_named() -> None:
     assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.03))[-1] is None
 
 
-def test_a_window_with_an_evaluation_or_a_checkpoint_says_nothing() -> None:
-    """Rank 0 validates while the others wait: it is busy, not slow; nor do they become so by waiting."""
+def test_a_rank_that_evaluates_while_the_others_wait_is_not_slow() -> None:
+    """It is busy; nor do the others become slow by waiting. Their steps are longer, and the window says nothing."""
     job = Job(2)
     for _ in range(20):
-        found = job.window(slow_in("data", 0.03), waits_in("backward", 0.03), away_s=job.now[0].away_s + 1.0)
+        found = job.window(FAIR, waits_in("backward", 0.1), away_s=job.now[0].away_s + 1.0)
         assert found is None
     assert job.stragglers.spread == {}
+
+
+def test_a_slow_rank_is_named_though_all_ranks_evaluate_in_every_window() -> None:
+    """Where each window has an evaluation of all ranks, their steps are as equal as elsewhere."""
+    job = Job(2)
+    for _ in range(windows_needed(2)):
+        found = job.window(slow_in("data", 0.03), waits_in("backward", 0.03), away_s=job.now[0].away_s + 1.0)
+    assert found is not None
+    assert (found.rank, found.stage) == (0, "data")
 
 
 def test_waiting_in_a_manual_reduction_is_not_work() -> None:
