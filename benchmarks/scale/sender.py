@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.scale.results import Counts, Sizes, sizes_of
 from otel_train.datamodel import NS_PER_S, system_clock
-from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.exporters.otlp_transport import OtlpTransport
@@ -150,7 +149,7 @@ class LoadGenerator:
         result.steps = self._simulated.accounts[0].run.step_number
 
     def _interval_s(self, rank: Rank) -> float:
-        return self._every_s * (REDUCED_INTERVAL_FACTOR if rank.profile.reduced else 1)
+        return rank.profile.interval_s(self._every_s)
 
     def _phase_s(self, rank: Rank) -> float:
         """Processes that start together do not stay together; these never were."""

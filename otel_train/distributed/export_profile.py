@@ -38,8 +38,8 @@ REDUCED_EVENTS: Final = frozenset(
 )  # fmt: skip
 """What it also publishes, once the value is above zero."""
 
-REDUCED_INTERVAL_FACTOR: Final = 2
-"""Factor on the export interval in profile ``reduced``."""
+MOST_INTERVAL_S: Final = 60.0
+"""Longest interval that the alert rules assume: a rank is silent after two of them."""
 
 
 class Profile(NamedTuple):
@@ -62,6 +62,10 @@ class Profile(NamedTuple):
     traces: bool
     expected: int
     speaks: bool = False
+
+    def interval_s(self, every_s: float) -> float:
+        """Returns the seconds between two exports: twice the setting in ``reduced``, unless alerts would take it for silence."""
+        return max(every_s, min(2 * every_s, MOST_INTERVAL_S)) if self.reduced else every_s
 
 
 def profile_of(config: Config, info: RunInfo) -> Profile:

@@ -14,7 +14,6 @@ from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origi
 from otel_train.config.validation import IgnoredSetting, address_of
 from otel_train.console.summary import Progress, render_run_summary
 from otel_train.console.text import TextLayout
-from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import DiskQueue
@@ -143,7 +142,7 @@ class ExportManager:
         self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
     ) -> None:
         """Opens the exporters. ConfigError if an argument of the program is wrong."""
-        every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
+        every = profile.interval_s(self._config.export_interval_s)
         self._routes, self._profile = routes, profile
         settings = None
         wish = self._config.otlp

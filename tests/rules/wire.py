@@ -12,7 +12,6 @@ from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Workload
 from otel_train.config import Config
 from otel_train.datamodel import Anchor, HistogramPoint, MetricFamily, Snapshot
 from otel_train.distributed.coordinator import Job, RankCoordinator
-from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.distributed.store import ExchangeRequest
 from otel_train.exporters.prometheus import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
@@ -205,7 +204,7 @@ class Run:
                 self.logged(member.account)
                 member.ranks.poll()
             for member in self._members:
-                every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.account.profile.reduced else 1)
+                every = member.account.profile.interval_s(EXPORT_S)
                 if self.now_s % every == 0 and member.account.profile.metrics:
                     self._record(member, member.account.read(now_ns).snapshot)
         return self.end("finished", len(self._members)) if end else self

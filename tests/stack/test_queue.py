@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scale.cli import main
-from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.stack.local import LocalStack
 from tests.support.stack import ask, kill, stack, value, wait_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-PROMISED_RANKS, PROMISED_S, REDUCED_EVERY_S = 1024, 3600, 15 * REDUCED_INTERVAL_FACTOR
+PROMISED_RANKS, PROMISED_S, REDUCED_EVERY_S = 1024, 3600, 30
 RANKS = 128
 SPARE = 1.3
 """A reduced rank may come to send some more series."""

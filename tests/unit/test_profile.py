@@ -87,6 +87,20 @@ def test_in_the_reduced_profile_every_rank_sends_its_slow_steps_and_few_its_ordi
     assert (at(9, 128).spans, at(9, 128).traces) == (True, False)
 
 
+def test_a_reduced_rank_sends_half_as_often_but_not_so_rarely_that_it_counts_as_silent() -> None:
+    """Of 1,000 ranks that send every 120 s some are late at any moment, and TrainRanksMissing would never end."""
+    rank, first = at(9, 128), at(0, 128)
+
+    assert [rank.interval_s(every_s) for every_s in (0.1, 15.0, 45.0, 60.0, 300.0)] == [
+        0.2,
+        30.0,
+        60.0,
+        60.0,
+        300.0,
+    ]
+    assert first.interval_s(15.0) == 15.0
+
+
 def test_rank0_leaves_everything_to_rank_0() -> None:
     """For those who want one sender and nothing else."""
     assert at(1, 2, profile="rank0") == Profile(
