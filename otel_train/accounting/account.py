@@ -381,7 +381,7 @@ class ThreadAccount(Nesting):
             elif payload:
                 self._note("moved", stage.source, payload - 1)
         if shows:
-            self._phases.happened(stage.source, shows)
+            self._phases.happened(stage.source, shows, asking=not self.is_outermost(DATA))
         return shows
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:

@@ -352,17 +352,18 @@ class BatchPhases:
         if self.waiting:
             self._book_waiting(ended_too=why is not _PASS_END, unused_too=why is not _PASS_END)
 
-    def happened(self, source: int, shows: int) -> None:
+    def happened(self, source: int, shows: int, *, asking: bool) -> None:
         """Handles the end of a backward or an outermost update that is not in the open batch yet.
 
-        If steps are counted by it, and no ask comes, it may belong to the next step.
+        If steps are counted by it, and no ask comes, it may belong to the next step. ``asking``: it is inside an ask, and
+        so of the batch that is asked for.
         """
         closing = GRADIENTS_MADE if self._decision.source is _BY_BACKWARD else UPDATED
         if shows != closing or self._certain:
             return
         if shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch):
             return
-        if source in self._book.open.updated and self.batch is not None:
+        if source in self._book.open.updated and self.batch is not None and not asking:
             _, self.batch.items = self._train_up_to((shows,), self.batch)
             self._flush_lead()
             self._book.close_step()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, dataset, loader, loop, sgd
+from tests.integration.loops.truth import Net, Truth, Watch, dataset, loader, loop, loss_of, sgd
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -241,4 +241,27 @@ def a_loader_that_makes_its_iterator_when_it_is_made(watch: Watch) -> Truth:
     for _ in range(3):
         truth.train_on(model, optimizer, train)
         truth.evaluate_on(model, val)
+    return truth
+
+
+@loop
+def a_dataset_that_trains_a_model_of_its_own(watch: Watch) -> Truth:
+    """Online features: every row trains an encoder first. Those updates are a part of the batch that was asked for."""
+    model, encoder, truth = Net(), Net(4, 4), Truth()
+    optimizer, of_encoder = sgd(model), sgd(encoder)
+
+    def encoded(rows: list[Any]) -> Any:
+        for x, _ in rows:
+            truth.forward(model="encoder")
+            truth.backward((encoder(x) - x).square().mean())
+            truth.update(of_encoder)
+        return default_collate(rows)
+
+    train = loader(5, collate_fn=encoded)
+    watch({"model": model, "encoder": encoder}, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        truth.forward(model="model")
+        truth.backward(loss_of(model, batch))
+        truth.update_that_ends_a_step(optimizer)
     return truth
