@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.types import PHASES
 from otel_train.aggregation.counters import LoaderStart
 from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
@@ -56,12 +57,12 @@ class LoaderThroughput(NamedTuple):
     build_p99_s: float | None = None
     prefetch_factor: int | None = None
     persistent: bool | None = None
-    passes: int = 0  # training passes that returned a batch
+    passes: int = 0  # passes that returned a batch: those of training, where there are any
     making_s: float = 0.0  # time to create their iterators
     first_s: float = 0.0  # wait for their first batches
     processors: int | None = None  # available to this process
     ends_s: float = 0.0  # requests that found no batch, at the ends of passes: workers stop
-    single: bool = False  # every training pass gives one batch, built by the training thread
+    single: bool = False  # every such pass gives one batch, built by the training thread
     longest_start_s: float = 0.0  # of one pass
 
     @property
@@ -117,7 +118,8 @@ def throughputs(
     found = {}
     for name, known in facts.items():
         build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
-        start = totals.loaders.starts.get((name, "train"), LoaderStart())
+        starts = (totals.loaders.starts.get((name, phase)) for phase in PHASES)
+        start = next((start for start in starts if start is not None), LoaderStart())
         found[name] = LoaderThroughput(
             known.workers, build.get("avg"), build.get("p50"), build.get("p99"), known.prefetch_factor, known.persistent,
             start.passes, start.making_s, start.waiting_s, processors, longest_start_s=start.longest_s,

@@ -91,6 +91,11 @@ class RuleInput(NamedTuple):
         return sum(self.activities.values())
 
     @property
+    def evaluating(self) -> list[StageTotals]:
+        """Rows of the phases outside training."""
+        return [row for row in self.rows if row.key.phase not in ("train", "")]
+
+    @property
     def waits(self) -> list[StageTotals]:
         """Rows in which training waits for a loader. A data stage without a loader is not one."""
         return [row for row in self.training if row.key.stage == "data" and row.key.loader]
@@ -204,6 +209,8 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     training = [row for row in stages if row.key.phase == "train"]
     loaders = with_costs_of_passes(loaders, training)
     run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
+    if _evaluates_alone(run):
+        return _apply(run, RUN_RULES)
     early = _too_early(run)
     if early is not None:
         long = _since_first_batch_s(run) >= LONG_S
@@ -377,10 +384,6 @@ def _heavy(activity: str, what: str, advice: str, *, least: float = LARGE_SHARE,
     return find
 
 
-_EVAL = _heavy(
-    "eval", "evaluation", phase="eval",
-    advice="Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept.",
-)  # fmt: skip
 _ACTING = _heavy(
     "eval", "forwards without gradients and without a loader, as of rollouts, generation or evaluation", phase="eval",
     advice="Rollouts and generation: more environments or prompts in one forward, torch.compile, mixed precision, a cache of "
@@ -390,10 +393,38 @@ _ACTING = _heavy(
 
 def _eval_heavy(run: RuleInput) -> Finding | None:
     """Finds heavy evaluation. Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
-    own = [row for row in run.rows if row.key.phase not in ("train", "")]
-    alone_s = sum(row.self_s for row in own if not row.key.loader)
-    acts = bool(run.steps) and alone_s > sum(row.self_s for row in own) / 2
-    return (_ACTING if acts else _EVAL)(run)
+    if _evaluates_alone(run):
+        what, advice, least = "evaluation, and nothing trains", _faster_evaluation(run), 0.0
+    else:
+        alone_s = sum(row.self_s for row in run.evaluating if not row.key.loader)
+        if run.steps and alone_s > sum(row.self_s for row in run.evaluating) / 2:
+            return _ACTING(run)
+        what, least = "evaluation", LARGE_SHARE
+        advice = f"Evaluate less often, or on fewer batches. {_faster_evaluation(run)}"
+    return _heavy("eval", what, advice, least=least, phase="eval")(run)
+
+
+def _evaluates_alone(run: RuleInput) -> bool:
+    """Returns whether the run has evaluated and not trained, as far as can be seen: inference, or before the first step."""
+    calls = max((row.count for row in run.evaluating if row.key.stage in ("data", "forward")), default=0)
+    return (
+        not run.training and calls >= MIN_STEPS and run.activities.get("eval", 0.0) > 0 and not _stepless(run)
+    )
+
+
+def _faster_evaluation(run: RuleInput) -> str:
+    """Returns what makes evaluation faster: a change of the loader that it waits for most, if it waits, else larger batches."""
+    waits = [row for row in run.evaluating if row.key.stage == "data" and row.key.loader and row.count]
+    wait = max(waits, key=lambda row: row.self_s, default=None)
+    if wait is None or wait.self_s < WARNING_SHARE * sum(row.self_s for row in run.evaluating):
+        return "A larger batch size makes it faster: no gradients are kept."
+    name, count = wait.key.loader, wait.count
+    known = with_costs_of_passes(run.loaders, [wait]).get(name, _UNKNOWN)
+    if known.around_s > wait.self_s / 2:
+        return start_advice(name, known)
+    own = [row for row in run.evaluating if row.key.loader == name and row.key.stage != "data"]
+    ask_s = sum(row.self_s for row in own) / count
+    return loader_advice(name, known, wait_s=(wait.self_s - known.around_s) / count, ask_s=ask_s)
 
 
 def _host_bound(run: RuleInput, name: str) -> Finding | None:
@@ -603,7 +634,7 @@ RUN_RULES = (
     LEADING_RULES[1],
     Rule(
         "eval_heavy",
-        f"`eval` is {LARGE_SHARE:.0%} of the run or more",
+        f"`eval` is {LARGE_SHARE:.0%} of the run or more; or the run has evaluated {MIN_STEPS} batches and trained none",
         ("eval_seconds", "eval_ratio", "wall_seconds"),
         "less often; larger batches without gradients; of rollouts and generation (no loader): more in one forward",
         _eval_heavy,

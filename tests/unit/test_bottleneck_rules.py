@@ -238,7 +238,7 @@ def test_a_few_long_steps_are_enough() -> None:
 
 def test_a_program_without_a_step_is_advised_to_call_step() -> None:
     """An hour in which no step is counted is not early."""
-    rows = [stage("forward", 600.0, "val", "eval"), stage("data", 100.0, "val", "eval")]
+    rows = [stage(name, 350.0, "val", "eval", count=MIN_STEPS - 1) for name in ("forward", "data")]
     activities = {"init": 1000.0, "eval": 700.0}
     first, second = findings(rows, steps=0, activities=activities, loaders={})
     [soon] = findings(rows, steps=0, activities={"init": 1000.0, "eval": 7.0}, loaders={})
@@ -249,6 +249,22 @@ def test_a_program_without_a_step_is_advised_to_call_step() -> None:
     assert "otel_train.step()" in first.advice
     assert second.name == "eval_heavy"
     assert soon.name == "too_early"
+
+
+@pytest.mark.parametrize(
+    ("data_s", "advice"), [(900.0, "`test` is read on the training"), (50.0, "A larger batch size")]
+)
+def test_what_limits_a_run_that_only_evaluates_is_found(data_s: float, advice: str) -> None:
+    """A program of inference misses no step, has not begun too early, and cannot evaluate less often."""
+    rows = [stage("forward", 1000.0 - data_s, "test", "test"), stage("data", data_s, "test", "test")]
+    loaders = {"test": LoaderThroughput(0)}
+    [finding] = findings(rows, steps=0, activities={"init": 9000.0, "eval": 1000.0}, loaders=loaders)
+    idle, _ = findings(rows, steps=0, activities={"outside": 9000.0, "eval": 1000.0}, loaders=loaders)
+
+    assert (finding.name, finding.severity, finding.phase) == ("eval_heavy", "info", "eval")
+    assert finding.summary.endswith("is evaluation, and nothing trains.")
+    assert finding.advice.startswith(advice)
+    assert idle.name == "idle_between_passes"
 
 
 @pytest.mark.parametrize("name", ["optimizer", "make_step"])
