@@ -57,7 +57,7 @@ class LoaderThroughput(NamedTuple):
     build_p99_s: float | None = None
     prefetch_factor: int | None = None
     persistent: bool | None = None
-    passes: int = 0  # passes that returned a batch: those of training, where there are any
+    passes: int = 0  # passes that returned a batch: those of training, if training reads it
     making_s: float = 0.0  # time to create their iterators
     first_s: float = 0.0  # wait for their first batches
     processors: int | None = None  # available to this process
@@ -116,9 +116,11 @@ def throughputs(
 ) -> dict[str, LoaderThroughput]:
     """Returns the throughput of each loader; ``processors`` are those available to this process."""
     found = {}
+    trained = {key.loader for key in totals.names.keys if (key.phase, key.stage) == ("train", "data")}
     for name, known in facts.items():
         build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
-        starts = (totals.loaders.starts.get((name, phase)) for phase in PHASES)
+        phases = ("train",) if name in trained else PHASES
+        starts = (totals.loaders.starts.get((name, phase)) for phase in phases)
         start = next((start for start in starts if start is not None), LoaderStart())
         found[name] = LoaderThroughput(
             known.workers, build.get("avg"), build.get("p50"), build.get("p99"), known.prefetch_factor, known.persistent,

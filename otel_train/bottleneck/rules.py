@@ -447,12 +447,12 @@ def _compute_bound(run: RuleInput) -> Finding | None:
     starts = f", the beginning of passes {milliseconds(begun_s)}" if begun_s else ""
     said = f"the model takes {share:.0%}{'' if known else ' of training time'}{starts}; most goes to {stage}."
     text = (
-        f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
+        f"Waits for loaders take {percent(waits['steady_wait_ratio'], 1)} of training time; {said}"
         if known
         else f"{said[0].upper()}{said[1:]}{_not_seen(run) if beside else ' No loader is seen.'}"
     )
     advice = jax_advice(stage, seconds / total_s, run.training, run.compiled) or (
-        f"{'Nothing to do about the input. ' if known else ''}A profiler capture shows what the time in the model is "
+        f"{'Little to gain at the input. ' if known else ''}A profiler capture shows what the time in the model is "
         "spent on."
     )
     evidence = {**_model_evidence(run), f"{stage}_ratio": seconds / total_s, **waits}

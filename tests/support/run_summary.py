@@ -234,7 +234,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
         line(
             r"`(?P<loader>\w+)` #", lambda found: (evidence[f"{found['loader']}.wait_seconds"] / training_s,)
         ),
-        line(r"waits for no loader \(# of training time\)", lambda _: (evidence["steady_wait_ratio"],)),
+        line(r"Waits for loaders take # of training time", lambda _: (evidence["steady_wait_ratio"],)),
         line(r"[Tt]he model takes #", lambda _: (evidence["model_ratio"],)),
         line(r", the beginning of passes #", lambda _: (evidence["pass_start_seconds"],)),
         line(r"loaders?(?: `\w+`)?: # of training time", lambda _: (evidence["steady_wait_ratio"],)),

@@ -522,7 +522,7 @@ def test_the_demo_says_what_to_try_next() -> None:
         ({"name": "input_bound", "loader": "code", "advice": "num_workers=6 (it has 4)"}, 4, "otel-train demo --workers 6"),
         ({"name": "input_bound", "loader": "code", "advice": "look at the storage"}, 4, ""),
         ({"name": "input_bound", "loader": "prose", "advice": "num_workers=2"}, 0, ""),
-        ({"name": "compute_bound", "advice": "Nothing to do about the input."}, 0, ""),
+        ({"name": "compute_bound", "advice": "Little to gain at the input."}, 0, ""),
         ({"name": "compute_bound", "advice": ""}, 4, "Without workers   otel-train demo\n"),
         ({"name": "too_early", "advice": "Let it run."}, 0, "Let it run longer otel-train demo --minutes 1"),
         ({}, 0, ""),
