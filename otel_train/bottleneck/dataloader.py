@@ -221,7 +221,10 @@ def loader_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask
     ``ask_s`` is the time between its batches if the loop never waited; 0 if unknown.
     """
     if throughput.workers is None:
-        return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."
+        return (
+            f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0. If something does "
+            "already, it does not keep up: more threads or workers, or cheaper batches."
+        )
     if throughput.single:
         return (
             f"Every pass over `{name}` gives one batch, so none can be read ahead of need: ask one iterator for many batches, "

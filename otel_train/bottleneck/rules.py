@@ -394,7 +394,7 @@ _ACTING = _heavy(
 def _eval_heavy(run: RuleInput) -> Finding | None:
     """Finds heavy evaluation. Where most of it is of no loader, the loop may act rather than evaluate: reinforcement learning."""
     if _evaluates_alone(run):
-        what, advice, least = "evaluation, and nothing trains", _faster_evaluation(run), 0.0
+        what, advice, least = "evaluation, and no training is seen", _faster_evaluation(run), 0.0
     else:
         alone_s = sum(row.self_s for row in run.evaluating if not row.key.loader)
         if run.steps and alone_s > sum(row.self_s for row in run.evaluating) / 2:

@@ -263,7 +263,7 @@ def test_what_limits_a_run_that_only_evaluates_is_found(data_s: float, advice: s
     idle, _ = findings(rows, steps=0, activities={"outside": 9000.0, "eval": 1000.0}, loaders=loaders)
 
     assert (finding.name, finding.severity, finding.phase) == ("eval_heavy", "info", "eval")
-    assert finding.summary.endswith("is evaluation, and nothing trains.")
+    assert finding.summary.endswith("is evaluation, and no training is seen.")
     assert finding.advice.startswith(advice)
     assert idle.name == "idle_between_passes"
 
