@@ -19,7 +19,7 @@ END = "<!-- End of the generated table. -->"
 def table() -> str:
     """Returns the rules as Markdown: name, condition, evidence, remedy."""
     groups = (
-        ("Main finding, in this order", LEADING_RULES),
+        ("Main findings, the costliest first", LEADING_RULES),
         ("Main finding if none of those applies, in this order", LIMIT_RULES),
         ("Additional findings, in this order", SIDE_RULES),
     )

@@ -45,6 +45,9 @@ Source: the thresholds that TraceML uses for the same question."""
 LARGE_SHARE = 0.30
 """Share of the run from which evaluation, checkpoints or compiling is reported; of training time for `other`."""
 
+MOST_SHARE = 0.50
+"""Share of the run from which evaluation or checkpoints are the main finding, where they cost most."""
+
 MODEL_SHARE = 0.50
 """Share of training time above which the stages of the model are the limit."""
 
@@ -215,10 +218,10 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     if early is not None:
         long = _since_first_batch_s(run) >= LONG_S
         return [early, *(_apply(run, RUN_RULES) if long else ())]
-    leading = _apply(run, LEADING_RULES)
     beside = _apply(run, SIDE_RULES)
-    if not leading:
-        leading = [_limit(run, beside)]
+    leading = _apply(run, LEADING_RULES) or [_limit(run, beside)]
+    most = [finding for finding in _apply(run, RUN_RULES[1:]) if finding.share >= MOST_SHARE]
+    leading = sorted([*leading, *most], key=lambda finding: -finding.seconds)
     named = {finding.name for finding in leading}
     if "recompiling" in named:  # it gives the cause
         leading = [finding for finding in leading if finding.name != "compile_heavy"]
@@ -462,16 +465,14 @@ def _compute_bound(run: RuleInput) -> Finding | None:
 def _unattributed(run: RuleInput) -> Finding:
     """Finds training time that neither the model nor a loader explains."""
     total_s, unexplained_s = run.total_s, _unexplained_s(run)
-    named = run.by_stage().keys() - run.model_stages().keys() - {"data", "other"}
-    stage = max(named, key=lambda one: run.by_stage()[one], default="other")
-    stage = stage if run.by_stage().get(stage, 0.0) > unexplained_s else "other"
+    stage, seconds = _longest_beside_model(run)
     evidence = {**_model_evidence(run), "other_seconds": run.by_stage().get("other", 0.0)}
     evidence["other_ratio"] = evidence["other_seconds"] / total_s
     if stage == "other":
         most = f"{unexplained_s / total_s:.0%} of training time is in no stage and no loader"
     else:
-        evidence[f"{stage}_ratio"] = run.by_stage()[stage] / total_s
-        most = f"{evidence[f'{stage}_ratio']:.0%} of training time is in stage `{stage}`"
+        evidence[f"{stage}_ratio"] = seconds / total_s
+        most = f"{seconds / total_s:.0%} of training time is in stage `{stage}`"
     unnamed_s = unexplained_s - evidence["other_seconds"]
     if unnamed_s:
         evidence["data_without_loader_seconds"] = unnamed_s
@@ -480,9 +481,17 @@ def _unattributed(run: RuleInput) -> Finding:
         f"{most}; the model takes {percent(evidence['model_ratio'])}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
         evidence={**evidence, **run.wait_evidence()},
-        share=unexplained_s / total_s,
-        seconds=unexplained_s,
+        share=seconds / total_s,
+        seconds=seconds,
     )
+
+
+def _longest_beside_model(run: RuleInput) -> tuple[str, float]:
+    """Returns the stage that takes longest beside the model and the waits for loaders, and its seconds; ``other`` for no stage."""
+    beside = {*run.model_stages(), "data", "other"}
+    found = {stage: seconds for stage, seconds in run.by_stage().items() if stage not in beside}
+    found = {"other": _unexplained_s(run), **found}
+    return max(found.items(), key=lambda item: item[1])
 
 
 def _unexplained_s(run: RuleInput) -> float:
@@ -634,14 +643,15 @@ RUN_RULES = (
     LEADING_RULES[1],
     Rule(
         "eval_heavy",
-        f"`eval` is {LARGE_SHARE:.0%} of the run or more; or the run has evaluated {MIN_STEPS} batches and trained none",
+        f"`eval` is {LARGE_SHARE:.0%} of the run or more; or the run has evaluated {MIN_STEPS} batches and trained none. From "
+        f"{MOST_SHARE:.0%} on it is a main finding",
         ("eval_seconds", "eval_ratio", "wall_seconds"),
         "less often; larger batches without gradients; of rollouts and generation (no loader): more in one forward",
         _eval_heavy,
     ),
     Rule(
         "checkpoint_heavy",
-        f"`checkpoint` is {LARGE_SHARE:.0%} of the run or more",
+        f"`checkpoint` is {LARGE_SHARE:.0%} of the run or more. From {MOST_SHARE:.0%} on it is a main finding",
         ("checkpoint_seconds", "checkpoint_ratio", "wall_seconds"),
         "less often; saving beside the training",
         _heavy(CHECKPOINT, "writing checkpoints",
@@ -663,12 +673,12 @@ SIDE_RULES = (
     *RUN_RULES[1:],
     Rule(
         "unattributed",
-        f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage, or in a data "
-        "stage without a loader",
+        f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage or in a data stage without a "
+        "loader, or in one stage of the program's own or `h2d`",
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'instrument what the summary names; `with otel_train.stage("name"):` around suspects',
-        lambda run: _unattributed(run) if _unexplained_s(run) / run.total_s >= LARGE_SHARE else None,
+        lambda run: _unattributed(run) if _longest_beside_model(run)[1] >= LARGE_SHARE * run.total_s else None,
     ),
 )  # fmt: skip
 """Rules whose findings follow the main one."""

@@ -166,7 +166,16 @@ def test_a_stage_of_the_users_own_that_takes_most_of_the_time_is_named() -> None
     assert first.name == "unattributed"
     assert "80% of training time is in stage `augment`; the model takes 19%." in first.summary
     assert "Look inside `augment`" in first.advice
-    assert first.evidence["augment_ratio"] == pytest.approx(0.8)
+    assert first.evidence["augment_ratio"] == first.share == pytest.approx(0.8)
+    assert first.seconds == 80.0
+
+
+def test_a_stage_of_the_users_own_is_named_beside_a_smaller_wait() -> None:
+    """To load faster wins a tenth of the time; what takes two thirds of it must not go without a word."""
+    first, second = findings_of(stage("data", 12.0), stage("forward", 20.0), stage("augment", 68.0))
+
+    assert (first.name, second.name, second.share) == ("input_bound", "unattributed", 0.68)
+    assert "stage `augment`" in second.summary
 
 
 def test_passes_that_begin_slowly_explain_a_run_that_the_model_does_not() -> None:
@@ -359,6 +368,18 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
     assert "40% of the run (40.0 s of 100 s)" in much[1].summary
     assert much[1].evidence[f"{activity}_seconds"] == 40.0
     assert [finding.name for finding in little] == ["compute_bound"]
+
+
+@pytest.mark.parametrize("activity", ["eval", "checkpoint"])
+@pytest.mark.parametrize("waiting_s", [0.0, 20.0])
+def test_what_takes_most_of_the_run_is_its_main_finding(activity: str, waiting_s: float) -> None:
+    """A night of which two thirds are spent saving is not bound by its model, nor by a loader."""
+    rows = (stage("forward", 40.0 - waiting_s), *([stage("data", waiting_s)] if waiting_s else ()))
+    found = findings(rows, steps=100, activities={"productive": 40.0, activity: 60.0}, loaders={})
+
+    assert [finding.name for finding in found] == [
+        f"{activity}_heavy", "input_bound" if waiting_s else "compute_bound"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("loader", "said"), [("", "rollouts"), ("val", "is evaluation.")])
