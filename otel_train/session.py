@@ -73,6 +73,10 @@ class Session:
                 end_by_sigterm()
             raise
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "recording"
+        return f"<otel_train.Session: rank {self.info.rank} of run {self.info.run_id!r}, {state}>"
+
     @property
     def info(self) -> RunInfo:
         """Identity of the run and the rank."""

@@ -251,8 +251,11 @@ def test_a_session_is_a_context_manager(watch: Watch) -> None:
     with watch(Net(), {"train": loader(2)}) as session:
         assert otel_train.current() is session
         assert torch.autograd._engine_run_backward is not before
+        shown = f"<otel_train.Session: rank 0 of run {session.info.run_id!r}, "
+        assert repr(session) == shown + "recording>"  # a notebook prints it below the cell
 
     assert otel_train.current() is None
+    assert repr(session) == shown + "closed>"
     assert torch.autograd._engine_run_backward is before
     assert json.loads((rank_folder(session) / "summary.json").read_text())["state"] == "finished"
 
