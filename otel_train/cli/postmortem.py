@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from datetime import datetime, timezone
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments
@@ -35,8 +34,6 @@ examples:
   otel-train postmortem 20260131-x7 --rank 3
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
-_CLOCKS_AGREE_S = 1.0
-"""By which clocks of two hosts that NTP keeps may differ at most."""
 _STAGES_SHOWN = 5
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
@@ -248,20 +245,25 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
 
 
 def _first_ended(reports: Sequence[Report]) -> str:
-    """Returns which rank ended first, where all others failed after it; "" where clocks of several hosts may not tell."""
-    ended = sorted((each for each in reports if each.get("ended_unix_s")), key=itemgetter("ended_unix_s"))
-    if len(ended) < max(2, len(reports)) or any(report["state"] != "failed" for report in ended[1:]):
+    """Returns which rank ended first, where that ended the others; "" where clocks of several hosts may not tell."""
+    from otel_train.distributed.hang import ended_first
+
+    ended = ended_first(reports)
+    if ended is None:
         return ""
-    first, second = ended[:2]
-    before_s = second["ended_unix_s"] - first["ended_unix_s"]
-    agree_s = 0.0 if first["host"] == second["host"] else _CLOCKS_AGREE_S
-    if first["state"] == "finished" or before_s < agree_s:
+    first, second, before_s = ended
+    # A launcher stops the others where one has failed; where one was stopped or killed, they fail.
+    follow = {"failed", "terminated", "killed"} if first["state"] == "failed" else {"failed"}
+    if first["state"] == "finished" or any(
+        each["state"] not in follow for each in reports if each is not first
+    ):
         return ""
-    verb = "failed" if first["state"] == "failed" else f"was {first['state']}"
     why = f": {first['end_cause']}" if first["end_cause"] else ""
-    return (
-        f"Rank {first['rank']} {verb} first, {duration(before_s)} before rank {second['rank']} failed{why}."
+    said, then = (
+        f"rank {each['rank']} {'' if each['state'] == 'failed' else 'was '}{each['state']}"
+        for each in (first, second)
     )
+    return f"{said.capitalize()} first, {duration(before_s)} before {then}{why}."
 
 
 def _state(report: Report) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.distributed.rank_report import RankReport
@@ -92,6 +93,28 @@ def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect
 SILENT_ENDS = (None, "running", "killed")
 """States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
 
+CLOCKS_AGREE_S: Final = 1.0
+"""By which clocks of two hosts that NTP keeps may differ at most."""
+
+
+def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> float:
+    """Returns the seconds by which a rank ended before another; 0 if it did not, or clocks of two hosts may not tell."""
+    if first["ended_unix_s"] is None or second["ended_unix_s"] is None:
+        return 0.0
+    before_s: float = second["ended_unix_s"] - first["ended_unix_s"]
+    return before_s if before_s >= (0.0 if first["host"] == second["host"] else CLOCKS_AGREE_S) else 0.0
+
+
+def ended_first(
+    documents: Sequence[PostmortemDocument],
+) -> tuple[PostmortemDocument, PostmortemDocument, float] | None:
+    """Returns the rank that ended first, the next one, and the seconds between; None where that is not known of all."""
+    if len(documents) <= 1 or any(document["ended_unix_s"] is None for document in documents):
+        return None
+    first, second = sorted(documents, key=itemgetter("ended_unix_s"))[:2]
+    before_s = ended_before_s(first, second)
+    return (first, second, before_s) if before_s else None
+
 
 def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     """Returns the same from post-mortems of one attempt, one per rank; ranks that vanished first."""
@@ -102,13 +125,21 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     vanished = [
         place
         for place, document in enumerate(documents)
-        if document["alive"] is False and document["state"] in SILENT_ENDS
+        if document["alive"] is False
+        and document["state"] in SILENT_ENDS
+        # A launcher kills a rank that hangs after another one has failed.
+        and not any(
+            ended_before_s(other, document) for other in documents if other["state"] not in SILENT_ENDS
+        )
     ]
     if 0 < 2 * len(vanished) <= len(documents):
         # The other ranks had time to fail or to be stopped, so they outlived it. Where most were killed, that was the end of
         # the job, and a rank that failed lost its connection meanwhile.
         return suspects(reports, {place: reports[place].quiet_s for place in vanished})
     if all(document["state"] == "finished" for document in documents):
+        return []
+    ended = ended_first(documents)
+    if ended and ended[0]["state"] == "failed" and not _report_of(ended[0]).stalled:  # it waited for none
         return []
     if any(document["warnings"] for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.

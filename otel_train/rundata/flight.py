@@ -12,6 +12,7 @@ from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import NO_PHASE, PHASES, TRAIN, ClosedSteps, SourceTable
 from otel_train.catalog import STAGES
 from otel_train.datamodel import NS_PER_S
+from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
@@ -68,6 +69,10 @@ def trained(part: ClosedSteps) -> np.ndarray:
 
 RECENT_STEPS = 20
 
+_NORMAL_ENDS, _MARKS = (Op.END, Op.STOP, Op.SUSPEND), (Op.MARK, Op.EPOCH)
+_OF_AN_END = (SourceKind.CHECKPOINT, SourceKind.STAGE)
+"""What may begin in an exception handler."""
+
 
 def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     """Returns what the process of a rank was doing when it was last active.
@@ -75,12 +80,49 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the flight recorder file is missing or unreadable.
     """
-    history = FlightHistory(read_flight(rank_dir / FLIGHT))
+    flight = read_flight(rank_dir / FLIGHT)
     warnings: list[str] = []
     summary = current_document(JsonFileCache().get_or_empty(rank_dir / SUMMARY, warnings))
-    report = history.postmortem(checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False))
+    summary = checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False)
+    report = FlightHistory(before_end(flight, summary)).postmortem(summary)
     report["warnings"] += warnings
     return report
+
+
+def before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
+    """Leaves out what came after the end of a rank, and what its threads wrote while it ended, if they stood still before.
+
+    An exception ends the stages that are open: without this, a rank that hung would be in none.
+    """
+    if summary.get("state") in (None, "running") and _alive(flight) is not False:
+        return flight
+    ended_s = _ended_unix_s(summary)
+    polled_ns = (
+        flight.polled_unix_ns if ended_s is None else min(flight.polled_unix_ns, int(ended_s * NS_PER_S))
+    )
+    kinds = np.array([source.kind for source in flight.sources] or [SourceKind.MARK])
+    threads = tuple(_before_end(thread, kinds) for thread in flight.threads)
+    return flight._replace(threads=threads, polled_unix_ns=polled_ns)
+
+
+def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
+    return None if summary.get("state") in (None, "running") else written_until(summary)
+
+
+def _before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
+    """Does so for one thread: it stood still in its last pause, if no stage ended normally then, and none of a step has begun since."""
+    pauses = np.flatnonzero(np.diff(thread.times) >= LEAST_STALL_S * NS_PER_S)
+    if not len(pauses):
+        return thread
+    kept = int(pauses[-1]) + 1
+    since = thread.codes[kept:]
+    ops = since & OP_MASK
+    begun = np.minimum(since[ops == Op.BEGIN] >> SOURCE_SHIFT & SOURCE_MASK, len(kinds) - 1)
+    if ops[0] in _NORMAL_ENDS or np.isin(ops, _MARKS).any() or not np.isin(kinds[begun], _OF_AN_END).all():
+        return thread
+    written = thread.entry.written - len(since)
+    entry = thread.entry._replace(written=written)
+    return thread._replace(entry=entry, times=thread.times[:kept], codes=thread.codes[:kept])
 
 
 def timeline_of(path: Path) -> Timeline | None:
@@ -116,10 +158,10 @@ class FlightHistory:
             "rank": identity.get("rank", summary.get("rank")),
             "attempt": identity.get("attempt", summary.get("attempt")),
             "pid": flight.pid,
-            "alive": _alive(flight, identity),
+            "alive": _alive(flight),
             "state": summary.get("state"),
             "end_cause": summary.get("end_cause"),
-            "ended_unix_s": None if summary.get("state") == "running" else written_until(summary),
+            "ended_unix_s": _ended_unix_s(summary),
             "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
             "last_edge_unix_s": self._unix_s(
                 max((int(s.thread.times[-1]) for s in self._threads), default=None)
@@ -228,9 +270,9 @@ def _seconds(unix_ns: object) -> float | None:
     return unix_ns / NS_PER_S if isinstance(unix_ns, int) else None
 
 
-def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
+def _alive(flight: Flight) -> bool | None:
     """Returns whether the process still runs on this host; None if it ran on another."""
-    host = identity.get("host")
+    host = flight.identity.get("host")
     elsewhere = host is not None and host != os.uname().nodename
     return None if elsewhere or flight.pid <= 0 else is_running(flight.pid)
 

@@ -65,14 +65,14 @@ def test_a_rank_that_evaluates_is_not_called_slow(tmp_path: Path) -> None:
     ("world_size", "options", "place"),
     [
         (2, {"hang_in": "data"}, ("data", "train")),
-        (4, {"hang_in": "forward", "rank": 2}, ("forward", "")),
-        (2, {"hang_in": "other", "rank": 0}, ("other", "")),
+        (4, {"hang_in": "forward", "rank": 2, "interrupted": True}, ("forward", "")),
+        (2, {"hang_in": "other", "rank": 0, "interrupted": True}, ("other", "")),
     ],
 )
 def test_a_hung_rank_is_named_with_its_stage(
     tmp_path: Path, world_size: int, options: dict[str, Any], place: tuple[str, str]
 ) -> None:
-    """While it hangs, within the stall threshold: later the job is killed, and no process can answer."""
+    """While it hangs, within the stall threshold: later the job is killed or interrupted, and no process can answer."""
     settings = {"stall_after_s": 4.0}
     culprit = options.get("rank", 1)
     with job(tmp_path, world_size, steps=3000, hang_at=50, settings=settings, **options) as started:
@@ -84,6 +84,8 @@ def test_a_hung_rank_is_named_with_its_stage(
             for event in events(tmp_path)
             if event["attributes"].get("train.stall.suspect")
         )
+        if "interrupted" in options:
+            started.interrupt()
 
     (found,) = compare([read_postmortem(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)])
     assert (found.rank, found.stage) == (culprit, place[0])

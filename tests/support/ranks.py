@@ -119,6 +119,12 @@ class Job:
             assert time.monotonic() < deadline, f"it never happened: {self.err(0)}"
             time.sleep(0.1)
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C in the terminal of the job, and wait for the end of all ranks."""
+        os.killpg(self.launcher.pid, signal.SIGINT)
+        self.launcher.wait(PATIENCE_S)
+        until(lambda: _is_gone(self.launcher.pid), "the end of all ranks")
+
     def wait(self) -> dict[int, int]:
         """Exit codes, once all ranks have ended."""
         self.launcher.wait(PATIENCE_S)

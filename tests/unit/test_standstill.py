@@ -15,6 +15,7 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
     usual = {
         "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
         "open": inside, "after": "", "steps_in_file": 7, "quiet_seconds": 9.0, "recent_steps": [], "end_cause": None,
+        "ended_unix_s": None,
         "warnings": [],
     }  # fmt: skip
     return usual | facts
@@ -59,6 +60,28 @@ def test_ranks_that_trained_until_they_were_stopped_have_no_suspect() -> None:
 
     assert named(*ranks) == []
     assert named(*(each | {"quiet_seconds": 4.1} for each in ranks)) == [(1, "data")]
+
+
+def test_a_rank_that_was_killed_after_others_had_failed_did_not_vanish() -> None:
+    """It hung, and they gave up waiting; then the launcher killed it."""
+    waited: dict[str, Any] = {"state": "failed", "ended_unix_s": 40.0}
+    ranks = [rank(0, **waited), rank(1, "data", state="killed", ended_unix_s=70.0), rank(2, **waited)]
+
+    (suspect,) = compare(ranks)
+    assert (suspect.rank, suspect.stage, suspect.silent) == (1, "data", False)
+
+
+def test_a_rank_that_failed_without_having_waited_was_held_up_by_none() -> None:
+    """The others stood where they were until the launcher stopped them, at an earlier place even."""
+    failed = rank(
+        1, None, step=8, state="failed", ended_unix_s=40.0, end_cause="ValueError: no", quiet_seconds=0.1
+    )
+    stopped = [rank(each, state="terminated", ended_unix_s=41.5) for each in (0, 2)]
+    ranks = [stopped[0], failed, stopped[1]]
+
+    assert named(*ranks) == []
+    assert sentence([], ranks) == "Rank 1 failed first, 1.50 s before rank 0 was terminated: ValueError: no."
+    assert "Nothing tells" in sentence([], [each | {"state": "interrupted"} for each in ranks])
 
 
 def test_a_rank_alone_and_a_run_that_finished_have_no_suspect() -> None:
