@@ -259,8 +259,9 @@ def _too_few_workers_advice(name: str, throughput: LoaderThroughput, enough: int
     if limit and enough > limit:
         return (
             f"`{name}` would need num_workers={enough} to keep up, and this process has {limit} "
-            f"{'processor' if limit == 1 else 'processors'}: make a batch cheaper to build (decode beforehand, "
-            "smaller images, fewer transforms), or give it more processors."
+            f"{'processor' if limit == 1 else 'processors'}: if workers wait for storage or a network, so many help; if they "
+            "compute, make a batch cheaper to build (decode beforehand, smaller images, fewer transforms), or give it more "
+            "processors."
         )
     return f"`{name}` keeps up with num_workers={enough} (it has {throughput.workers})."
 

@@ -138,12 +138,13 @@ def test_too_few_workers_get_the_right_number() -> None:
     assert first.evidence["ask_interval_seconds"] == pytest.approx(0.008)
 
 
-def test_more_workers_than_processors_are_no_advice() -> None:
-    """They would take turns."""
+def test_more_workers_than_processors_are_advice_only_for_those_that_wait() -> None:
+    """Those that compute would take turns."""
     first = judged(FOUR._replace(processors=2))[0]
 
     assert "num_workers=6" in first.advice
     assert "2 processors" in first.advice
+    assert "if workers wait for storage or a network, so many help" in first.advice
     assert "cheaper to build" in first.advice
 
 
