@@ -70,8 +70,9 @@ def trained(part: ClosedSteps) -> np.ndarray:
 RECENT_STEPS = 20
 
 _NORMAL_ENDS, _MARKS = (Op.END, Op.STOP, Op.SUSPEND), (Op.MARK, Op.EPOCH)
+_STAGE_OPS = (Op.BEGIN, Op.RESUME, *_NORMAL_ENDS)
 _OF_AN_END = (SourceKind.CHECKPOINT, SourceKind.STAGE)
-"""What may begin in an exception handler."""
+"""What an exception handler may run."""
 
 
 def read_postmortem(rank_dir: Path) -> dict[str, Any]:
@@ -90,39 +91,42 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
 
 
 def before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
-    """Leaves out what came after the end of a rank, and what its threads wrote while it ended, if they stood still before.
+    """Leaves out what came after the end of a rank, and what its threads wrote while it ended.
 
-    An exception ends the stages that are open: without this, a rank that hung would be in none.
+    An exception ends the stages that are open: without this, a rank that failed or hung would be in none.
     """
-    if summary.get("state") in (None, "running") and _alive(flight) is not False:
+    state = summary.get("state")
+    if state == "finished" or (state in (None, "running") and _alive(flight) is not False):
         return flight
     ended_s = _ended_unix_s(summary)
     polled_ns = (
         flight.polled_unix_ns if ended_s is None else min(flight.polled_unix_ns, int(ended_s * NS_PER_S))
     )
     kinds = np.array([source.kind for source in flight.sources] or [SourceKind.MARK])
-    threads = tuple(_before_end(thread, kinds) for thread in flight.threads)
+    threads = tuple(_before_end(thread, kinds) for thread in flight.threads if len(thread.times))
     return flight._replace(threads=threads, polled_unix_ns=polled_ns)
+
+
+def _before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
+    """Does so for one thread: from the first stage that failed after all others, or from its last pause after them."""
+    ops = thread.codes & OP_MASK
+    of_step = ~np.isin(
+        kinds[np.minimum(thread.codes >> SOURCE_SHIFT & SOURCE_MASK, len(kinds) - 1)], _OF_AN_END
+    )
+    goes_on = np.flatnonzero(of_step & np.isin(ops, _STAGE_OPS) | np.isin(ops, _MARKS))
+    first = int(goes_on[-1]) + 1 if len(goes_on) else 0
+    failed = first + np.flatnonzero(ops[first:] == Op.FAIL)
+    pauses = 1 + np.flatnonzero(np.diff(thread.times) >= LEAST_STALL_S * NS_PER_S)
+    pauses = pauses[(pauses >= first) & ~np.isin(ops[pauses], _NORMAL_ENDS)]
+    kept = min([*failed[:1].tolist(), *pauses[-1:].tolist()], default=0)
+    if not kept:
+        return thread
+    entry = thread.entry._replace(written=thread.entry.written - len(ops) + kept)
+    return thread._replace(entry=entry, times=thread.times[:kept], codes=thread.codes[:kept])
 
 
 def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
     return None if summary.get("state") in (None, "running") else written_until(summary)
-
-
-def _before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
-    """Does so for one thread: it stood still in its last pause, if no stage ended normally then, and none of a step has begun since."""
-    pauses = np.flatnonzero(np.diff(thread.times) >= LEAST_STALL_S * NS_PER_S)
-    if not len(pauses):
-        return thread
-    kept = int(pauses[-1]) + 1
-    since = thread.codes[kept:]
-    ops = since & OP_MASK
-    begun = np.minimum(since[ops == Op.BEGIN] >> SOURCE_SHIFT & SOURCE_MASK, len(kinds) - 1)
-    if ops[0] in _NORMAL_ENDS or np.isin(ops, _MARKS).any() or not np.isin(kinds[begun], _OF_AN_END).all():
-        return thread
-    written = thread.entry.written - len(since)
-    entry = thread.entry._replace(written=written)
-    return thread._replace(entry=entry, times=thread.times[:kept], codes=thread.codes[:kept])
 
 
 def timeline_of(path: Path) -> Timeline | None:

@@ -179,29 +179,46 @@ def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path
     assert asked == 5
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_rank_that_is_interrupted_while_it_hangs_was_in_the_stage_that_hung(
-    tmp_path: Path, goes_on: bool
+@pytest.mark.parametrize(
+    ("hung_s", "goes_on"), [(30, False), (30, True), (0, False)], ids=["hung", "went on", "raised"]
+)
+def test_a_rank_that_an_exception_ended_was_in_the_stage_that_raised(
+    tmp_path: Path, hung_s: int, goes_on: bool
 ) -> None:
-    """The exception ends the stage, and the program saves what it has. One that goes on had not ended there."""
+    """Ctrl-C while it hung, or out of memory. The exception ends the stage, and the program saves what it has."""
     clock = FakeClock(1000)
     memory, recorder = flight_of(tmp_path, clock)
     kinds = (SourceKind.DATA, SourceKind.BACKWARD, SourceKind.CHECKPOINT)
     loader, backward, saving = (recorder.source(kind, "code") for kind in kinds)
     for number, op in ((loader, Op.BEGIN), (loader, Op.END), (backward, Op.BEGIN)):
         recorder.edge(code(op, number))
-    clock.tick(30 * 10**9)
+    clock.tick(hung_s * 10**9)
     for number, op in ((backward, Op.FAIL), (saving, Op.BEGIN), (saving, Op.END), (loader, Op.PASS_END)):
         recorder.edge(code(op, number))
     if goes_on:
         recorder.edge(code(Op.BEGIN, loader))
     memory.poll(1034 * 10**9)  # the process waits for other code at its exit
-    end = {"state": "interrupted", "started_unix_s": 1000.0, "wall_seconds": 30.0}
+    end = {"state": "interrupted", "started_unix_s": 1000.0, "wall_seconds": hung_s}
     (tmp_path / "summary.json").write_text(json.dumps(end))
 
     report = read_postmortem(tmp_path)
 
-    assert [stage["stage"] for stage in report["open"]] == (["data"] if goes_on else ["backward"])
-    assert report["quiet_seconds"] == (0.0 if goes_on else 30.0)
+    assert [stage["stage"] for stage in report["open"]] == ["data" if goes_on else "backward"]
+    assert report["quiet_seconds"] == (0.0 if goes_on else hung_s)
     assert report["warnings"] == []
+    memory.close()
+
+
+def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path) -> None:
+    """A checkpoint that took three seconds was over when Ctrl-C came."""
+    clock = FakeClock(1000)
+    memory, recorder = flight_of(tmp_path, clock)
+    saving = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
+    recorder.edge(code(Op.BEGIN, saving))
+    clock.tick(3 * 10**9)
+    recorder.edge(code(Op.END, saving))
+    memory.poll(1004 * 10**9)
+    (tmp_path / "summary.json").write_text(json.dumps({"state": "interrupted"}))
+
+    assert read_postmortem(tmp_path)["open"] == []
     memory.close()
