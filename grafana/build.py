@@ -60,6 +60,7 @@ NOT_SHOWN: Final = {
     "run:train_missing_collector:last1h": _CARRIER,
     "run:train_goodput:ratio30m": _ALERT,
     "run:train_goodput:ratio6h": _ALERT,
+    "run_rank:train_start_time_seconds:max": "what alerts on events tell the samples of an earlier attempt by",
     "run:train_ranks_awaited:count": "what TrainRanksMissing compares with; the dashboards show how many ranks are expected and report",
     "run:train_step_duration_seconds:median1h": "tells two alerts which runs have steps of over five minutes",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rules.promtool import Case, Durations, fires, quiet, with_capture
+from tests.rules.promtool import Case, Durations, Expectation, fires, quiet, with_capture
 
 R = 'train_run_id="r"'
 STAGE = "train_stage_duration_seconds"
@@ -38,6 +38,21 @@ def ranks(number: int, intervals: int) -> dict[str, str]:
         series[f'train_heartbeat_time_seconds{{{R},train_rank="{rank}"}}'] = f"0+30x{intervals}"
         series[f'train_steps_total{{{R},train_rank="{rank}",train_phase="train"}}'] = f"0+30x{intervals}"
     return series
+
+
+def counted_one(run: str, there: str, detections: str) -> dict[str, str]:
+    """A run whose rank was there for so long, and found losses that are not finite."""
+    rank = f'train_run_id="{run}",train_rank="0"'
+    return {
+        f"train_rank_time_seconds_total{{{rank}}}": there,
+        f'train_nonfinite_detections_total{{{rank},train_nonfinite_kind="loss"}}': detections,
+    }
+
+
+def one_of_each(at_min: float, *runs: str) -> Expectation:
+    """The alert on losses fires then for these runs, and for no other."""
+    found = tuple(({"train_run_id": run, "train_nonfinite_kind": "loss"}, "") for run in runs)
+    return Expectation("TrainNonFinite", at_min, found)
 
 
 CASES = (
@@ -318,6 +333,27 @@ CASES = (
             quiet("TrainNonFinite", 4),
             fires("TrainNonFinite", 6, train_run_id="r", train_nonfinite_kind="loss"),
             quiet("TrainNonFinite", 18),
+        ),
+    ),
+    Case(
+        # Each counts one, in minute 5 and once more later: `again` starts anew in minute 20, `soon` in minute 11. Of `gap` nothing
+        # is heard for twenty minutes, and it counts no more.
+        "a loss is not finite in two attempts of a run, once in each",
+        30,
+        {
+            **counted_one("again", "0+30x20 _x19 0+30x60", "_x10 1x10 _x39 1x40"),
+            **counted_one("soon", "0+30x20 _x1 0+30x78", "_x10 1x10 _x7 1x72"),
+            **counted_one("gap", "0+30x20 _x39 1800+30x40", "_x10 1x10 _x39 1x40"),
+        },
+        (
+            one_of_each(6, "again", "soon", "gap"),
+            one_of_each(13.5, "soon"),
+            one_of_each(15, "soon"),
+            one_of_each(22, "soon"),
+            one_of_each(27),
+            one_of_each(31, "again"),
+            one_of_each(39, "again"),
+            one_of_each(43),
         ),
     ),
     Case(

@@ -24,6 +24,7 @@ OUTLIVES_ITS_SERIES = {"Watchdog", "OtelCollectorDown"}
 
 _SCHEMA = 8
 _REPEATED = re.compile(r"(?:_|[-+0-9.]+)x(\d+)$")
+_RANK = re.compile(r'train_run_id="[^"]+"(?:,train_rank="[^"]+")?')
 _ALERTS = rules(*ALERT_FILES)
 
 
@@ -139,9 +140,13 @@ class Case(NamedTuple):
         series = dict(self.series)
         for histogram in self.durations:
             series.update(histogram.series(variant))
-        # Every run publishes this, without labels where it knows none.
+        # Every run publishes this, without labels where it knows none, and every rank how long it has been there.
         for run in sorted(set(re.findall(r'train_run_id="([^"]+)"', " ".join(series)))):
             series[f'train_run_info{{train_run_id="{run}"}}'] = f"1x{self.intervals()}"
+        for rank in sorted({labels for name in series for labels in _RANK.findall(name)}):
+            series.setdefault(
+                f"train_rank_time_seconds_total{{{rank}}}", f"0+{self.interval_s}x{self.intervals()}"
+            )
         return {
             "name": self.name,
             "interval": f"{self.interval_s}s",

@@ -40,6 +40,7 @@ TRAINING = 'run:train_%s{train_phase="train"}'
 
 TRUTH = {
     'run_rank:train_rank_time_seconds:rate5m{train_rank="0"}': 1.0,
+    '1 + run_rank:train_start_time_seconds:max{train_rank="0"}': 1.0,
     STAGE % ("_duration_seconds:mean5m", "data"): 0.06 * STEP_S,
     STAGE % ("_duration_seconds:mean5m", "backward"): 0.51 * STEP_S,
     STAGE % ("_share:ratio5m", "forward"): 0.27,
