@@ -83,8 +83,12 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 _STATUS_REASONS: Final = {
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
-    415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json",
+    415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json; or "
+    "OTEL_EXPORTER_OTLP_COMPRESSION=none",
 }
+
+_OTHER_ENCODING: Final = (b"use protobuf", b"unsupported content-encoding")
+"""How VictoriaMetrics and the Collector say 415 with a 400."""
 
 _GRPC_REFUSALS: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
@@ -184,8 +188,8 @@ def _correctable(answer: HttpResponse, *, tls: bool) -> str:
         return _redirect(answer)
     if status == HTTPStatus.BAD_REQUEST and not tls and b"https" in answer.body.lower():
         return "speaks TLS only: write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
-    if status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower():
-        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE  # as VictoriaMetrics says it
+    if status == HTTPStatus.BAD_REQUEST and any(words in answer.body.lower() for words in _OTHER_ENCODING):
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     return _STATUS_REASONS.get(status, "")
 
 

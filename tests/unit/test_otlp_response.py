@@ -388,6 +388,15 @@ def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
     assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
 
 
+def test_a_collector_that_takes_no_compression_loses_nothing() -> None:
+    """One with compression_algorithms: [""] answers 400; every request would be rejected for a variable that can be corrected."""
+    body = b'{"code":3, "message":"unsupported Content-Encoding: gzip"}'
+    answer = read_http(HttpResponse(400, {"content-type": "application/json"}, body), "metrics")
+
+    assert answer.result is RETRY
+    assert "OTEL_EXPORTER_OTLP_COMPRESSION=none" in answer.reason
+
+
 def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
     """Servers answer 400 to it, and it is the address that is wrong."""
     body = b"Client sent an HTTP request to an HTTPS server.\n"
