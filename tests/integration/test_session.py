@@ -249,9 +249,9 @@ def test_a_session_is_a_context_manager(watch: Watch) -> None:
     """The end of the block closes the session."""
     before = torch.autograd._engine_run_backward
     with watch(Net(), {"train": loader(2)}) as session:
+        shown = f"<otel_train.Session: rank 0 of run {session.info.run_id!r}, "
         assert otel_train.current() is session
         assert torch.autograd._engine_run_backward is not before
-        shown = f"<otel_train.Session: rank 0 of run {session.info.run_id!r}, "
         assert repr(session) == shown + "recording>"  # a notebook prints it below the cell
 
     assert otel_train.current() is None
