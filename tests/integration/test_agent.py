@@ -28,6 +28,7 @@ from tests.support import waiting
 from tests.support.fake_cuda import compiled
 from tests.support.programs import command_of, ended_summary, environ, line
 from tests.support.receiver import http_receiver
+from tests.support.warm import WarmProgram
 
 ROOT = Path(__file__).parents[2]
 Begin = Callable[..., subprocess.Popen[str]]
@@ -67,7 +68,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(text: str, **more: str) -> subprocess.Popen[str]:
         begun.append(
-            subprocess.Popen(
+            WarmProgram(
                 command_of(tmp_path, PRELUDE, text), env=environ(**more), cwd=tmp_path, text=True, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import subprocess
 import sys
 import textwrap
@@ -29,8 +28,10 @@ from otel_train.safety import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader
 from tests.integration.test_session import FAST, classic, page, rank_folder, train
 from tests.support.inside import inside
+from tests.support.programs import command_of, environ, written
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 from tests.support.waiting import until
+from tests.support.warm import WarmProgram, ended
 from tests.support.zero_code import environment
 
 ROOT = Path(__file__).parents[2]
@@ -137,11 +138,8 @@ PROGRAM = """
 
 def exit_delay_s(folder: Path, endpoint: str) -> float:
     """Seconds from the program's last line until we have let go of it."""
-    program = folder / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(program), str(folder / "runs")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True)
+    done = ended(command_of(folder, PROGRAM), environ(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint))
+    assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
 
 
@@ -207,10 +205,8 @@ KILLED = """
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a process that was killed inside its 31st forward."""
     folder = tmp_path_factory.mktemp("killed")
-    program = folder / "program.py"
-    program.write_text(textwrap.dedent(KILLED))
-    environ = environment()
-    process = subprocess.Popen([sys.executable, str(program), str(folder)], env=environ)
+    command = [sys.executable, str(written(folder / "program.py", KILLED)), str(folder)]
+    process = WarmProgram(command, env=environment(), text=True)
     try:
         assert until((folder / "inside").exists, seconds=100)
     finally:
@@ -281,11 +277,8 @@ FULL = """
 def trains_on(
     folder: Path, program_folder: Path, limit: int = 0, *fill: str
 ) -> subprocess.CompletedProcess[str]:
-    program = program_folder / "program.py"
-    program.write_text(textwrap.dedent(FULL))
-    command = [sys.executable, str(program), str(folder), str(limit), *fill]
-    environ = environment()
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    program = written(program_folder / "program.py", FULL)
+    return ended([sys.executable, str(program), str(folder), str(limit), *fill], environment())
 
 
 @pytest.mark.parametrize("limit", [1000, 1 << 20])

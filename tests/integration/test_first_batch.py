@@ -14,6 +14,7 @@ from otel_train.instrumentation.dataset_size import MOST_OBJECTS
 from otel_train.instrumentation.module import MOST_LOOKED_INTO
 from tests.support.alertmanager import alertmanager
 from tests.support.receiver import http_receiver
+from tests.support.warm import ended
 from tests.support.zero_code import (
     LIMIT_S,
     QUIET,
@@ -114,10 +115,16 @@ def trained(
     return found
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return trained("bare", tmp_path_factory.mktemp("bare"))
+
+
 @pytest.mark.parametrize("how", ["given", "run"])
-def test_no_module_is_first_imported_between_the_first_edge_and_the_last(how: str, tmp_path: Path) -> None:
+def test_no_module_is_first_imported_between_the_first_edge_and_the_last(
+    how: str, bare: dict[str, Any], tmp_path: Path
+) -> None:
     """An import holds the interpreter: on the service thread, too, it lengthens whatever stage is open."""
-    bare = trained("bare", tmp_path)
     with http_receiver() as received:
         ours = trained(
             how, tmp_path, for_s=3.0, collector=received.endpoint, otlp="auto", prometheus="true",
@@ -129,9 +136,10 @@ def test_no_module_is_first_imported_between_the_first_edge_and_the_last(how: st
     assert sorted(set(ours["late"]) - set(bare["late"])) == []
 
 
-def test_an_agent_in_a_thread_imports_nothing_to_ask_an_alertmanager(tmp_path: Path) -> None:
+def test_an_agent_in_a_thread_imports_nothing_to_ask_an_alertmanager(
+    bare: dict[str, Any], tmp_path: Path
+) -> None:
     """The first question comes while the program trains."""
-    bare = trained("bare", tmp_path)
     with alertmanager() as server:
         ours = trained(
             "given", tmp_path, for_s=3.0, agent="thread", run_id="r", alertmanager_url=server.url,
@@ -231,8 +239,7 @@ def test_what_was_compiled_before_is_found_where_the_program_holds_it(where: str
     (tmp_path / "held.py").write_text(held, encoding="utf-8")
     quiet = {"OTEL_TRAIN_PROMETHEUS": "false", "OTEL_TRAIN_CONSOLE": "false", "OTEL_TRAIN_OTLP": "off"}
 
-    done = launched(
-        [sys.executable, script, where], environment(**quiet, OTEL_TRAIN_RUN_DIR=str(tmp_path / "runs"))
-    )
+    command = [sys.executable, str(script), where]
+    done = ended(command, environment(**quiet, OTEL_TRAIN_RUN_DIR=str(tmp_path / "runs")))
 
     assert (done.returncode, done.stdout) == (0, "[5]\n"), done.stderr

@@ -14,6 +14,7 @@ import pytest
 from otel_train.catalog import RUN_STATES
 from tests.support.programs import command_of, ended_summary, environ
 from tests.support.waiting import until
+from tests.support.warm import WarmProgram, ended
 
 PRELUDE = """
     import os, sys, threading, time
@@ -47,8 +48,10 @@ GREENLETS = """
 def run(
     tmp_path: Path, text: str, *arguments: str, prelude: str = PRELUDE
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
+    """Run a program to its end: in an interpreter that is new, where it does not begin like most."""
     command = [*command_of(tmp_path, prelude, text), *arguments]
+    if prelude == PRELUDE:
+        return ended(command, environ(), tmp_path)
     return subprocess.run(
         command, env=environ(), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
     )
@@ -71,6 +74,26 @@ def exported_states(tmp_path: Path) -> dict[str, int]:
         if metric["name"] == "train.run.status"
     ]
     return {point["attributes"][0]["value"]["stringValue"]: int(point["asDouble"]) for point in points}
+
+
+def test_a_program_of_these_tests_begins_and_ends_as_a_new_interpreter(tmp_path: Path) -> None:
+    """It is a fork of one that has imported torch."""
+    text = """
+        import atexit, os, signal, sys, threading
+        atexit.register(print, "over")
+        print(sys.argv, sys.orig_argv, sys.path[:2], __name__, __file__, __spec__, os.getcwd(), os.environ["SAID"])
+        print(sorted(os.listdir("/proc/self/fd")), os.getppid(), os.getsid(0), threading.active_count())
+        print([(number, signal.getsignal(number)) for number in sorted(signal.valid_signals())])
+        raise ValueError
+    """
+    command, variables = command_of(tmp_path, text), environ(SAID="x")
+    new = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+    )
+    warm = ended(command, variables, tmp_path)
+
+    assert (warm.stdout, warm.returncode) == (new.stdout, new.returncode)
+    assert warm.stderr.splitlines()[-1] == new.stderr.splitlines()[-1] == "ValueError"
 
 
 def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> None:
@@ -719,7 +742,7 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
                 train(data)
             """,
         )
-        process = subprocess.Popen(
+        process = WarmProgram(
             command, env=environ(OTEL_EXPORTER_OTLP_ENDPOINT=address), stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None

@@ -13,6 +13,7 @@ import pytest
 from otel_train.agent.process import ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support.programs import command_of, ended_summary, environ, line
+from tests.support.warm import WarmProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,9 +82,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     def start(text: str, *words: str) -> subprocess.Popen[str]:
         command = [*command_of(tmp_path, PRELUDE, text), *words]
         begun.append(
-            subprocess.Popen(
-                command, env=environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            WarmProgram(command, env=environ(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
         return begun[-1]
 
