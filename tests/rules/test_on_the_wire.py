@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -118,6 +119,13 @@ def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
     return run
 
 
+@functools.cache
+def finished(profile: str) -> Run:
+    """Such a run of twelve minutes, with all that panels read. To simulate it takes seconds, and nothing changes it."""
+    read = {selector.metric for expr in PANELS.values() for selector in asked(expr)}
+    return busy(profile, more=read).until(12, end=True)
+
+
 def near(minute: float, expr: str, truth: float, within: float) -> str:
     return f"{minute} scalar(abs({expr} / {truth} - 1)) < bool {within}"
 
@@ -137,7 +145,7 @@ def test_every_recorded_rule_is_compared_with_the_truth() -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_recorded_metric_is_the_truth_in_every_profile(profile: str, variant: str, tmp_path: Path) -> None:
     """Throughput that is too low by the number of ranks looks like a slow run, not like a rule that is wrong."""
-    run = busy(profile).until(12)
+    run = finished(profile)
     asks = [near(11, expr, truth, EXACT) for expr, truth in TRUTH.items()]
     bucket = NATIVE_BUCKET if variant == "native" else CLASSIC_BUCKET
     asks += [near(11, expr, truth, bucket) for expr, truth in STEP_QUANTILES.items()]
@@ -156,7 +164,7 @@ def test_a_recorded_metric_is_the_truth_in_every_profile(profile: str, variant: 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_young_run_and_one_that_has_ended_read_right(profile: str, tmp_path: Path) -> None:
     """At two minutes a rate over five reads 40 %, and after the end it sinks; both would look like trouble."""
-    run = busy(profile).until(12, end=True)
+    run = finished(profile)
     asks = [
         near(minute, TRAINING % f"{counted}:rate5m", truth, EXACT)
         for minute in (1.75, 12, 13, 14, 15, 16)
@@ -202,10 +210,9 @@ OF_THIS_MACHINE = re.compile(r"process_|host_memory|train_memory_usage|__name__|
 @pytest.fixture(scope="module")
 def panels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, float]]]:
     """What every panel shows, by profile."""
-    read = {selector.metric for expr in PANELS.values() for selector in asked(expr)}
     shown = {}
     for profile in PROFILES:
-        series = busy(profile, more=read).until(12).series("native")
+        series = finished(profile).series("native")
         found = answers(tmp_path_factory.mktemp(profile), "native", series, list(PANELS.values()), at_min=11)
         shown[profile] = dict(zip(PANELS, found, strict=True))
     return shown
@@ -375,17 +382,23 @@ def test_a_straggler_is_named_in_every_profile(profile: str, tmp_path: Path) -> 
     check(tmp_path, "native", [scenario(Run(profile, loops).until(24), "native", asks)])
 
 
+@functools.cache
+def lengthened(profile: str) -> Run:
+    """Steps of 0.5 s, and after 52 minutes of 0.7 s."""
+
+    def slower(loop: Loop) -> None:
+        loop.longer = 1.4
+
+    return Run(profile, [Loop(rank, ((52.0, slower),)) for rank in range(2)]).until(72)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_steps_that_take_longer_than_before_show_in_their_mean(
     profile: str, variant: str, tmp_path: Path
 ) -> None:
-    """From 0.5 s to 0.7: between two bounds of a coarse histogram, where a quantile sees nothing of it."""
-
-    def slower(loop: Loop) -> None:
-        loop.longer = 1.4
-
-    run = Run(profile, [Loop(rank, ((52.0, slower),)) for rank in range(2)]).until(72)
+    """Between two bounds of a coarse histogram, where a quantile sees nothing of it."""
+    run = lengthened(profile)
     firing = 'ALERTS{alertstate="firing",alertname="TrainStepTimeRegression"}'
     asks = {f"51 {firing}": {}, f"70 count({firing})": {"{}": 1.0}}
 
