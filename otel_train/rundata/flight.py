@@ -98,10 +98,9 @@ def before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
     state = summary.get("state")
     if state == "finished" or (state in (None, "running") and _alive(flight) is not False):
         return flight
-    ended_s = _ended_unix_s(summary)
-    polled_ns = (
-        flight.polled_unix_ns if ended_s is None else min(flight.polled_unix_ns, int(ended_s * NS_PER_S))
-    )
+    polled_ns, ended_s = flight.polled_unix_ns, _ended_unix_s(summary)
+    if ended_s is not None and 0 <= ended_s < polled_ns / NS_PER_S:
+        polled_ns = int(ended_s * NS_PER_S)
     kinds = np.array([source.kind for source in flight.sources] or [SourceKind.MARK])
     threads = tuple(_before_end(thread, kinds) for thread in flight.threads if len(thread.times))
     return flight._replace(threads=threads, polled_unix_ns=polled_ns)

@@ -116,7 +116,7 @@ def _began_again(summary: Mapping[str, Any], heartbeat: Heartbeat | None) -> boo
 def written_until(summary: Mapping[str, Any]) -> float | None:
     """Returns the Unix time up to which a summary counts; None if it has none."""
     started_s, wall_s = number(summary.get("started_unix_s")), number(summary.get("wall_seconds"))
-    return None if started_s is None or wall_s is None else started_s + wall_s
+    return None if started_s is None or wall_s is None else number(started_s + wall_s)
 
 
 def _intervals(settings: object) -> tuple[float, float]:

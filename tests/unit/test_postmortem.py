@@ -222,3 +222,18 @@ def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path) -> Non
 
     assert read_postmortem(tmp_path)["open"] == []
     memory.close()
+
+
+@pytest.mark.parametrize("wall_s", [1e308, -1e308])
+def test_an_end_that_cannot_be_is_left_out(wall_s: float, tmp_path: Path) -> None:
+    """Any user may have written the summary."""
+    memory, recorder = flight_of(tmp_path, FakeClock(1000))
+    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    memory.poll(1030 * 10**9)
+    end = {"state": "failed", "started_unix_s": wall_s, "wall_seconds": wall_s}
+    (tmp_path / "summary.json").write_text(json.dumps(end))
+
+    report = read_postmortem(tmp_path)
+
+    assert (report["ended_unix_s"], report["quiet_seconds"]) == (None, 30.0)
+    memory.close()
