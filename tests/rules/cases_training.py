@@ -337,17 +337,17 @@ CASES = (
     ),
     Case(
         # Each counts one, in minute 5 and once more later: `again` starts anew in minute 20, `soon` in minute 11. Of `gap` nothing
-        # is heard for twenty minutes, and it counts no more.
+        # is heard for twenty minutes, and it counts no more; of `late` the start of the rank is recorded later than that.
         "a loss is not finite in two attempts of a run, once in each",
         30,
         {
             **counted_one("again", "0+30x20 _x19 0+30x60", "_x10 1x10 _x39 1x40"),
             **counted_one("soon", "0+30x20 _x1 0+30x78", "_x10 1x10 _x7 1x72"),
             **counted_one("gap", "0+30x20 _x39 1800+30x40", "_x10 1x10 _x39 1x40"),
+            **counted_one("late", "0+30x20 _x44 1950+30x35", "_x10 1x10 _x39 1x40"),
         },
         (
-            one_of_each(6, "again", "soon", "gap"),
-            one_of_each(13.5, "soon"),
+            one_of_each(6, "again", "soon", "gap", "late"),
             one_of_each(15, "soon"),
             one_of_each(22, "soon"),
             one_of_each(27),
