@@ -85,12 +85,12 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     warnings: list[str] = []
     summary = current_document(JsonFileCache().get_or_empty(rank_dir / SUMMARY, warnings))
     summary = checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False)
-    report = FlightHistory(before_end(flight, summary)).postmortem(summary)
+    report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["warnings"] += warnings
     return report
 
 
-def before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
+def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
     """Leaves out what came after the end of a rank, and what its threads wrote while it ended.
 
     An exception ends the stages that are open: without this, a rank that failed or hung would be in none.
@@ -102,11 +102,11 @@ def before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
     if ended_s is not None and 0 <= ended_s < polled_ns / NS_PER_S:
         polled_ns = int(ended_s * NS_PER_S)
     kinds = np.array([source.kind for source in flight.sources] or [SourceKind.MARK])
-    threads = tuple(_before_end(thread, kinds) for thread in flight.threads if len(thread.times))
+    threads = tuple(_thread_before_end(thread, kinds) for thread in flight.threads if len(thread.times))
     return flight._replace(threads=threads, polled_unix_ns=polled_ns)
 
 
-def _before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
+def _thread_before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
     """Does so for one thread: from the first stage that failed after all others, or from its last pause after them."""
     ops = thread.codes & OP_MASK
     of_step = ~np.isin(

@@ -24,7 +24,7 @@ from otel_train.rundata.files import (
     text,
     whole,
 )
-from otel_train.rundata.flight import FlightHistory, before_end
+from otel_train.rundata.flight import FlightHistory
 from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
@@ -92,7 +92,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     if mark.size_bytes > _MOST_BYTES:
         return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
-        flight = before_end(read_flight(path), summary)
+        flight = read_flight(path)
         history = FlightHistory(flight._replace(threads=tuple(map(_tail_of, flight.threads))))
         postmortem, timeline = history.postmortem(summary), history.timeline
     except (RunDirectoryError, *FOREIGN) as error:
