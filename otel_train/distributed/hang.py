@@ -132,10 +132,24 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
             ended_before_s(other, document) for other in documents if other["state"] not in SILENT_ENDS
         )
     ]
-    if 0 < 2 * len(vanished) <= len(documents):
-        # The other ranks had time to fail or to be stopped, so they outlived it. Where most were killed, that was the end of
-        # the job, and a rank that failed lost its connection meanwhile.
-        return suspects(reports, {place: reports[place].quiet_s for place in vanished})
+    behind = _behind(documents, reports)
+    if not 0 < 2 * len(vanished) <= len(documents):
+        # Where most were killed, that was the end of the job, and a rank that failed lost its connection meanwhile.
+        return behind
+    # The other ranks had time to fail or to be stopped, so they outlived it; unless it stood still before: the watchdog of a
+    # collective operation ends a rank that has waited for another one too long.
+    waited = all(reports[place].stalled for place in vanished)
+    if (
+        waited
+        and behind
+        and {one.rank for one in behind}.isdisjoint(reports[place].rank for place in vanished)
+    ):
+        return behind
+    return suspects(reports, {place: reports[place].quiet_s for place in vanished})
+
+
+def _behind(documents: Sequence[PostmortemDocument], reports: Mapping[int, RankReport]) -> list[HangSuspect]:
+    """Returns the ranks that the others waited for, by their places in the step."""
     if all(document["state"] == "finished" for document in documents):
         return []
     ended = ended_first(documents)

@@ -71,6 +71,17 @@ def test_a_rank_that_was_killed_after_others_had_failed_did_not_vanish() -> None
     assert (suspect.rank, suspect.stage, suspect.silent) == (1, "data", False)
 
 
+def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
+    """The watchdog of NCCL aborts the first that gives up, and the launcher stops the others. One that did not wait did vanish."""
+    stopped: dict[str, Any] = {"state": "terminated", "ended_unix_s": 41.0}
+    aborted: dict[str, Any] = {"state": "killed", "ended_unix_s": 40.0, "end_cause": "SIGABRT"}
+    others = [rank(1, "data", **stopped), rank(2, **stopped), rank(3, **stopped)]
+
+    assert named(rank(0, **aborted), *others) == [(1, "data")]
+    assert named(rank(0, **aborted, quiet_seconds=0.5), *others) == [(0, "backward")]
+    assert named(rank(0, None, after="data", step=6, **aborted), *others) == [(0, "other")]
+
+
 def test_a_rank_that_failed_without_having_waited_was_held_up_by_none() -> None:
     """The others stood where they were until the launcher stopped them, at an earlier place even."""
     failed = rank(
