@@ -79,6 +79,7 @@ def test_every_export_is_stored_after_kills(tmp_path: Path, capsys: pytest.Captu
         wait_for(lambda: not psutil.pid_exists(pids["steady"]), what="the end of the run")
         made_ms = exports_ms(metrics)
         wait_for(lambda: made_ms <= stored_ms(made), what="every export")
+        wait_for(lambda: not (rank / "spool").exists(), what="the end of the agent, which outlives the run")
 
         endpoint = f"http://127.0.0.1:{made.ports.otlp_http}"
         assert main(["replay", str(runs / "steady"), "--endpoint", endpoint]) == 0
