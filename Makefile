@@ -166,7 +166,7 @@ test-stack: setup components frameworks browser  ## test a real stack, and long 
 
 .PHONY: test-matrix
 test-matrix: setup  ## test one loop on four versions of torch and of Python; downloads torch
-	$(PY) -m pytest -q -m matrix tests/integration/test_torch_matrix.py
+	$(PY) -m pytest -q -n 2 -m matrix tests/integration/test_torch_matrix.py
 
 .PHONY: stack-up stack-down
 stack-up: setup  ## start the stack in containers; without Docker: otel-train stack up --local
