@@ -245,7 +245,7 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
 
 
 def _first_ended(reports: Sequence[Report]) -> str:
-    """Returns which rank ended first, where that ended the others; "" where clocks of several hosts may not tell."""
+    """Returns which rank ended first, where that ended the others; "" where that is not certain."""
     from otel_train.distributed.hang import ended_first
 
     ended = ended_first(reports)

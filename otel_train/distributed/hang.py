@@ -94,21 +94,22 @@ SILENT_ENDS = (None, "running", "killed")
 """States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
 
 CLOCKS_AGREE_S: Final = 1.0
-"""By which clocks of two hosts that NTP keeps may differ at most."""
+"""By which clocks of two hosts that NTP keeps may differ at most, and after which an agent has noticed that a process was killed."""
 
 
 def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> float:
-    """Returns the seconds by which a rank ended before another; 0 if it did not, or clocks of two hosts may not tell."""
+    """Returns the seconds by which a rank ended before another; 0 if it did not, or that is not certain."""
     if first["ended_unix_s"] is None or second["ended_unix_s"] is None:
         return 0.0
     before_s: float = second["ended_unix_s"] - first["ended_unix_s"]
-    return before_s if before_s >= (0.0 if first["host"] == second["host"] else CLOCKS_AGREE_S) else 0.0
+    exact = first["host"] == second["host"] and second["state"] not in SILENT_ENDS
+    return before_s if before_s >= (0.0 if exact else CLOCKS_AGREE_S) else 0.0
 
 
 def ended_first(
     documents: Sequence[PostmortemDocument],
 ) -> tuple[PostmortemDocument, PostmortemDocument, float] | None:
-    """Returns the rank that ended first, the next one, and the seconds between; None where that is not known of all."""
+    """Returns the rank that ended first, the next one, and the seconds between; None where that is not certain."""
     if len(documents) <= 1 or any(document["ended_unix_s"] is None for document in documents):
         return None
     first, second = sorted(documents, key=itemgetter("ended_unix_s"))[:2]

@@ -71,6 +71,15 @@ def test_a_rank_that_was_killed_after_others_had_failed_did_not_vanish() -> None
     assert (suspect.rank, suspect.stage, suspect.silent) == (1, "data", False)
 
 
+def test_a_rank_whose_death_its_agent_noticed_late_vanished_first() -> None:
+    """The other failed at once, and says so itself; that a process was killed is known when the agent looks."""
+    failed = rank(0, state="failed", ended_unix_s=40.0, quiet_seconds=0.1)
+    killed = rank(1, state="killed", ended_unix_s=40.4, quiet_seconds=0.2)
+
+    (suspect,) = compare([failed, killed])
+    assert (suspect.rank, suspect.silent) == (1, True)
+
+
 def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
     """The watchdog of NCCL aborts the first that gives up, and the launcher stops the others. One that did not wait did vanish."""
     stopped: dict[str, Any] = {"state": "terminated", "ended_unix_s": 41.0}
