@@ -94,7 +94,10 @@ SILENT_ENDS = (None, "running", "killed")
 """States of a process that could not say how it ended; it is "running" until its agent has written that it was killed."""
 
 CLOCKS_AGREE_S: Final = 1.0
-"""By which clocks of two hosts that NTP keeps may differ at most, and after which an agent has noticed that a process was killed."""
+"""By which clocks of two hosts that NTP keeps may differ at most."""
+
+NOTICED_S: Final = 0.5
+"""By which a process that a signal ended may have ended before its agent noticed: it looks that often."""
 
 
 def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> float:
@@ -102,8 +105,10 @@ def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> flo
     if first["ended_unix_s"] is None or second["ended_unix_s"] is None:
         return 0.0
     before_s: float = second["ended_unix_s"] - first["ended_unix_s"]
-    exact = first["host"] == second["host"] and second["state"] not in SILENT_ENDS
-    return before_s if before_s >= (0.0 if exact else CLOCKS_AGREE_S) else 0.0
+    least_s = NOTICED_S if second["state"] in (*SILENT_ENDS, "terminated") else 0.0
+    if first["host"] != second["host"]:
+        least_s = CLOCKS_AGREE_S
+    return before_s if before_s >= least_s else 0.0
 
 
 def ended_first(

@@ -78,6 +78,7 @@ def test_a_rank_whose_death_its_agent_noticed_late_vanished_first() -> None:
 
     (suspect,) = compare([failed, killed])
     assert (suspect.rank, suspect.silent) == (1, True)
+    assert "Nothing tells" in sentence([], [failed, killed | {"state": "terminated"}])
 
 
 def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
