@@ -50,7 +50,7 @@ class ThreadHistory(NamedTuple):
 
 def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
     """Accounts a thread's events, with the stages of every step."""
-    numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+    numbers = _source_numbers(thread)
     known = numbers < len(sources.kinds)
     account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
     account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
@@ -59,6 +59,11 @@ def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
     left = np.flatnonzero(closed.steps.counted == 0)
     started_ns = int(closed.steps.started_ns[left[-1]]) if len(left) else -1
     return ThreadHistory(thread, still_open, closed, started_ns)
+
+
+def _source_numbers(thread: ThreadEdges) -> Ints:
+    numbers: Ints = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+    return numbers
 
 
 def trained(part: ClosedSteps) -> np.ndarray:
@@ -109,9 +114,7 @@ def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
 def _thread_before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
     """Does so for one thread: from the first stage that failed after all others, or from its last pause after them."""
     ops = thread.codes & OP_MASK
-    of_step = ~np.isin(
-        kinds[np.minimum(thread.codes >> SOURCE_SHIFT & SOURCE_MASK, len(kinds) - 1)], _OF_AN_END
-    )
+    of_step = ~np.isin(kinds[np.minimum(_source_numbers(thread), len(kinds) - 1)], _OF_AN_END)
     goes_on = np.flatnonzero(of_step & np.isin(ops, _STAGE_OPS) | np.isin(ops, _MARKS))
     first = int(goes_on[-1]) + 1 if len(goes_on) else 0
     failed = first + np.flatnonzero(ops[first:] == Op.FAIL)
@@ -414,7 +417,7 @@ class Timeline:
             return "", np.zeros(len(loaders), dtype=np.int64)
         training = int(np.bincount(loaders[loaders >= 0]).argmax())
         thread = self._history.thread
-        numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+        numbers = _source_numbers(thread)
         mine = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
         stops = thread.times[mine] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
         passes = np.searchsorted(stops, self.ended_ns, side="left")
