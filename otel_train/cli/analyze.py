@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.cli.arguments import add_run_dir, chosen, read_all, whole
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Analyzes the traces and prints the result."""
-    traces = read_all(chosen(args.trace, Path(args.run_dir)))
+    traces = read_all(chosen(args.trace, args.run_dir))
     documents = summarize_ranks(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(metadata_path(trace.path)):  # it is read and replaced

@@ -39,7 +39,7 @@ def is_trace(target: str) -> bool:
     return path.is_file()
 
 
-def chosen(targets: Sequence[str], root: Path) -> list[Path]:
+def chosen(targets: Sequence[str], run_dir: str) -> list[Path]:
     """Returns the trace files that are named; of a run (the newest one without a name), the newest capture of every rank."""
     files = [Path(target) for target in targets]
     if files and all(map(is_trace, targets)):
@@ -47,7 +47,7 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
     if len(targets) > 1:
         missing = next(file for file in files if not file.is_file())
         raise RunDirectoryError(f"{missing}: is no file. Give trace files, or one run")
-    run = find_run(targets[0] if targets else None, root)
+    run = chosen_run(targets[0] if targets else None, run_dir)
     if captures := captures_of(run):
         return together(captures, captures[-1])
     raise RunDirectoryError(
@@ -159,9 +159,27 @@ def default_run_dir() -> str:
     return resolve().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
+def ignored_settings(run_dir: str) -> str:
+    """Returns what of the settings is ignored, where ``run_dir`` is a default that one of them may have changed."""
+    settings = resolve()
+    if run_dir != settings.config.run_dir or "run_dir" in settings.origins:
+        return ""
+    return " ".join(map(str, settings.origins.ignored))
+
+
+def chosen_run(run: str | None, run_dir: str) -> Path:
+    """Returns the run directory that is named; None is the newest. See ``find_run``."""
+    try:
+        return find_run(run, Path(run_dir))
+    except RunDirectoryError as error:
+        if ignored := ignored_settings(run_dir):
+            raise RunDirectoryError(f"{error} {ignored}") from error
+        raise
+
+
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
     """Returns the folder of each selected rank that has ``file_name``, by rank."""
-    run = find_run(args.run, Path(args.run_dir))
+    run = chosen_run(args.run, args.run_dir)
     every = rank_folders(run).items()
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
     if not found:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, is_trace, print_earlier_trainings, read_all, whole
+from otel_train.cli.arguments import (
+    add_run_dir,
+    chosen_run,
+    is_trace,
+    print_earlier_trainings,
+    read_all,
+    whole,
+)
 from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json, rank_folders
 from otel_train.rundata.files import METRICS, SUMMARY
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
@@ -119,7 +125,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
     if is_trace(target):
         [trace] = read_all([Path(target)])
         return side_of_trace(summarize(trace, most=50), name=target)
-    found = find_run(target, Path(args.run_dir))
+    found = chosen_run(target, args.run_dir)
     ranks = rank_folders(found)
     print_earlier_trainings(found)
     rank = min(ranks, default=0) if args.rank is None else args.rank

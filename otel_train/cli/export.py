@@ -10,7 +10,6 @@ from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json, rank_folders
 from otel_train.safety import printable
 
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the artifacts and prints what was written."""
-    home = find_run(args.run, Path(args.run_dir))
+    home = arguments.chosen_run(args.run, args.run_dir)
     folder = Path(args.output_dir) if args.output_dir else None
     say(write(home, _rank(args, home), folder), as_json=args.json)
     arguments.print_earlier_trainings(home)

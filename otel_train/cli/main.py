@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -144,10 +145,16 @@ def _run(words: list[str], *, is_process: bool) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
-    if is_process and asked not in WITH_PROGRAMS and at == len(words):
+    alone = is_process and asked not in WITH_PROGRAMS and at == len(words)
+    if alone:
         with suppress(RuntimeError):  # no thread can be started
             daemon_thread(_end_where_ctrl_c_waits, "otel-train-ctrl-c").start()
-    return int(command.run(args))
+    try:
+        return int(command.run(args))
+    except KeyboardInterrupt:
+        if alone:
+            _end_where_threads_wait()
+        raise
 
 
 def _end_where_ctrl_c_waits() -> None:
@@ -160,8 +167,22 @@ def _end_where_ctrl_c_waits() -> None:
         time.sleep(_RETURN_S)
         waited, waits = waits, signal.SIGINT in signal.sigpending()
         if waited and waits:
-            complain("interrupted in a system call that does not return: a disk may not answer")
-            os._exit(INTERRUPTED)
+            _end_at_once()
+
+
+def _end_where_threads_wait() -> None:
+    """Ends the process after Ctrl-C if a thread does not end that the interpreter waits for, as one of ``ui`` that reads."""
+    until_s = time.monotonic() + _RETURN_S
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(max(0.0, until_s - time.monotonic()))
+            if thread.is_alive():
+                _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    complain("interrupted in a system call that does not return: a disk may not answer")
+    os._exit(INTERRUPTED)
 
 
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from otel_train import catalog as c
 from otel_train.cli import complain
-from otel_train.cli.arguments import FormerOption, add_run_dir, amount
+from otel_train.cli.arguments import FormerOption, add_run_dir, amount, chosen_run
 from otel_train.doctor import checks
 from otel_train.doctor.end_to_end import PROMETHEUS, usual_places
 from otel_train.errors import ConfigError, RunDirectoryError, StackError
@@ -24,7 +24,6 @@ from otel_train.exporters.otlp import Backoff, Delivery, deliver
 from otel_train.exporters.otlp_response import ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.run_directory import find_run
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
 from otel_train.files import lines_of, make_folder, open_binary, rank_folders
 from otel_train.stack import configuration
@@ -290,7 +289,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     try:
-        directory = find_run(args.run, Path(args.run_dir))
+        directory = chosen_run(args.run, args.run_dir)
         if args.blocks:
             return blocks(directory, args.blocks, older_than_s=args.older_than * 3600)
         if args.verify:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from otel_train.cli import complain
-from otel_train.cli.arguments import default_run_dir, whole
+from otel_train.cli.arguments import default_run_dir, ignored_settings, whole
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import RunDirectoryError, require
 from otel_train.rundata.files import is_run
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         complain(f"port {args.port} is taken")
     if args.host not in (HOST, "localhost", "::1"):
         complain("whoever can reach this address can read these runs")
+    if args.runs is None and (ignored := ignored_settings(default_run_dir())):
+        complain(ignored)
     if not root.exists():
         complain(f"{root} does not exist yet; the page shows runs once there are any")
     if server.has_screen() if args.open is None else args.open:

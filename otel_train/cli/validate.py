@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain
-from otel_train.cli.arguments import add_run_dir, print_earlier_trainings
+from otel_train.cli.arguments import add_run_dir, chosen_run, print_earlier_trainings
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.exporters.run_directory import find_run
 from otel_train.files import dump_json, rank_folders, read_json, replace_text
 from otel_train.rundata.files import current_document
 from otel_train.rundata.run import read_run
@@ -86,7 +85,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
             return folder, True
         if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_folders(folder):
             raise RunDirectoryError(f"{folder}: is neither a run directory nor a folder of artifacts")
-    return find_run(args.dir, Path(args.run_dir)), False
+    return chosen_run(args.dir, args.run_dir), False
 
 
 def _say(folder: Path, faults: Sequence[Fault]) -> None:

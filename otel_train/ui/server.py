@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -224,11 +225,18 @@ def served(
         application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
         timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
     )  # fmt: skip
-    server = Server(config)
+    server = _PageServer(config)
     try:
         yield lambda: server.run(sockets=[sock])
     finally:
         server.should_exit = True
+
+
+class _PageServer(Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes connections; a page that is cut off, as where a disk does not answer, is logged as no error."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
 
 
 def address_of(sock: socket.socket) -> str:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -240,6 +241,50 @@ def test_ctrl_c_ends_a_command_whose_disk_does_not_answer() -> None:
 
     assert process.returncode == 128 + signal.SIGINT
     assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
+
+
+HUNG_PAGE = """
+import sys, threading
+from otel_train.__main__ import main
+from otel_train.rundata.live_view import RunList
+RunList.rows = lambda self: print("waits", flush=True) or threading.Event().wait()
+sys.argv = ["otel-train", "ui", sys.argv[1], "--no-open", "--port", "0"]
+sys.exit(main())
+"""
+
+
+def test_one_ctrl_c_ends_the_pages_of_runs_whose_disk_does_not_answer(run_of_two: Path) -> None:
+    """A request that is being answered is in a thread which the interpreter waits for at its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HUNG_PAGE, str(run_of_two.parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with socket.create_connection(("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))) as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert process.stdout.readline() == "waits\n"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
+
+
+@pytest.mark.parametrize("words", [["summary", "r1"], ["analyze"], ["validate"], ["compare", "r1", "r2"]])
+def test_where_no_run_is_found_it_is_said_that_the_file_with_the_setting_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """The file names the folder of the runs: without it they are looked for in another one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_TRAIN_CONFIG", "/gone/otel.yaml")
+
+    assert main(words) == main([*words, "--run-dir", "/elsewhere"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "OTEL_TRAIN_CONFIG='/gone/otel.yaml': cannot be read: No such file or directory." in first
+    assert "OTEL_TRAIN_CONFIG=" not in second
 
 
 def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
