@@ -499,12 +499,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def dump_json(value: object, indent: int | None = None) -> str:
+def dump_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:
     """Returns JSON that every parser takes: NaN and infinities become null, foreign objects their text."""
     try:
-        return json.dumps(value, indent=indent, allow_nan=False, default=str, ensure_ascii=False)
+        return json.dumps(value, indent=indent, allow_nan=False, default=str, ensure_ascii=ascii_only)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, default=str, ensure_ascii=False)
+        return json.dumps(_finite(value), indent=indent, default=str, ensure_ascii=ascii_only)
 
 
 def _finite(value: object) -> object:

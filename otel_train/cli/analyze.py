@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from otel_train.cli import print_json
 from otel_train.cli.arguments import add_run_dir, chosen, read_all, whole
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
-from otel_train.files import dump_json, problem_of
+from otel_train.files import problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
 from otel_train.trace_analysis.summary import summarize_ranks
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}
     if args.json:
         for document in documents:
-            print(dump_json(document))
+            print_json(document)
         return 0
     print(render(TextLayout.of(sys.stdout), documents[0]), end="")
     if len(documents) > 1:

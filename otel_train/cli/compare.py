@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.cli import complain
+from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import (
     add_run_dir,
     chosen_run,
@@ -22,7 +22,7 @@ from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
 from otel_train.errors import RunDirectoryError
-from otel_train.files import dump_json, rank_folders
+from otel_train.files import rank_folders
 from otel_train.rundata.files import METRICS, SUMMARY
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_metrics, read_summary
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     document = compare(*(_side(target, args) for target in (args.before, args.after)))
     slower = None if args.fail_if_slower is None else is_slower(document, args.fail_if_slower)
     if args.json:
-        print(dump_json(document))
+        print_json(document)
     else:
         page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import partial
@@ -10,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_train.cli import print_json
 from otel_train.cli.arguments import amount
 from otel_train.config.sources import resolve
 from otel_train.console.text import TextLayout
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     code = CODES[worst(findings)]
     if args.json:
         listed = [{"area": each.area, **each._asdict(), "remedy": each.remedy or None} for each in findings]
-        print(json.dumps({"schema": SCHEMA, "exit_code": code, "findings": listed}))
+        print_json({"schema": SCHEMA, "exit_code": code, "findings": listed})
     else:
         print("\n".join(lines(findings, TextLayout.of(sys.stdout))))
     return code

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.artifacts.writer import WrittenArtifacts, write
-from otel_train.cli import arguments
+from otel_train.cli import arguments, print_json
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import RunDirectoryError
-from otel_train.files import dump_json, rank_folders
+from otel_train.files import rank_folders
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def say(written: WrittenArtifacts, *, as_json: bool = False) -> None:
     """Prints what was written, what is absent and why."""
     if as_json:
         folder = str(written.folder)
-        print(dump_json({"folder": folder, "artifacts": written.files, "warnings": written.warnings}))
+        print_json({"folder": folder, "artifacts": written.files, "warnings": written.warnings})
         return
     page = TextLayout.of(sys.stdout)
     print(printable(written.folder))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from otel_train import catalog
+from otel_train.cli import print_json
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints what is published by name; or the metrics' names in Prometheus; or everything as JSON."""
     if args.json:
-        print(json.dumps(_facts(), indent=2))
+        print_json(_facts(), indent=2)
     elif args.prometheus:
         print("\n".join(metric.prometheus for metric in catalog.PUBLISHED))
     else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments
+from otel_train.cli import arguments, print_json
 from otel_train.console import text
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.profiler.storage import finding_summary
@@ -59,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if len(reports) > 1 and not args.json:
         print(render_overview(page, reports, named))
     for report in reports:
-        print(json.dumps(report) if args.json else render(page, report), end="\n" if args.json else "")
+        if args.json:
+            print_json(report)
+        else:
+            print(render(page, report), end="")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import OPS, write
 from otel_train.autoinstrument.runner import how_it_ended
-from otel_train.cli import arguments, complain
+from otel_train.cli import arguments, complain, print_json
 from otel_train.cli.arguments import amount, whole
 from otel_train.cli.export import say
 from otel_train.cli.run import launched
@@ -176,7 +175,7 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
 def _say(args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, captures: Path) -> None:
     nothing = f"nothing after {args.timeout:g} s"
     if args.json:
-        print(json.dumps({"rank": rank, **(record or {"problem": nothing})}))
+        print_json({"rank": rank, **(record or {"problem": nothing})})
     elif record is None:
         print(f"rank {rank}: {nothing}. Is it alive? See 'otel-train postmortem'")
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments
+from otel_train.cli import arguments, print_json
 from otel_train.errors import RunDirectoryError
-from otel_train.files import JsonFileCache, dump_json, replace_named
+from otel_train.files import JsonFileCache, replace_named
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.live_view import RankReader, RankView
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     home = folder.parent
     view, document = gather(home, chosen, rank=rank)
     if args.json:
-        print(dump_json(document))
+        print_json(document)
         return 0
     path = Path(args.output) if args.output else home / FILE_NAME
     try:

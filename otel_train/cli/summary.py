@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments
+from otel_train.cli import arguments, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     if args.json:
         for summary in summaries:
-            print(json.dumps(summary))
+            print_json(summary)
         return 0
     arguments.print_earlier_trainings(next(iter(folders.values())).parent)
     page = TextLayout.of(sys.stdout)

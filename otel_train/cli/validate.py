@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.cli import complain
+from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import add_run_dir, chosen_run, print_earlier_trainings
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.files import dump_json, rank_folders, read_json, replace_text
+from otel_train.files import rank_folders, read_json, replace_text
 from otel_train.rundata.files import current_document
 from otel_train.rundata.run import read_run
 from otel_train.safety import printable
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     faults = check(folder) if made else check_run(folder)
     if args.json:
         listed = [fault._asdict() for fault in faults]
-        print(dump_json({"folder": str(folder), "ok": not faults, "faults": listed}))
+        print_json({"folder": str(folder), "ok": not faults, "faults": listed})
     else:
         _say(folder, faults)
         print_earlier_trainings(folder)

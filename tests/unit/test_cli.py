@@ -675,6 +675,24 @@ def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
     assert "\\x1b[2J" in why(f"503 {evil}")
 
 
+@pytest.mark.parametrize("name", ["summary", "postmortem", "export", "report", "validate", "analyze"])
+def test_json_is_ascii_whatever_a_name_holds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal takes U+009B for the beginning of an escape sequence; standard output of a job may take ASCII alone."""
+    odd = "\x9b2Jäöü"
+    complete_run(tmp_path / odd)
+    path = tmp_path / odd / "r1" / "rank0" / "summary.json"
+    path.write_text(json.dumps(rank_summary(0, run_name=odd)))
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", printed)
+
+    assert main([name, "--json", "--run-dir", str(tmp_path / odd)]) in {0, 1}
+
+    printed.seek(0)
+    assert all(isinstance(json.loads(line), dict) for line in printed.readlines())
+
+
 @pytest.mark.parametrize(
     ("former", "present"), [("check", "validate"), ("artifacts", "export"), ("catalog", "metrics")]
 )
