@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.errors import ComparisonError
+from otel_train.console.summary import activity_shares
+from otel_train.errors import ComparisonError, RunDirectoryError
+from otel_train.rundata.files import METRICS, SUMMARY
+from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
+from otel_train.rundata.run import read_metrics, read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -243,6 +248,46 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
         facts={"rank": document["rank"], "steps": len(steps)},
         shares=shares,
     )
+
+
+def side_of_run(folder: Path, *, name: str) -> Side:
+    """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
+    summary, line = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
+    samples: dict[str, list[Sample]] = {}
+    for metric in ("train.step.duration", "train.stage.duration"):
+        for about, point in points_of(line, metric):
+            if about.get("train.phase") == "train":
+                stage, loader = f"stage {about.get('train.stage')}", about.get("train.loader")
+                key = STEP if metric == "train.step.duration" else " · ".join(filter(None, (stage, loader)))
+                samples.setdefault(key, []).append(_sample_of(point))
+    if STEP not in samples:
+        raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")
+    resource = values_of(line["resourceMetrics"][-1]["resource"])
+    return Side(
+        name=name,
+        kind="run",
+        samples={key: together(parts) for key, parts in samples.items()},
+        must_match={
+            "ranks": summary.get("world_size"),
+            "what steps are counted by": summary.get("step_source"),
+        },
+        facts={
+            **{key: resource.get(f"train.{key}.version") for key in ("torch", "cuda")},
+            "host": resource.get("host.name"),
+            "loaders": ", ".join(sorted(summary.get("batches") or {})),
+            "steps": (summary.get("steps") or {}).get("train"),
+        },
+        shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
+    )
+
+
+def _sample_of(point: Mapping[str, Any]) -> Sample:
+    """Returns the occurrences of one point of a histogram."""
+    low, high, number = buckets_of(point)
+    used = number > 0
+    buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
+    zeros = int(point.get("zeroCount", 0))
+    return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
 
 
 def _refuse(before: Side, after: Side) -> None:

@@ -184,13 +184,31 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
-    asked = rank_argument(args)
+    asked = _named_rank(args.run, args.rank)
     if asked is None:
         return found
     if asked not in found:
         ranks = ", ".join(map(str, found))
         raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
     return {asked: found[asked]}
+
+
+def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:
+    """Returns a rank of a run with its folder: the one that is named, else the first."""
+    run = chosen_run(target, args.run_dir)
+    ranks, asked = rank_folders(run), _named_rank(target, args.rank)
+    rank = min(ranks, default=0) if asked is None else asked
+    if rank not in ranks:
+        raise RunDirectoryError(f"{run}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
+    return rank, ranks[rank]
+
+
+def _named_rank(target: str | None, rank: int | None) -> int | None:
+    """Returns the rank named by ``--rank``, or by the folder of a rank given as RUN."""
+    if rank is None and target:
+        found = re.fullmatch(r"rank(\d+)", Path(target).resolve().name)
+        return int(found[1]) if found else None
+    return rank
 
 
 def print_earlier_trainings(run: Path) -> None:
@@ -200,12 +218,3 @@ def print_earlier_trainings(run: Path) -> None:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
         said = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
         complain(said + ", ".join(map(str, earlier[-_MOST_NAMED:])))
-
-
-def rank_argument(args: argparse.Namespace) -> int | None:
-    """Returns the rank named by ``--rank``, or by the folder of a rank given as RUN."""
-    rank: int | None = args.rank
-    if rank is None and args.run:
-        found = re.fullmatch(r"rank(\d+)", Path(args.run).resolve().name)
-        return int(found[1]) if found else None
-    return rank

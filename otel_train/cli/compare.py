@@ -7,74 +7,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import (
     add_run_dir,
-    chosen_run,
     is_trace,
+    one_rank,
     print_earlier_trainings,
     read_all,
     whole,
 )
-from otel_train.compare import STEP, Sample, Side, compare, is_slower, of_values, side_of_trace, together
-from otel_train.console.summary import activity_shares
+from otel_train.compare import Side, compare, is_slower, side_of_run, side_of_trace
 from otel_train.console.text import ABSENT, INDENT, TextLayout, count, duration, pad, percent, right
-from otel_train.errors import RunDirectoryError
-from otel_train.files import rank_folders
-from otel_train.rundata.files import METRICS, SUMMARY
-from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
-from otel_train.rundata.run import read_metrics, read_summary
 from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-_TRAIN = "train"
-
-
-def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
-    """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
-    line = read_metrics(folder / METRICS)
-    samples: dict[str, list[Sample]] = {}
-    for metric in ("train.step.duration", "train.stage.duration"):
-        for about, point in points_of(line, metric):
-            if about.get("train.phase") == _TRAIN:
-                what = " · ".join(
-                    filter(None, (f"stage {about.get('train.stage')}", about.get("train.loader")))
-                )
-                key = STEP if metric == "train.step.duration" else what
-                samples.setdefault(key, []).append(sample_of(point))
-    if STEP not in samples:
-        raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")
-    resource = values_of(line["resourceMetrics"][-1]["resource"])
-    return Side(
-        name=name,
-        kind="run",
-        samples={key: together(parts) for key, parts in samples.items()},
-        must_match={
-            "ranks": summary.get("world_size"),
-            "what steps are counted by": summary.get("step_source"),
-        },
-        facts={
-            **{key: resource.get(f"train.{key}.version") for key in ("torch", "cuda")},
-            "host": resource.get("host.name"),
-            "loaders": ", ".join(sorted(summary.get("batches") or {})),
-            "steps": (summary.get("steps") or {}).get(_TRAIN),
-        },
-        shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
-    )
-
-
-def sample_of(point: Mapping[str, Any]) -> Sample:
-    """Returns the occurrences of one point of a histogram."""
-    low, high, number = buckets_of(point)
-    used = number > 0
-    buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
-    zeros = int(point.get("zeroCount", 0))
-    return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
-
 
 SLOWER = 1
 DESCRIPTION = "Compare two runs or two profiler traces."
@@ -97,7 +44,7 @@ _STYLES = {"slower": "red", "faster": "green"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     add = parser.add_argument
-    add("before", metavar="A", help="trace file, run directory or run id")
+    add("before", metavar="A", help="trace file, run directory, one of its rank folders, or run id")
     add("after", metavar="B", help="the same kind as A")
     limit = "exit code 1 if steps are longer by more than P, such as 5%% or 0.05, with 95 %% confidence"
     add("--fail-if-slower", type=_share, metavar="P", help=limit)
@@ -125,13 +72,9 @@ def _side(target: str, args: argparse.Namespace) -> Side:
     if is_trace(target):
         [trace] = read_all([Path(target)])
         return side_of_trace(summarize(trace, most=50), name=target)
-    found = chosen_run(target, args.run_dir)
-    ranks = rank_folders(found)
-    print_earlier_trainings(found)
-    rank = min(ranks, default=0) if args.rank is None else args.rank
-    if rank not in ranks:
-        raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
-    return side_of_run(ranks[rank], read_summary(ranks[rank] / SUMMARY), name=target)
+    _, folder = one_rank(target, args)
+    print_earlier_trainings(folder.parent)
+    return side_of_run(folder, name=target)
 
 
 def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:

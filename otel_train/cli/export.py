@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from otel_train.artifacts.writer import WrittenArtifacts, write
 from otel_train.cli import arguments, print_json
 from otel_train.console.text import TextLayout, plural
-from otel_train.errors import RunDirectoryError
-from otel_train.files import rank_folders
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -43,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the artifacts and prints what was written."""
-    home = arguments.chosen_run(args.run, args.run_dir)
-    folder = Path(args.output_dir) if args.output_dir else None
-    say(write(home, _rank(args, home), folder), as_json=args.json)
+    rank, folder = arguments.one_rank(args.run, args)
+    home, target = folder.parent, Path(args.output_dir) if args.output_dir else None
+    say(write(home, rank, target), as_json=args.json)
     arguments.print_earlier_trainings(home)
     return 0
 
@@ -71,14 +69,3 @@ def _entry_text(entry: Mapping[str, object]) -> str:
     if isinstance(files, list):
         return plural(len(files), "capture")
     return f"{entry['bytes']:>12,} bytes"
-
-
-def _rank(args: argparse.Namespace, home: Path) -> int:
-    """Returns the selected rank, else the first."""
-    there = rank_folders(home)
-    asked = arguments.rank_argument(args)
-    rank = min(there, default=0) if asked is None else asked
-    if rank not in there:
-        ranks = ", ".join(map(str, there)) or "none"
-        raise RunDirectoryError(f"{home}: no rank {rank}. Ranks: {ranks}")
-    return rank

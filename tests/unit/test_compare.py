@@ -227,6 +227,15 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.Ca
     assert "torch: 2.9 → 2.10" in document["differences"]
 
 
+def test_the_folder_of_a_rank_is_that_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of every command that reads a run: two ranks of one run are compared so."""
+    run, other = (a_run(tmp_path / name, seconds=s) for name, s in (("a", 0.010), ("b", 0.011)))
+    (Path(other) / "rank0").rename(Path(run) / "rank1")
+
+    assert main(["compare", f"{run}/rank0", f"{run}/rank1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["ratio"] == pytest.approx(1.1)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
