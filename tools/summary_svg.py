@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from otel_train.console.summary import render_run_summary  # noqa: E402 - the checkout's own, installed or not
+from otel_train.console.text import TextLayout  # noqa: E402
 from otel_train.exporters.run_directory import find_run  # noqa: E402
 from otel_train.files import rank_folders  # noqa: E402
 
@@ -89,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = next(iter(rank_folders(find_run(args.run, Path("runs"))).values()))
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    text = render_run_summary(summary, width=COLUMNS, color=True, unicode=True)
+    text = render_run_summary(TextLayout(COLUMNS, color=True), summary)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(picture(text), encoding="utf-8")
     print(args.out)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     page = TextLayout.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))
-    print(render_run_summary(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
+    print(render_run_summary(page, summaries[0]), end="")
     return 0
 
 

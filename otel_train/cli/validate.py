@@ -117,7 +117,7 @@ def _show(args: argparse.Namespace, folder: Path, summary: Document, capture: Do
         from otel_train.console.summary import render_run_summary
         from otel_train.console.trace_summary import render
 
-        text = render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
+        text = render_run_summary(page, summary)
         none = page.safe(f"No operations: {capture.get('absent')}") + "\n"
         print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
     if args.report:

@@ -263,13 +263,12 @@ _SEVERITIES = {
 _MARGIN = 11
 
 
-def render_run_summary(summary: Summary, *, width: int = 100, color: bool, unicode: bool) -> str:
-    """Returns everything worth knowing about a run at one glance, laid out for a terminal of 80 to 120 columns.
+def render_run_summary(page: TextLayout, summary: Summary) -> str:
+    """Returns everything worth knowing about a run at one glance.
 
     Keys may be missing in the summary and values null: they show as a dash. No line is wider than the layout, addresses and
-    paths excepted. Without ``unicode`` it is ASCII alone.
+    paths excepted.
     """
-    page = TextLayout(width, color, unicode)
     sections = [
         _header(page, summary),
         _activities(page, summary),

@@ -228,9 +228,7 @@ class ExportManager:
 
     def print_summary(self, summary: Mapping[str, Any]) -> None:
         """Prints the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
-        self._show(
-            lambda page: render_run_summary(summary, width=page.width, color=page.color, unicode=page.unicode)
-        )
+        self._show(lambda page: render_run_summary(page, summary))
 
     def print_progress(self, summary: Mapping[str, Any], step: int) -> None:
         """Shows one line there."""

@@ -13,6 +13,7 @@ import torch
 from otel_train.agent.coverage import UPDATES_WITHOUT_FORWARD
 from otel_train.artifacts.validate import laws_of
 from otel_train.console.summary import render_run_summary
+from otel_train.console.text import TextLayout
 from tests.contract.goldens import files
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
     ahead,
@@ -190,7 +191,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
     broken = laws_of(summary)
-    broken += run_summary_differences(render_run_summary(summary, color=False, unicode=True), summary)
+    broken += run_summary_differences(render_run_summary(TextLayout(), summary), summary)
     broken += metric_differences(exported(tmp_path), summary)
     assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)

@@ -13,6 +13,7 @@ import pytest
 
 import otel_train
 from otel_train.console.summary import render_run_summary
+from otel_train.console.text import TextLayout
 from otel_train.errors import ConfigError
 from otel_train.rundata import alerts
 
@@ -122,5 +123,5 @@ def test_what_is_ignored_is_in_the_run_summary_and_on_the_page() -> None:
     }
     summary = {"settings_ignored": [ignored]}
 
-    assert "ignored: otlp='x': wrong" in render_run_summary(summary, width=120, color=False, unicode=True)
+    assert "ignored: otlp='x': wrong" in render_run_summary(TextLayout(120), summary)
     assert any("otlp='x': wrong" in notice.summary for notice in alerts._missing(summary))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.console.summary import render_run_summary
-from otel_train.console.text import bytes_of, duration, percent, rounded
+from otel_train.console.text import TextLayout, bytes_of, duration, percent, rounded
 from otel_train.rundata.live_view import RankView
 from otel_train.ui.pages import report_page
 
@@ -48,7 +48,7 @@ def summary_of(wall_s: float, share: float, size: float) -> dict[str, Any]:
 def test_summary_and_report_write_a_number_alike(wall_s: float, share: float, size: float) -> None:
     """0.9996 s is not 1.00 s here and 1,000 ms there."""
     summary = summary_of(wall_s, share, size)
-    terminal = render_run_summary(summary, width=120, color=False, unicode=True)
+    terminal = render_run_summary(TextLayout(120), summary)
     page = unescape(report_page(RankView.of_summary(Path("run"), summary), []))
     whole_s = sum(summary["activities"].values())
     shown = [

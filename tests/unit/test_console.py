@@ -261,23 +261,23 @@ def hostile() -> dict[str, Any]:
     )
 
 
-RUN_SUMMARIES: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
-    "run_summary_80": (full, {"width": 80, "unicode": True}),
-    "run_summary_120": (full, {"width": 120, "unicode": True}),
-    "run_summary_ascii_80": (full, {"width": 80, "unicode": False}),
-    "run_summary_empty_80": (empty, {"width": 80, "unicode": True}),
-    "run_summary_hostile_80": (hostile, {"width": 80, "unicode": True}),
-    "run_summary_hostile_ascii_120": (hostile, {"width": 120, "unicode": False}),
+RUN_SUMMARIES: dict[str, tuple[Callable[[], dict[str, Any]], TextLayout]] = {
+    "run_summary_80": (full, TextLayout(80)),
+    "run_summary_120": (full, TextLayout(120)),
+    "run_summary_ascii_80": (full, TextLayout(80, unicode=False)),
+    "run_summary_empty_80": (empty, TextLayout(80)),
+    "run_summary_hostile_80": (hostile, TextLayout(80)),
+    "run_summary_hostile_ascii_120": (hostile, TextLayout(120, unicode=False)),
 }
 
 
 @pytest.mark.parametrize("name", RUN_SUMMARIES)
 def test_the_run_summary_looks_as_it_was_approved(name: str) -> None:
     """A change of the run summary is read as a diff. Rewrite with GOLDEN=write, then look at it."""
-    make, how = RUN_SUMMARIES[name]
+    make, page = RUN_SUMMARIES[name]
     path = GOLDEN / f"{name}.txt"
 
-    text = render_run_summary(make(), color=False, **how)
+    text = render_run_summary(page, make())
 
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
@@ -287,9 +287,9 @@ def test_the_run_summary_looks_as_it_was_approved(name: str) -> None:
 @pytest.mark.parametrize("name", RUN_SUMMARIES)
 def test_colours_change_nothing_but_colours(name: str) -> None:
     """Columns that are right without colour stay right with it."""
-    make, how = RUN_SUMMARIES[name]
+    make, page = RUN_SUMMARIES[name]
 
-    plain, coloured = (render_run_summary(make(), color=color, **how) for color in (False, True))
+    plain, coloured = (render_run_summary(page._replace(color=color), make()) for color in (False, True))
 
     assert "\x1b[" in coloured
     assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == plain.splitlines()
@@ -300,19 +300,19 @@ def test_colours_change_nothing_but_colours(name: str) -> None:
 def test_no_line_is_wider_than_the_page(width: int, unicode: bool) -> None:
     """A line that the terminal wraps breaks every table below it."""
     for make in (empty, full, hostile):
-        for line in render_run_summary(make(), width=width, color=False, unicode=unicode).splitlines():
+        for line in render_run_summary(TextLayout(width, unicode=unicode), make()).splitlines():
             assert display_width(line) <= max(80, min(width, 120)) or line.startswith("  files"), line
 
 
 def test_without_unicode_nothing_but_ascii_leaves() -> None:
     """A log file in the C locale must not stop a run at its very end."""
     for make in (empty, full, hostile):
-        assert render_run_summary(make(), width=80, color=True, unicode=False).isascii()
+        assert render_run_summary(TextLayout(80, color=True, unicode=False), make()).isascii()
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
     """A loader's name is a stranger's text: it must not clear the screen or forge a line."""
-    text = render_run_summary(hostile(), width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), hostile())
 
     assert not set(text) & {"\x1b", "\r", "\t", "\u200b", "\u202e", "\udc80"}
     assert "a\\nb\\r\\tc" in text
@@ -322,7 +322,7 @@ def test_values_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
     """Zero is a measurement; a run summary that invents one sends people the wrong way."""
     row = stage("data", "code", "train", count=None)
 
-    text = render_run_summary(empty(stages=[row], wall_seconds=None), width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), empty(stages=[row], wall_seconds=None))
 
     assert re.search(r"^  data( +–){6}$", text, re.MULTILINE)  # noqa: RUF001 - the sign itself
     assert not re.search(r"(?<![\d.,])0(\.0)? (s|ms|µs|%)", text)
@@ -330,7 +330,7 @@ def test_values_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
 
 def test_a_summary_with_nothing_in_it_still_makes_a_run_summary() -> None:
     """The run summary is also printed at the end of a crash, when little is known."""
-    text = render_run_summary({}, width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), {})
 
     assert "otel_train" in text
     assert "no stage has been seen yet" in text
@@ -344,7 +344,7 @@ def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
         stage("forward", "c", "eval", count=10, each=100.0),
     ]
 
-    text = render_run_summary(empty(stages=rows), width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), empty(stages=rows))
 
     assert re.findall(r"(\d+\.\d) %  █", text) == ["30.0", "70.0", "100.0"]
 
@@ -354,7 +354,7 @@ def test_rates_are_what_was_counted_over_the_time_it_took() -> None:
     rows = [stage("data", "a", "train", count=1, each=4.0), stage("data", "a", "eval", count=1, each=1.0)]
     rates = [rate("a", "train", 5.0, 10, samples=40)]
 
-    text = render_run_summary(empty(stages=rows, rates=rates), width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), empty(stages=rows, rates=rates))
 
     assert "train · a   5.00 s · 10 batches · 2 batches/s · 8 samples/s" in text
     assert "eval · a   1.00 s\n" in text
@@ -365,9 +365,7 @@ def test_stages_say_their_model_only_where_there_are_several() -> None:
     one = [stage("forward", "a", "train", count=1, each=1.0, model="net")]
     two = [*one, stage("forward", "a", "train", count=1, each=1.0, model="critic")]
 
-    run_summaries = [
-        render_run_summary(empty(stages=rows), width=80, color=False, unicode=True) for rows in (one, two)
-    ]
+    run_summaries = [render_run_summary(TextLayout(80), empty(stages=rows)) for rows in (one, two)]
 
     assert "net" not in run_summaries[0]
     assert "forward net" in run_summaries[1]
@@ -378,7 +376,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
     """Two hundred loaders must not scroll the finding off the screen, nor vanish silently."""
     rows = [stage("data", f"loader{number}", "train", count=1, each=1.0) for number in range(200)]
 
-    text = render_run_summary(empty(stages=rows, findings=[finding()]), width=80, color=False, unicode=True)
+    text = render_run_summary(TextLayout(80), empty(stages=rows, findings=[finding()]))
 
     assert len(text.splitlines()) < 60
     assert "and 192 more in summary.json" in text
@@ -387,9 +385,7 @@ def test_what_does_not_fit_one_look_is_counted() -> None:
 @pytest.mark.parametrize("severity", ["ok", "info", "warning", "critical"])
 def test_a_finding_says_summary_cost_evidence_and_advice(severity: str) -> None:
     """The four things one needs to act, in that order."""
-    text = render_run_summary(
-        full(findings=[finding(severity=severity)]), width=120, color=False, unicode=True
-    )
+    text = render_run_summary(TextLayout(120), full(findings=[finding(severity=severity)]))
 
     places = [
         text.index(part)
@@ -403,7 +399,7 @@ def test_a_finding_says_summary_cost_evidence_and_advice(severity: str) -> None:
 )
 def test_a_share_says_of_what_it_is_a_share(phase: str, of: str) -> None:
     """Half of the run in evaluation is not half of the training time."""
-    text = render_run_summary(full(findings=[finding(phase=phase)]), width=120, color=False, unicode=True)
+    text = render_run_summary(TextLayout(120), full(findings=[finding(phase=phase)]))
 
     assert f"21.7 s, 39.0 % of {of}\n" in text
 
@@ -412,7 +408,7 @@ def test_time_outside_every_batch_has_a_place_on_the_strip() -> None:
     """Saving and sleeping between epochs must not look like a stage of training."""
     activities = {"productive": 50.0, "outside": 50.0}
     for unicode, glyph in ((True, "□"), (False, "_")):
-        text = render_run_summary(full(activities=activities), width=80, color=False, unicode=unicode)
+        text = render_run_summary(TextLayout(80, unicode=unicode), full(activities=activities))
 
         assert f"{glyph} outside" in text
 
@@ -421,7 +417,7 @@ def test_an_address_is_never_cut() -> None:
     """It is there to be pasted."""
     url = "http://127.0.0.1:9464/" + "m" * 200
 
-    assert url in render_run_summary(full(metrics_url=url), width=80, color=False, unicode=True)
+    assert url in render_run_summary(TextLayout(80), full(metrics_url=url))
 
 
 @pytest.mark.parametrize("make", [empty, full])
@@ -552,13 +548,13 @@ def test_a_loader_that_reads_on_the_training_thread_and_is_well_needs_no_line() 
     """Its stage table says everything."""
     summary = empty(loaders=[loader(workers=0, build=None)])
 
-    assert inside(render_run_summary(summary, width=100, color=False, unicode=True)) == []
+    assert inside(render_run_summary(TextLayout(100), summary)) == []
 
 
 def test_a_worker_that_was_killed_is_in_the_run_summary() -> None:
     """The first thing to know when a loop has stopped with an error about pids."""
     summary = empty(loaders=[loader(workers=2, build=None, start=None, worker_exits={"SIGKILL": 1})])
-    [well, died] = inside(render_run_summary(summary, width=100, color=False, unicode=True))
+    [well, died] = inside(render_run_summary(TextLayout(100), summary))
 
     assert well == "code  2 workers · 2.40 MB per batch"
     assert died == "worker died: SIGKILL"
@@ -568,7 +564,4 @@ def test_very_many_loaders_do_not_fill_the_run_summary() -> None:
     """A sweep over folds."""
     summary = empty(loaders=[loader(f"fold{n}") for n in range(9)])
 
-    assert (
-        inside(render_run_summary(summary, width=120, color=False, unicode=True))[-1]
-        == "and 3 more in summary.json"
-    )
+    assert inside(render_run_summary(TextLayout(120), summary))[-1] == "and 3 more in summary.json"

@@ -18,6 +18,7 @@ from otel_train.config import Config
 from otel_train.config.sources import project_file, resolve
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.console.summary import render_run_summary
+from otel_train.console.text import TextLayout
 from otel_train.doctor import environment
 from otel_train.errors import ConfigError
 
@@ -394,7 +395,7 @@ def test_the_run_summary_names_files_that_settings_come_from() -> None:
         }
     }
 
-    run_summary = render_run_summary(summary, width=80, color=False, unicode=True)
+    run_summary = render_run_summary(TextLayout(80), summary)
 
     assert "settings   run_dir from /a/pyproject.toml\n" in run_summary
     assert "wandb from /b\n" in run_summary
