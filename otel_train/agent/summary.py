@@ -15,6 +15,7 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
+from otel_train.console.text import plural
 from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
 from otel_train.recording.events import SourceKind
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.bottleneck.dataloader import LoaderFacts
     from otel_train.datamodel import Finding, Pace
+    from otel_train.distributed.hang import HangSuspect
 
 LEAST_S = 1e-6
 """Below this a difference of sums is rounding."""
@@ -121,6 +123,21 @@ def with_straggler(found: list[dict[str, Any]], slow: Finding) -> list[dict[str,
     """
     place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in found)
     return [*found[:place], asdict(slow), *found[place:]]
+
+
+def with_suspects(found: list[dict[str, Any]], held_up: Sequence[HangSuspect]) -> list[dict[str, Any]]:
+    """Names in the finding ``stalled`` the first of the ranks that held the others up the longest."""
+    if not held_up:
+        return found
+    first, *others = held_up
+    more = f" and {plural(len(others), 'more rank')}" if others else ""
+    loader = f" of loader `{first.loader}`" if first.loader else ""
+    who = f"Rank {first.rank} on {first.host}{more} held the others up the longest"
+    where = f"in stage `{first.stage}`{loader} of step {first.step}"
+    return [
+        {**one, "summary": f"{one['summary']} {who}, {where}."} if one["name"] == "stalled" else one
+        for one in found
+    ]
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:
@@ -242,6 +259,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
     )  # fmt: skip
     if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
         edges["findings"] = with_straggler(edges["findings"], slow)
+    edges["findings"] = with_suspects(edges["findings"], service.ranks.longest_stall)
     return {
         "schema": SUMMARY_SCHEMA,
         "run_id": info.run_id,

@@ -23,7 +23,7 @@ _USUAL = 2.0
 CLOSE = 1e-6
 """Share by which a number may miss its rule: sums in another order."""
 
-RUN_ACTIVITIES = ("outside", "eval", "compile", "checkpoint")
+RUN_ACTIVITIES = ("outside", "eval", "compile", "checkpoint", "stalled")
 """Activities that a finding may be about; their shares are of the wall time."""
 
 

@@ -111,6 +111,11 @@ class RankCoordinator:
         """Returns the finding about a slow rank, on rank 0 only; ``train_s`` is the training time it refers to."""
         return self._monitor.finding(train_s) if self._monitor and self._rank == 0 else None
 
+    @property
+    def longest_stall(self) -> list[HangSuspect]:
+        """The ranks that the others have waited for the longest, on ranks that read every report."""
+        return self._monitor.longest_stall if self._monitor else []
+
     def summary(self) -> dict[str, Any] | None:
         """Returns the ``ranks`` part of ``summary.json``, on ranks that read every report."""
         return self._monitor.summary() if self._monitor else None
@@ -213,6 +218,10 @@ class RankMonitor:
         every_s: seconds between two reports of a rank.
         stall_after_s: seconds without a report that count as a hang.
         speaks: this rank publishes the counts of all ranks.
+
+    Attributes:
+        suspects: ranks that hold the run up now.
+        longest_stall: those that have held it up the longest, as of the end of that.
     """
 
     def __init__(
@@ -220,6 +229,7 @@ class RankMonitor:
     ) -> None:
         self.refused = 0
         self.suspects: list[HangSuspect] = []
+        self.longest_stall: list[HangSuspect] = []
         self._world_size = world_size
         self._every_s = every_s
         # In large jobs reports come less often.
@@ -256,6 +266,7 @@ class RankMonitor:
         }
         self._excess = _with_vanished(self._excess, excess, MOST_SHOWN)
         self.suspects = self._suspects(heard, silent)
+        self.longest_stall = max(self.suspects, self.longest_stall, key=_quiet_s)
         stuck = {
             (str(one.rank), one.host, _stage_label(one.stage)): one.quiet_s
             for one in self.suspects[:MOST_STUCK]
@@ -329,7 +340,8 @@ class RankMonitor:
                 for stage, spread in self._stragglers.spread.items()
             },
             "straggler": slow._asdict() if slow else None,
-            "suspects": [suspect._asdict() for suspect in self.suspects]
+            "suspects": [suspect._asdict() for suspect in self.suspects],
+            "longest_stall": [suspect._asdict() for suspect in self.longest_stall]
         }  # fmt: skip
 
     def patience_s(self, rank: int) -> float:
@@ -368,6 +380,10 @@ class RankMonitor:
     def _silent_s(self, after_s: float) -> dict[int, float]:
         ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
         return {rank: age for rank, age in ages.items() if age > after_s}
+
+
+def _quiet_s(suspects: list[HangSuspect]) -> float:
+    return max((suspect.quiet_s for suspect in suspects), default=0.0)
 
 
 def _with_vanished(before: _ByRank, now: _ByRank, most: int) -> _ByRank:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.summary import summary_values
+from otel_train.agent.summary import summary_values, with_suspects
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import SUMMARY_SCHEMA
+from otel_train.distributed.hang import HangSuspect
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 from tests.support.runs import run_state
@@ -206,3 +207,28 @@ def test_a_stage_of_the_program_that_is_called_other_adds_nothing_to_what_is_in_
 
     assert other["self_seconds"] == pytest.approx(27e-9)
     assert {other[name] for name in ("count", "min", "avg", "p50", "max")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "loader", "said"),
+    [
+        ([3], "train", "Rank 3 on a held the others up the longest, in stage `data` of loader `train` of step 7."),
+        ([4], "", "Rank 4 on a held the others up the longest, in stage `data` of step 7."),
+        ([4, 5, 6], "", "Rank 4 on a and 2 more ranks held the others up the longest, in stage `data` of step 7."),
+    ],
+)  # fmt: skip
+def test_the_finding_of_a_run_that_stood_still_names_the_rank_that_it_waited_for(
+    ranks: list[int], loader: str, said: str
+) -> None:
+    """What else the run found stays as it is."""
+    held_up = [HangSuspect(rank, "a", 7, "data", loader, 300.0, silent=False) for rank in ranks]
+    found = [
+        {"name": "input_bound", "summary": "It waits."},
+        {"name": "stalled", "summary": "It stood still."},
+    ]
+
+    assert with_suspects(found, held_up) == [
+        found[0],
+        {"name": "stalled", "summary": f"It stood still. {said}"},
+    ]
+    assert with_suspects(found, []) == found

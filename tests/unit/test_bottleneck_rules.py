@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from otel_train.aggregation.counters import StageTotals
 from otel_train.aggregation.series_names import Key
+from otel_train.artifacts.finding_evidence import RULES as EVIDENCE
 from otel_train.bottleneck.dataloader import LoaderThroughput
 from otel_train.bottleneck.rules import (
     CRITICAL_SHARE,
@@ -469,3 +470,11 @@ def test_every_finding_has_a_rule_that_the_page_shows() -> None:
         rule.name for rule in rules
     }
     assert all(rule.when and rule.evidence and rule.fix for rule in rules)
+
+
+def test_validate_knows_what_each_number_of_a_finding_follows_from() -> None:
+    """It would take a run that has such a finding for a damaged one. Names of loaders and stages are in ``<>``."""
+    rules = [*LEADING_RULES, *LIMIT_RULES, *SIDE_RULES]
+    names = {name for rule in rules for name in rule.evidence if "<" not in name and " " not in name}
+
+    assert names <= EVIDENCE.keys()

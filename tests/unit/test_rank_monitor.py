@@ -145,8 +145,15 @@ def test_a_hang_is_reported_once() -> None:
     assert [s["rank"] for s in (seen.monitor.summary() or {})["suspects"]] == [1]
 
     seen.take(310.0, report(0, sequence=3), report(1, sequence=3))
-    again = seen.take(900.0, report(0, sequence=4, **still), stuck._replace(sequence=4))
+    assert _longest(seen) == [(1, "data", 300.0)]
+    again = seen.take(900.0, report(0, sequence=4, **still), stuck._replace(sequence=4, quiet_s=200.0))
     assert [s.rank for s in again] == [1]
+    assert _longest(seen) == [(1, "data", 300.0)]
+
+
+def _longest(seen: Seen) -> list[tuple[int, str, float]]:
+    held_up = (seen.monitor.summary() or {})["longest_stall"]
+    return [(suspect["rank"], suspect["stage"], suspect["quiet_s"]) for suspect in held_up]
 
 
 def test_as_many_series_for_many_ranks_as_for_few() -> None:
