@@ -27,7 +27,7 @@ from otel_train.files import (
     replace_text,
     replacing,
 )
-from otel_train.profiler.storage import METADATA_SUFFIX
+from otel_train.profiler.storage import metadata_path
 from otel_train.rundata.files import mapping
 from otel_train.rundata.metrics_history import all_points, values_of
 from otel_train.rundata.run import RunReader, read_run
@@ -384,8 +384,7 @@ def _captures(left: RunReader, written: WrittenArtifacts) -> None:
     folder = written.folder / CAPTURES
     make_folder(folder)
     for path in left.captures:
-        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + METADATA_SUFFIX)
-        for one in (path, beside):
+        for one in (path, metadata_path(path)):
             if not problem_of(one):
                 with open_given(one) as source, replacing(folder / one.name) as copy:
                     shutil.copyfileobj(source, copy)

@@ -14,9 +14,7 @@ from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
 from otel_train.rundata.run import read_summary
 from otel_train.safety import printable
-from otel_train.trace_analysis.hot_spots import flame
-from otel_train.trace_analysis.summary import summarize
-from otel_train.trace_analysis.timeline import TraceTimeline
+from otel_train.ui.captures import analysis_of
 from otel_train.ui.pages import report_page
 
 if TYPE_CHECKING:
@@ -36,10 +34,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         "series": view.series or series_of([]),
         "histograms": view.histograms,
         "records": view.records,
-        "captures": [
-            {"name": trace.path.name, "analysis": summarize(trace), "flame": flame(TraceTimeline(trace))}
-            for trace in traces
-        ],
+        "captures": [{"name": trace.path.name, **analysis_of(trace)} for trace in traces],
     }
 
 

@@ -47,7 +47,7 @@ _MOST = {"top_cpu_ops": MOST_TOP, "top_cuda_ops": MOST_TOP, "memory_peaks": TOP,
 
 def metadata_path(path: Path) -> Path:
     """Returns the path of a trace's metadata."""
-    return path.with_name(path.name.removesuffix(SUFFIX) + METADATA_SUFFIX)
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + METADATA_SUFFIX)
 
 
 def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
@@ -84,18 +84,17 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> None:
 
 
 OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
-_TRACES = (".json", ".json.gz")
+
+
+def is_trace(name: str) -> bool:
+    """Returns whether a file in a folder of captures is a trace, by its name."""
+    return name.endswith((".json", SUFFIX)) and not name.endswith(METADATA_SUFFIX)
 
 
 def captures_of(run: Path) -> list[Path]:
     """Returns the captures of a run, oldest first."""
     folders = [folder / CAPTURES_FOLDER for folder in (run, *rank_folders(run).values())]
-    found = [
-        folder / name
-        for folder in folders
-        for name in names_in(folder)
-        if name.endswith(_TRACES) and not name.endswith(METADATA_SUFFIX)
-    ]
+    found = [folder / name for folder in folders for name in filter(is_trace, names_in(folder))]
     return sorted(found, key=lambda path: (changed_ns(path), path.name))
 
 

@@ -8,10 +8,12 @@ from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.writer import without_secrets
+from otel_train.artifacts.writer import FOLDER, SUMMARY, without_secrets
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
+from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import is_folder, read_json
+from otel_train.profiler.storage import is_trace
 from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
 from otel_train.ui.charts import lines
 from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
     from otel_train.files import Mark
     from otel_train.rundata.files import File
     from otel_train.rundata.live_view import RankView
+    from otel_train.trace_analysis.events import Trace
 
-ACCOUNT = "artifacts/profiler_summary.json"
-RECORD = ".record.json"
-_TRACES = (".json", ".json.gz")
 _MOST_TRACE_BYTES = 32 << 20
 """A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
 
@@ -44,11 +44,16 @@ def analyzed(file: File) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def _analyzed(path: Path, _: Mark) -> dict[str, Any]:
     from otel_train.trace_analysis.events import read
+
+    return analysis_of(read(path))
+
+
+def analysis_of(trace: Trace) -> dict[str, Any]:
+    """Returns what ``capture_analysis`` shows of a trace, by argument."""
     from otel_train.trace_analysis.hot_spots import flame
     from otel_train.trace_analysis.summary import summarize
     from otel_train.trace_analysis.timeline import TraceTimeline
 
-    trace = read(path)
     return {"analysis": summarize(trace), "flame": flame(TraceTimeline(trace))}
 
 
@@ -69,8 +74,8 @@ def artifacts(view: RankView, chosen: str | None) -> str:
 
 
 def _traces(files: Sequence[File]) -> dict[str, File]:
-    names = {file.name: file for file in files if file.name.startswith("captures/")}
-    return {name: names[name] for name in names if name.endswith(_TRACES) and not name.endswith(RECORD)}
+    captures = (file for file in files if file.name.startswith(f"{CAPTURES_FOLDER}/"))
+    return {file.name: file for file in captures if is_trace(file.name)}
 
 
 def _capture(file: File) -> str:
@@ -78,7 +83,7 @@ def _capture(file: File) -> str:
         found = analyzed(file)
     except (TraceError, OSError) as error:
         return f'<p class="dim">It cannot be analyzed: {escape(str(error))}</p>'
-    return f"<p><code>{escape(file.name)}</code></p>" + capture_analysis(found["analysis"], found["flame"])
+    return f"<p><code>{escape(file.name)}</code></p>" + capture_analysis(**found)
 
 
 def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, Any]]) -> str:
@@ -176,10 +181,10 @@ def _artifact_list(view: RankView) -> str:
     """Returns the list of artifacts from ``profiler_summary.json``."""
     command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
-    if not is_folder(view.run / "artifacts"):
+    if not is_folder(view.run / FOLDER):
         return absent
     try:
-        entries = read_json(view.run / ACCOUNT).get("artifacts") or {}
+        entries = read_json(view.run / FOLDER / SUMMARY).get("artifacts") or {}
     except RunDirectoryError:
         return absent
     rows = [[f"<code>{escape(name[:200])}</code>", _artifact_entry(row)] for name, row in entries.items()]
