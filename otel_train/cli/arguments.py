@@ -102,7 +102,7 @@ def add_arguments(
     documents: str = "print JSON: one object per rank and line",
 ) -> None:
     """Adds the arguments of every command that reads a run, with the help of two of them."""
-    which = "a run directory, one of its rank folders, or a run id (default: newest)"
+    which = "a run directory, one of its rank folders, or a run id (default: the newest run)"
     parser.add_argument("run", nargs="?", metavar="RUN", help=which)
     parser.add_argument("--rank", type=whole(0), metavar="N", help=rank)
     parser.add_argument("--json", action="store_true", help=documents)

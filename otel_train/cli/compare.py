@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("after", metavar="B", help="the same kind as A")
     limit = "exit code 1 if steps are longer by more than P, such as 5%% or 0.05, with 95 %% confidence"
     add("--fail-if-slower", type=_share, metavar="P", help=limit)
-    add("--rank", type=whole(0), metavar="N", help="with two runs: the rank to compare (default: the first)")
+    add("--rank", type=whole(0), metavar="N", help="with two runs: the rank to compare (default: the lowest)")
     add("--json", action="store_true", help="print one JSON object")
     add_run_dir(parser)
 

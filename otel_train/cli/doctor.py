@@ -42,10 +42,10 @@ Exit codes: 0 no faults, 1 warnings, 2 problems.
 CODES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 MARKS = {OK: ("✓", "green"), NOTE: ("·", "dim"), WARNING: ("▲", "yellow"), PROBLEM: ("✖", "red")}
 SAYS = {
-    OK: "Nothing is wrong.",
-    NOTE: "Nothing is wrong.",
-    WARNING: "Something may hurt: see ▲.",
-    PROBLEM: "Something is wrong: see ✖.",
+    OK: "No problems were found.",
+    NOTE: "No problems were found.",
+    WARNING: "There are warnings: see ▲.",
+    PROBLEM: "There are problems: see ✖.",
 }
 INDENT = 4
 LONGEST_WAIT_S = 600.0
@@ -107,7 +107,7 @@ def run_all_checks(
     if wait_s <= 0:
         return found
     if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
-        what = "nothing is sent: the endpoint does not take an empty request, as said above"
+        what = "nothing is sent: the endpoint does not accept an empty request (see above)"
         return [*found, CheckResult(NOTE, what, area=end_to_end.AREA)]
     send = partial(
         end_to_end.check_end_to_end, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s

@@ -11,7 +11,6 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -126,8 +125,8 @@ def unexpected(error: Exception) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return (
-        f"{type(error).__name__}: {error}{where}: this command did not expect that. A file that it reads may be damaged "
-        f"('otel-train validate' looks); {DEBUG_VARIABLE}=1 shows where it happened"
+        f"unexpected {type(error).__name__}{where}: {error}. A file that this command reads may be damaged "
+        f"('otel-train validate' checks them); {DEBUG_VARIABLE}=1 shows the traceback"
     )
 
 
@@ -188,8 +187,7 @@ def _end_at_once() -> NoReturn:
 def parser_of(asked: str) -> tuple[argparse.ArgumentParser, Any]:  # Any: the module of the command
     """Returns the parser, and the module of the selected command; only its arguments are defined."""
     raw = argparse.RawDescriptionHelpFormatter
-    form = partial(raw, max_help_position=16)
-    parser = _Parser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=form)
+    parser = _Parser("otel-train", None, DESCRIPTION, EPILOG, formatter_class=raw)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     command: Any = None

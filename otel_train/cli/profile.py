@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stacks", action="store_true", help="record call stacks")
     add("--memory", action="store_true", help="record memory allocations")
     add("--flops", action="store_true", help="record floating-point operations")
-    add("--pin", action="store_true", help="never remove this capture automatically")
+    add("--pin", action="store_true", help="keep this capture: the limits on captures do not remove it")
     reason = "reason, stored in the metadata of the capture"
     add("--reason", default="otel-train profile", metavar="TEXT", help=reason)
     add("--output-dir", metavar="DIR", help="also write the artifacts of the run to this folder")
@@ -107,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         leave_request(first, request)
     except OSError as error:
-        raise RunDirectoryError(f"the request cannot be left there: {error}") from error
+        raise RunDirectoryError(f"{first}: the request cannot be written: {error}") from error
     if not args.json:
         same = ", the same ones on each" if len(folders) > 1 else ""
-        said = f"asked rank {', '.join(map(str, folders))} for {args.steps} steps{same}; waiting"
+        said = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
         complain(said)
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
@@ -148,7 +148,9 @@ def _refuse_ended(folders: Mapping[int, Path]) -> None:
         about = documents.get_or_empty(folder.parent / ABOUT, [])
         state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
         if not state.live:
-            ended = "is gone, without an end" if state.word == "gone" else f"has ended ({state.word})"
+            ended = (
+                "is gone; its end was not recorded" if state.word == "gone" else f"has ended ({state.word})"
+            )
             raise RunDirectoryError(f"{folder.parent}: rank {rank} {ended}. Give a run that is training")
 
 
@@ -173,11 +175,11 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
 
 
 def _say(args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, captures: Path) -> None:
-    nothing = f"nothing after {args.timeout:g} s"
+    nothing = f"no capture after {args.timeout:g} s"
     if args.json:
         print_json({"rank": rank, **(record or {"problem": nothing})})
     elif record is None:
-        print(f"rank {rank}: {nothing}. Is it alive? See 'otel-train postmortem'")
+        print(f"rank {rank}: {nothing}. 'otel-train postmortem' shows whether it hangs")
     else:
         said = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
         if record["file"]:
@@ -205,7 +207,7 @@ def run_program(args: argparse.Namespace) -> int:
     settings = _settings(args)
     config = resolve(environ={**os.environ, **settings}).config
     if config.disabled:
-        raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Take it away")
+        raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Unset it")
     run_id = settings[variable_of("run_id")] = detect(config, os.environ).run_id
     demo = ["demo", "--epochs", "1", "--steps-per-epoch", str(args.steps + DEMO_STEPS_BESIDE)]
     program = args.program or ["-m", "otel_train", *demo]
@@ -215,8 +217,8 @@ def run_program(args: argparse.Namespace) -> int:
         code = launched(program, settings)
     home = Path(config.run_dir) / folder_name(run_id)
     if not home.is_dir():
-        why = "Did it train, and with no run_id or run_dir of its own?"
-        raise RunDirectoryError(f"{home}: the program has left no run there. {why}")
+        why = "It did not train, or it sets run_id or run_dir itself"
+        raise RunDirectoryError(f"{home}: the program made no run directory there. {why}")
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     say(written, as_json=args.json)
     if code:

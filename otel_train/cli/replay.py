@@ -116,7 +116,7 @@ def verify(run_directory: Path, url: str, *, wait_s: float) -> int:
     request is stored as a whole or, where it is too old, not at all.
     """
     if not url:
-        raise ConfigError("No store is named. Give --prometheus http://127.0.0.1:9090")
+        raise ConfigError("No Prometheus is named. Give --prometheus http://127.0.0.1:9090")
     ranks = [found for rank in rank_folders(run_directory).values() for found in _exports(rank)]
     began_s = time.monotonic()
     while True:

@@ -112,7 +112,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     try:
         environ = runner.environment(os.environ, settings, folder)
         if (flag := runner.unreachable()) and line[0] == sys.executable:
-            complain(f"python {flag} keeps us out; the program runs without instrumentation")
+            complain(f"python {flag} prevents instrumentation; the program runs without it. Leave {flag} out")
         try:
             code = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:

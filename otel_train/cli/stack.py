@@ -40,7 +40,7 @@ Then, in another terminal:
 With --secure, trainers need a certificate and a token, which are made at the first start. All ports listen on
 loopback. 'down' keeps the data; 'down --data' removes it.
 """
-EPILOG = "exit codes: 0 success, 1 status: a part is not ready, 2 error"
+EPILOG = "Exit codes: 0 success, 1 status: a part is not ready, 2 error"
 PARTLY = 1
 LINES = 200
 
@@ -72,15 +72,15 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     add = up.add_argument
     add("--local", action="store_true", help="as plain processes instead of containers")
     add("--detach", action="store_true", help="with --local: run in the background")
-    traces = "trace store (default: from .env; with --local: jaeger)"
+    traces = "trace store (default: the variable TRACES, else tempo; with --local: jaeger)"
     add("--traces", choices=["tempo", "jaeger"], help=traces)
-    add("--demo", action="store_true", help="also train a small model (containers)")
-    add("--gpu", action="store_true", help="also run NVIDIA's DCGM exporter (containers)")
+    add("--demo", action="store_true", help="in containers: also train a small model")
+    add("--gpu", action="store_true", help="in containers: also run NVIDIA's DCGM exporter")
     add("--secure", action="store_true", help="accept OTLP only over TLS and with a token")
     add("--webhook", default="", metavar="URL", help="URL to which Alertmanager sends alerts")
     scrape, port = (
         "with --local: also scrape this /metrics address; may be repeated",
-        "with --local: another port, such as otlp_http=14318",
+        "with --local: another port for a service, such as otlp_http=14318; may be repeated",
     )
     add("--scrape", action="append", default=[], metavar="HOST:PORT", help=scrape)
     add("--port", action="append", default=[], metavar="NAME=N", help=port)
@@ -122,9 +122,7 @@ def _up_local(args: argparse.Namespace) -> int:
         _say("Ctrl-C stops it.")
         if ended := stack.watch():
             log = log_file(args.state, ended)
-            raise StackError(
-                f"{ended} ended by itself, so the rest was stopped too. Its last words are in {log}"
-            )
+            raise StackError(f"{ended} ended unexpectedly, so the rest was stopped too. Its log is {log}")
     except KeyboardInterrupt:
         _say("\nStopping.")
     finally:
@@ -159,7 +157,7 @@ def _up_compose(args: argparse.Namespace) -> int:
         overrides["ALERTMANAGER_CONFIG"] = str(config.resolve())
     compose = Compose(overrides, secure=args.state if args.secure else None)
     compose.up([profile for profile in PROFILES if getattr(args, profile)])
-    _say("Waiting until it is well.")
+    _say("Waiting until all parts are ready.")
     configuration.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)
     _show(compose.addresses())
     return 0

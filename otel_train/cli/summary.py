@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-DESCRIPTION = "Print the run summary: a table of all ranks, then the first rank."
+DESCRIPTION = "Print the run summary: a table of all ranks, then the summary of the lowest rank."
 EPILOG = """\
 A live run rewrites its summary.json every 30 s, so its summary can be printed, too. After a crash the last one is
 printed. docs/reference/summary.md explains each value.

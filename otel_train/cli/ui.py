@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     host = f"address to listen on (default: {HOST}, reachable from this machine only)"
     add("--host", default=HOST, metavar="H", help=host)
-    browser = "open the browser (default: if there is a display)"
+    browser = "open the browser (default: if there is a display, and not over SSH)"
     add("--open", action=argparse.BooleanOptionalAction, help=browser)
 
 

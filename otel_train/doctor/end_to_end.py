@@ -188,12 +188,12 @@ def _silent(place: str, url: str, answer: checks.HttpResult, *, named: bool) -> 
     if named:
         what = f"{place}: {url} does not answer ({said})"
         return CheckResult(PROBLEM, what, f"start it, or correct {option}")
-    what = f"{place}: nothing well at {url} ({said}), so arrival there was not looked at"
-    return CheckResult(NOTE, what, f"say where it is: {option} URL")
+    what = f"{place}: nothing is ready at {url} ({said}), so arrival there was not checked"
+    return CheckResult(NOTE, what, f"name its address: {option} URL")
 
 
 def _of_itself(place: str, url: str) -> Iterator[CheckResult]:
-    yield CheckResult(OK, f"{place} is well ({url})")
+    yield CheckResult(OK, f"{place} is ready ({url})")
     if place != PROMETHEUS:
         return
     asked_s = time.time()

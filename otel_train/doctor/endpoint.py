@@ -178,7 +178,7 @@ def _no_http(target: Target, proxy: _Proxy | None, error: Exception, *, began: b
     host, port = _place_of(target)
     if proxy is not None and not target.tls:
         remedy = f"correct {proxy.variable}, or set NO_PROXY={host}"
-        return _ConnectionProblem("gives no answer of HTTP", remedy, proxy.name)
+        return _ConnectionProblem("does not answer over HTTP", remedy, proxy.name)
     if target.tls and (alert := _alert(target, proxy)) is not None:
         return alert
     kind = "" if target.tls or proxy is not None else _speaks(host, port)
@@ -275,7 +275,7 @@ def _clock(target: Target, date: str, between_s: float) -> Iterator[CheckResult]
     try:
         theirs_s = parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
-        yield CheckResult(NOTE, f"{target.address} does not tell its time")
+        yield CheckResult(NOTE, f"{target.address} sends no Date, so its clock is not known")
         return
     # A Date has whole seconds, cut off; half of one is the best guess.
     yield skew(theirs_s + 0.5 - between_s, target.address)
@@ -398,9 +398,9 @@ def _denied(proxy: _Proxy, status: int, there: str, around: str) -> _ConnectionP
     if status == http.client.PROXY_AUTHENTICATION_REQUIRED:
         remedy = f"write user:password@ into {proxy.variable}, or {around}"
         return _ConnectionProblem("asks for a login (407)", remedy, proxy.name)
-    said = f"answers {status}" if status else "gives no answer of HTTP"
+    said = f"answers {status}" if status else "does not answer over HTTP"
     remedy = f"have {there} allowed there, or {around}"
-    return _ConnectionProblem(f"denies the way to {there} ({said})", remedy, proxy.name)
+    return _ConnectionProblem(f"refuses to connect to {there} ({said})", remedy, proxy.name)
 
 
 def _reason(error: Exception) -> str:
@@ -440,7 +440,7 @@ def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
     except ssl.SSLError as error:
         if any(word in str(error) for word in _NO_CERTIFICATE):
             remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
-            return _ConnectionProblem("wants to see a certificate of the client", remedy)
+            return _ConnectionProblem("requires a certificate of the client", remedy)
         return _ConnectionProblem(f"ends the connection over TLS ({_reason(error)})", _LOG)
     except (_ConnectionProblem, OSError):
         pass

@@ -234,7 +234,7 @@ def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
             point.load()
         except (ImportError, AttributeError) as error:
             remedy = "correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off"
-            yield CheckResult(WARNING, f"{what} cannot be had: {error}", remedy)
+            yield CheckResult(WARNING, f"{what} cannot be loaded: {error}", remedy)
         else:
             yield CheckResult(OK, what)
 
@@ -316,7 +316,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
     """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here."""
     resolved = without_unusable(resolve(environ=environ, folder=folder))
     for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
-        remedy = "correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals"
+        remedy = "correct or remove it: a variable is OTEL_TRAIN_ and the name of the setting in capitals"
         yield CheckResult(PROBLEM, str(wrong), remedy)
     yield from _switched_off(resolved, environ)
     for name, (value, origin) in {**_given_settings(resolved), **_standard(environ)}.items():
@@ -348,7 +348,7 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
         yield CheckResult(WARNING, "OTEL_SDK_DISABLED=true switches OTLP off", "unset OTEL_SDK_DISABLED")
     if config.otlp == "off" and otlp_configured(environ):
         name, where = _name_at_origin("otlp", resolved)
-        what = f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there"
+        what = f"an OTLP endpoint is set, and {name}=off: nothing is sent there"
         yield CheckResult(WARNING, what, f"unset {name}{where}")
 
 

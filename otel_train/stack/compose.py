@@ -117,6 +117,6 @@ def _command(environ: Mapping[str, str]) -> list[str]:
     if single := shutil.which("docker-compose", path=path):
         return [single]
     raise StackError(
-        "Docker Compose is not here: neither `docker compose` nor docker-compose works. Install Docker with its "
+        "Docker Compose was not found: neither `docker compose` nor docker-compose works. Install Docker with its "
         "compose plugin, or run the stack as plain processes: otel-train stack up --local"
     )

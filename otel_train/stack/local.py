@@ -70,7 +70,9 @@ class LocalStack:
             )
         absent = self.missing()
         if len(absent) == len(ORDER):
-            raise StackError(f"there is nothing to start. {absent[ORDER[0]]}")
+            raise StackError(
+                f"no program of the stack was found, so there is nothing to start. {absent[ORDER[0]]}"
+            )
         self.ports.check_free()
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         render(self.state, self.ports, webhook=webhook, scrape=scrape)

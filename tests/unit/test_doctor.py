@@ -157,7 +157,10 @@ def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
 
     assert [(finding.state, finding.what) for finding in found] == [
         (OK, "exporter good (otel_train.testing:Kept)"),
-        (WARNING, "exporter bad (otel_train.nowhere:X) cannot be had: No module named 'otel_train.nowhere'"),
+        (
+            WARNING,
+            "exporter bad (otel_train.nowhere:X) cannot be loaded: No module named 'otel_train.nowhere'",
+        ),
     ]
     assert "OTEL_TRAIN_EXPORTERS=off" in found[1].remedy
 
@@ -195,7 +198,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         (
             {"OTEL_TRAIN_OTLP": "off", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
             WARNING,
-            "keeps anything from being sent",
+            "nothing is sent there",
         ),
     ],
 )
@@ -456,7 +459,7 @@ def test_without_an_endpoint_nothing_is_sent_and_only_what_was_named_is_looked_a
     """A run that is scraped needs no message about a stack that is not there."""
     with backend() as made:
         assert sent_to("", made, named=False) == []
-        assert any("Prometheus is well" in finding.what for finding in sent_to("", made))
+        assert any("Prometheus is ready" in finding.what for finding in sent_to("", made))
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_a_dead_proxy_is_named_and_not_the_collector(
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ("403 Forbidden", ("denies the way to collector.example:4318 (answers 403)", "allowed there")),
+        ("403 Forbidden", ("refuses to connect to collector.example:4318 (answers 403)", "allowed there")),
         ("407 Proxy Authentication Required", ("asks for a login (407)", "user:password@")),
         ("503 Service Unavailable", ("(answers 503)", "NO_PROXY=collector.example")),
     ],
@@ -333,7 +333,7 @@ def test_a_certificate_of_the_client_that_is_missed_is_named(pems: Path) -> None
     with secure(pems, client=True) as there:
         finding = problem(f"https://{there}", **trusted(pems))
 
-    assert "wants to see a certificate of the client" in finding.what
+    assert "requires a certificate of the client" in finding.what
     assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in finding.remedy
 
 

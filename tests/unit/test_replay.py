@@ -338,7 +338,7 @@ def test_a_store_that_is_none_is_said_and_exit_code_two(
 def test_an_answer_that_is_none_is_said_and_exit_code_two(
     run_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another port of a machine answers, too: with BadStatusLine, "this command did not expect that"."""
+    """Another port of a machine answers, too: with "unexpected BadStatusLine"."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:

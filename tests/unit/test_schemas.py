@@ -117,7 +117,7 @@ def edit(path: Path, place: tuple[Any, ...], value: object) -> None:
 def test_every_reader_names_file_key_value_rule_and_remedy(
     run: Path, edited: tuple[tuple[Any, ...], object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They said "AttributeError: 'int' object has no attribute 'get' ...: this command did not expect that"."""
+    """They said "unexpected AttributeError ...: 'int' object has no attribute 'get'"."""
     path = run / "rank0" / "summary.json"
     edit(path, *edited)
 
