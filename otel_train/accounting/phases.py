@@ -461,14 +461,11 @@ class BatchPhases:
             return batch
         passes = [each for each in asked if each not in apart]
         in_hand = passes[-1].source if passes else self._in_hand
-        first = next((n for n, item in enumerate(batch.items) if item[SHOWS] in LIKELY_TRAINING), -1)
-        if in_hand < 0 or first < 0 or batch.items[first][SHOWS] != FORWARD_GRAD:
+        first, looks = self._looks(batch.items)
+        if in_hand < 0 or not looks:
             return batch
-        ahead, model = batch.items[:first], batch.items[first][STACK][-1]
-        forwards = [n for n in range(first) if ahead[n][SHOWS] in FORWARDS and ahead[n][STACK][-1] == model]
-        if not forwards:
-            return batch
-        begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, forwards[-1])
+        ahead = batch.items[:first]
+        begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, looks[-1])
         self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
         items, batch.items = batch.items[:begin] + batch.items[end:], []
         fetched = batch.fetched and bool(passes)
@@ -514,15 +511,24 @@ class BatchPhases:
             self._train(head, batch)
         return last >= 0, items[last + 1 :]
 
+    def _looks(self, items: list[Item], *, several: bool = False) -> tuple[int, list[int]]:
+        """Returns where training begins, and the forwards before it, without gradients, of the model that begins it.
+
+        ``several``: of any model that then trains.
+        """
+        first = next((n for n, item in enumerate(items) if item[SHOWS] in LIKELY_TRAINING), len(items))
+        then = items[first:] if several else items[first : first + 1]
+        trains = {item[STACK][-1] for item in then if item[SHOWS] == FORWARD_GRAD}
+        return first, [
+            n for n in range(first) if items[n][SHOWS] in FORWARDS and items[n][STACK][-1] in trains
+        ]
+
     def _without_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
-        first = next((n for n, i in enumerate(head) if i[SHOWS] in LIKELY_TRAINING), len(head))
         # With a batch in hand a generator's are for the critic, which trains first.
-        after = head[first : first + 1] if batch.passes else head
-        trains = {item[STACK][-1] for item in after if item[SHOWS] == FORWARD_GRAD}
-        lead = [n for n in range(first) if head[n][SHOWS] in FORWARDS and head[n][STACK][-1] in trains]
-        if not lead:
+        first, looks = self._looks(head, several=not batch.passes)
+        if not looks:
             return head
-        before, after = self._cut_out(head[:first], lead)
+        before, after = self._cut_out(head[:first], looks)
         if any(item[SHOWS] for item in before):
             return before + after + head[first:]
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
@@ -546,11 +552,11 @@ class BatchPhases:
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n, item in enumerate(tail) if item[SHOWS] == FORWARD_GRAD), len(tail))
-        evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
-        if batch.passes and ahead < len(tail):  # a teacher's, while the student's backward is to come
-            student = tail[ahead][STACK][-1]
-            evaluated = [n for n in evaluated if trained and tail[n][STACK][-1] == student]
+        ahead, evaluated = self._looks(tail)
+        if not batch.passes or ahead == len(tail):
+            evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
+        elif not trained:  # a teacher's, while the student's backward is to come
+            evaluated = []
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
