@@ -9,7 +9,7 @@ from benchmarks.scale.fakes import readings_of
 from benchmarks.scale.workload import SOURCES, TRAIN, Workload
 from otel_train.agent.metric_reader import MetricReader
 from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.aggregation.spans import Ids
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run
 
@@ -51,20 +51,18 @@ class SimulatedRank:
         self.lock = threading.Lock()
         """Held by whoever reads, or looks at the account."""
         self.profile = profile_of(config, info)
-        tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
         self.run = RunState(
-            anchor.clock_ns, anchor=anchor, tracer=tracer, rules=sampling_rules(config, self.profile),
-            stall_after_s=config.stall_after_s,
+            anchor.clock_ns, anchor=anchor, ids=Ids(info.run_id, info.attempt, info.rank),
+            rules=sampling_rules(config, self.profile), stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
         self.readings = readings_of(self.run, anchor)
         self.reporter = MetricReader(self.run, self.readings, info=info, config=config)
         self.reporter.about = about_run({"train.run.name": info.run_name})
-        self._tracer = tracer
         self._workload = workload
         self._spans: list[Span] = []
         self._forgotten = 0
-        self.run.spans.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
+        self.run.spans.start(anchor.clock_ns, anchor.clock_ns)
 
     def read(self, now_ns: int) -> Reading:
         """Advances to ``now_ns`` and returns what the rank reports."""
@@ -83,7 +81,7 @@ class SimulatedRank:
         """Finishes the run at ``now_ns`` and returns the last report."""
         self.read(now_ns)
         self.run.close(now_ns)
-        self.run.spans.span(self._tracer.run_end(now_ns, self.run.step_number))
+        self.run.spans.end(now_ns, self.run.step_number)
         self.reporter.state = "finished"
         return self._look(now_ns)
 

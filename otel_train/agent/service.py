@@ -21,7 +21,7 @@ from otel_train.agent.remote import RemoteExchange, RemoteTrackers
 from otel_train.agent.summary import WindowStart, summary_document
 from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
-from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.aggregation.spans import Ids
 from otel_train.catalog import RUN_STATES
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
@@ -330,7 +330,6 @@ class AgentService:
         self._printed_step = self._printed_reports = 0
         self.end_cause = ""
         """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
-        self._tracer = Tracer(Ids(self.info.ids_of, self.info.attempt, self.info.rank), hello.anchor)
         self.run = self._run_state()
         self.health = SelfMetrics(
             self._drops, self._faults, lambda: recording.spent_ns / NS_PER_S, self.instrumentation_gaps
@@ -352,8 +351,8 @@ class AgentService:
     def _run_state(self) -> RunState:
         anchor, config, recording = self._anchor, self._config, self._recording
         run = RunState(
-            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
-            stall_after_s=config.stall_after_s,
+            anchor.clock_ns, anchor=anchor, ids=Ids(self.info.ids_of, self.info.attempt, self.info.rank),
+            rules=sampling_rules(config, self._profile), stall_after_s=config.stall_after_s,
             release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _no_gil_release
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
@@ -436,7 +435,7 @@ class AgentService:
 
     def start(self) -> None:
         """Starts the thread."""
-        self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
+        self.run.spans.start(self._anchor.clock_ns, system_clock())
         self.loop.start()
 
     def last_poll(self, state: str, *, cause: str = "", ended_ns: int = 0) -> None:
@@ -455,7 +454,7 @@ class AgentService:
             if cause or state == "killed":
                 self.run.killed(cause or "killed")
             else:
-                self.run.spans.span(self._tracer.run_end(now, self.run.step_number))
+                self.run.spans.end(now, self.run.step_number)
             self._reporter.state = state if state in RUN_STATES else "failed"
             self.loop.run_once(final=True)
         finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from otel_train.aggregation.epochs import EpochBoundary
-    from otel_train.aggregation.spans import Tracer
+    from otel_train.aggregation.spans import Ids
     from otel_train.datamodel import Anchor, AttributeValue, Capture, Compile
     from otel_train.recording.events import Instrumented
 
@@ -165,7 +165,7 @@ class RunState:
         started_ns: int,
         *,
         anchor: Anchor,
-        tracer: Tracer,
+        ids: Ids,
         rules: SamplingRules,
         stall_after_s: float,
         release_gil: Callable[[], None] = lambda: None,
@@ -175,7 +175,7 @@ class RunState:
         self.totals = Totals(self.names)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
-        self.spans = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
+        self.spans = SpanBuilder(ids, anchor, self.names, device_ns=self.device.of)
         self.sampler = SpanSampler(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()

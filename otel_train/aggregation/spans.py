@@ -349,15 +349,10 @@ class SpanBuilder:
     """Builds spans and events, holds them until they are drained, and keeps exemplars."""
 
     def __init__(
-        self,
-        tracer: Tracer,
-        anchor: Anchor,
-        names: SeriesNames,
-        *,
-        device_ns: Callable[[int, int], int | None] = lambda *_: None,
+        self, ids: Ids, anchor: Anchor, names: SeriesNames, *, device_ns: Callable[[int, int], int | None]
     ) -> None:
         self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
-        self._tracer = tracer
+        self._tracer = Tracer(ids, anchor)
         self._unix = anchor.unix
         self._names = names
         self._device_ns = device_ns
@@ -370,9 +365,9 @@ class SpanBuilder:
         self._spans, self._events = [], []
         return spans, events
 
-    def span(self, span: Span) -> None:
-        """Adds a span created elsewhere."""
-        self._spans.append(span)
+    def start(self, started_ns: int, ended_ns: int) -> None:
+        """Adds the root span of the run; see ``Tracer.run_start``."""
+        self._spans.append(self._tracer.run_start(started_ns, ended_ns))
 
     def event(self, name: str, at_ns: int, attributes: Mapping[str, AttributeValue]) -> None:
         """Adds an event."""

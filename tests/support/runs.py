@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.spans import Ids, SamplingRules, Tracer
+from otel_train.aggregation.spans import Ids, SamplingRules
 from otel_train.datamodel import Anchor, Span
 from tests.support.edges import Tape
 
@@ -20,8 +20,9 @@ def run_state(
     anchor: Anchor = ANCHOR, *, rank: int = 0, rules: SamplingRules = KEEP_NONE, stall_after_s: float = 300.0
 ) -> RunState:
     """A run that begins at the anchor's instant."""
-    tracer = Tracer(Ids("run-1", 0, rank), anchor)
-    return RunState(anchor.clock_ns, anchor=anchor, tracer=tracer, rules=rules, stall_after_s=stall_after_s)
+    return RunState(
+        anchor.clock_ns, anchor=anchor, ids=Ids("run-1", 0, rank), rules=rules, stall_after_s=stall_after_s
+    )
 
 
 class Run:
