@@ -237,10 +237,11 @@ def make_folder(path: Path) -> None:
 
 
 def check_run_folder(run: Path, rank: Path) -> None:
-    """Raises OSError for a run directory of another user, or one whose folder ``rank`` is a link."""
+    """Raises OSError for a run directory, or a link to one, of another user; and for one whose folder ``rank`` is a link."""
     status = run.stat()
     owners = _Owners(run, status.st_uid)
     owners.check(status)
+    owners.check(run.lstat())
     if not os.path.lexists(rank):
         return
     status = rank.lstat()

@@ -20,10 +20,11 @@ from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
-from otel_train.errors import RunDirectoryError
+from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.otlp_settings import otlp_configured
 from otel_train.exporters.plugins import GROUP
-from otel_train.files import file_system, folders_in, mark_of, rank_folders, read_json
+from otel_train.exporters.run_directory import folder_name
+from otel_train.files import check_run_folder, file_system, folders_in, mark_of, rank_folders, read_json
 from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 
@@ -71,6 +72,11 @@ def check_run_directory(
         )
         yield CheckResult(PROBLEM, f"{root} cannot be written: {denied}", remedy)
         return
+    if taken := _taken(root, config.run_id):
+        remedy = "give the run another run_id, or set OTEL_TRAIN_RUN_DIR to a folder of yours"
+        yield CheckResult(
+            PROBLEM, f"run_id {shown(config.run_id)}: {root} has a folder of it: {taken}", remedy
+        )
     made = "" if above == root else ", and is made by the first run"
     yield CheckResult(OK, f"{root} can be written{made}")
     found = file_system_of(above)
@@ -95,6 +101,18 @@ def _denied(folder: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _taken(root: Path, run_id: str) -> str:
+    """Returns why the run cannot have its folder below ``root``, which another user may have; "" if it can, or has no id yet."""
+    folder = root / folder_name(run_id)
+    if not run_id or not folder.exists():
+        return ""
+    try:
+        check_run_folder(folder, folder / "rank0")
+    except OSError as error:
+        return error.strerror or str(error)
+    return _denied(folder)
 
 
 def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:

@@ -231,6 +231,20 @@ def test_a_full_disk_is_a_warning_and_a_network_file_system_is_not(tmp_path: Pat
     assert bad(runs(tmp_path, kind="nfs4")) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder away needs root")
+def test_a_run_id_whose_folder_another_user_has_is_a_problem(tmp_path: Path) -> None:
+    """Two users who share a folder of runs, and name a run alike: the second run would leave nothing."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.symlink_to(mine)
+    os.chown(theirs, 54_321, 54_321, follow_symlinks=False)
+
+    assert bad(runs(tmp_path, run_id="mine")) == bad(runs(tmp_path, run_id="new")) == []
+    found = only(runs(tmp_path, run_id="theirs"), PROBLEM)
+    assert found.what.startswith(f"run_id 'theirs': {tmp_path} has a folder of it: owned by user 54321, ")
+    assert "give the run another run_id" in found.remedy
+
+
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     """Root may write anywhere, so the folder is one where no user can."""
     finding = only(runs(Path("/proc/otel-train")), PROBLEM)

@@ -242,6 +242,10 @@ def test_nothing_is_written_through_a_link_or_into_a_folder_of_another_user(
     monkeypatch.setattr("otel_train.files.file_system", lambda _: "ext4")
     assert not RunDirectory.open(tmp_path, "other", rank=0).writable
     assert not (tmp_path / "other" / "rank0" / "attempt").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    os.chown(tmp_path / "link", 54_321, 54_321, follow_symlinks=False)
+    assert not RunDirectory.open(tmp_path, "link", rank=0).writable
+    assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_a_lock_file_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
