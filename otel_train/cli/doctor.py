@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from otel_train.cli import print_json
 from otel_train.cli.arguments import amount
 from otel_train.config.sources import resolve
-from otel_train.console.text import TextLayout
+from otel_train.console.text import TextLayout, hang
 from otel_train.doctor import checks, end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, worst
 from otel_train.errors import ConfigError
@@ -123,13 +123,10 @@ def lines(findings: Iterable[CheckResult], page: TextLayout) -> list[str]:
         text += ["", page.paint(area, "bold")]
         for finding in of_area:
             mark, style = MARKS[finding.state]
-            first, *rest = page.prose(finding.what, indent=INDENT) or [""]
-            text.append(f"  {page.paint(page.safe(mark), style)} {first}")
-            text += [" " * INDENT + line for line in rest]
+            head = f"  {page.paint(page.safe(mark), style)} "
+            text += hang(head, INDENT, page.prose(finding.what, indent=INDENT) or [""])
             if finding.remedy:
-                arrow, *more = page.prose(f"→ {finding.remedy}", indent=INDENT)
-                text.append(" " * INDENT + arrow)
-                text += [" " * (INDENT + 2) + line for line in more]
+                text += hang(" " * INDENT, INDENT + 2, page.prose(f"→ {finding.remedy}", indent=INDENT))
     return [*text[1:], "", page.safe(SAYS[worst(listed)])]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.catalog import STAGES
@@ -18,6 +17,7 @@ from otel_train.console.text import (
     display_width,
     duration,
     flow,
+    hang,
     known,
     pad,
     percent,
@@ -50,11 +50,11 @@ def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
     column = min(_WIDEST_NAME, max(map(display_width, names)))
     lines = [page.line("inside the loaders", "bold")]
     for name, (row, facts) in list(zip(names, entries, strict=True))[:_MOST_LOADERS]:
-        margins = chain([page.paint(pad(cut(name, column), column), "cyan")], repeat(" " * column))
-        columns = page.columns - len(INDENT) - column - 2
+        head, margin = page.line(pad(name, column), "cyan") + "  ", len(INDENT) + column + 2
+        columns = page.columns - margin
         body = flow(facts, columns)
         body += [page.paint(line, "red") for line in flow(_problems(page, row), columns)]
-        lines += [f"{INDENT}{margin}  {line}" for margin, line in zip(margins, body, strict=False)]
+        lines += hang(head, margin, body)
     if len(entries) > _MOST_LOADERS:
         lines.append(page.line(f"and {len(entries) - _MOST_LOADERS} more in summary.json", "dim"))
     return lines
@@ -146,12 +146,9 @@ def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> l
     facts = _rates(summary, group) or ([] if spent_s is None else [duration(spent_s)])
     name = page.safe(f"{phase or 'no phase'} · {loader}" if loader else phase or "outside any step")
     title = cut(name, max(_SHORTEST_TITLE, inner - display_width(" · ".join(facts)) - 3))
-    beside = flow(facts, inner - display_width(title) - 3)
-    margins = chain([page.paint(title, "bold", "cyan")], repeat(" " * display_width(title)))
-    lines = [
-        f"{INDENT}{margin}   {page.paint(text, 'dim')}"
-        for margin, text in zip(margins, beside or [""], strict=False)
-    ]
+    head, margin = page.line(title, "bold", "cyan") + "   ", len(INDENT) + display_width(title) + 3
+    beside = flow(facts, page.columns - margin) or [""]
+    lines = hang(head, margin, [page.paint(text, "dim") for text in beside])
     lines += [_row(page, table, row) for row in table.stages]
     if table.step is not None:
         values = _values(table.step)
@@ -391,9 +388,7 @@ def _evidence(name: str, value: float | None) -> str:
 
 
 def _entry(page: TextLayout, name: str, lines: Iterable[str], *, indent: str) -> list[str]:
-    """Returns a label in the margin with its text."""
-    margins = chain([page.paint(pad(name, _MARGIN), "dim")], repeat(" " * _MARGIN))
-    return [indent + margin + line for margin, line in zip(margins, lines, strict=False)]
+    return hang(indent + page.paint(pad(name, _MARGIN), "dim"), len(indent) + _MARGIN, lines)
 
 
 def _captures(page: TextLayout, summary: Summary) -> list[str]:
@@ -401,14 +396,12 @@ def _captures(page: TextLayout, summary: Summary) -> list[str]:
     for row in (summary.get("captures") or ())[-_MOST_CAPTURES:]:
         first, last = row.get("steps") or (-1, -1)
         steps = f"steps {first} to {last}" if first >= 0 else "no steps"
-        said_by = f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"
-        lines += _entry(page, "capture", [said_by], indent=INDENT)
-        for said in (row.get("finding"), row.get("problem")):
-            if said:
-                wrapped = page.prose(str(said), indent=len(INDENT) + _MARGIN)
-                lines += [INDENT + " " * _MARGIN + line for line in wrapped]
+        said = [f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"]
+        for text in (row.get("finding"), row.get("problem")):
+            said += page.prose(text or "", indent=len(INDENT) + _MARGIN)
         if row.get("file"):
-            lines.append(INDENT + " " * _MARGIN + page.paint(page.safe(row["file"]), "dim"))
+            said.append(page.paint(page.safe(row["file"]), "dim"))
+        lines += _entry(page, "capture", said, indent=INDENT)
     return lines
 
 

@@ -231,6 +231,11 @@ def flow(items: Iterable[str], columns: int) -> list[str]:
     return lines
 
 
+def hang(head: str, columns: int, lines: Iterable[str]) -> list[str]:
+    """Puts a head of so many columns before the first line, and as many blanks before the others."""
+    return [(" " * columns if number else head) + line for number, line in enumerate(lines)]
+
+
 def bar(share: float | None, columns: int) -> str:
     """Returns a bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column. Anything at all shows."""
     if share is None or not share > 0:

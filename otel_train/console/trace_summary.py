@@ -14,6 +14,7 @@ from otel_train.console.text import (
     cut,
     duration,
     flow,
+    hang,
     pad,
     percent,
     plural,
@@ -65,8 +66,8 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
         yield page.line(f"▲ {title}" if style in {"red", "yellow"} else f"• {title}", style, "bold")
         for line in page.prose(finding["summary"], indent=4):
             yield INDENT * 2 + line
-        for number, line in enumerate(page.prose(finding["advice"], indent=6)):
-            yield INDENT * 2 + page.paint(("  " if number else "→ ") + line, "dim")
+        for line in hang("→ ", 2, page.prose(finding["advice"], indent=6)):
+            yield INDENT * 2 + page.paint(line, "dim")
         for place in finding["where"]:
             at = page.paint("at: ", "dim") + page.paint(cut(page.safe(place), page.columns - 8), "dim")
             yield INDENT * 2 + at
