@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         complain(f"{root} does not exist yet; the page shows runs once there are any")
     if server.has_screen() if args.open is None else args.open:
         server.show(address)
-    server.serve(root, sock, only=only, hosts=(args.host,))
+    server.PageServer(root, only=only, hosts=(args.host,)).run(sockets=[sock])
     return 0
 
 

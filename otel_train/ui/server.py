@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -30,7 +29,7 @@ from otel_train.ui.pages import TABS, no_such_run_page, run_page, runs_page
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from starlette.requests import Request
@@ -209,30 +208,18 @@ def listen(host: str, port: int) -> socket.socket:
     raise ConfigError(f"port {port}: {problem}, and so for the {_TRIED} after it. Give another with --port")
 
 
-def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()) -> None:
-    """Serves the page of ``application`` until Ctrl-C or SIGTERM; the listening socket is closed then."""
-    with served(root, sock, only=only, hosts=hosts) as server:
-        server()
+class PageServer(Server):
+    """Serves ``application``: ``run(sockets=[...])`` returns after Ctrl-C, SIGTERM or ``should_exit``, and closes the sockets."""
 
+    def __init__(self, root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> None:
+        # A page that a browser is still asking for must not hold up Ctrl-C.
+        super().__init__(
+            Config(
+                application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
+                timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
+            )
+        )  # fmt: skip
 
-@contextlib.contextmanager
-def served(
-    root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()
-) -> Iterator[Callable[[], None]]:
-    """Gives a function that serves until the block ends in another thread, or a signal arrives."""
-    # A page that a browser is still asking for must not hold up Ctrl-C.
-    config = Config(
-        application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
-        timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
-    )  # fmt: skip
-    server = _PageServer(config)
-    try:
-        yield lambda: server.run(sockets=[sock])
-    finally:
-        server.should_exit = True
-
-
-class _PageServer(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections; a page that is cut off, as where a disk does not answer, is logged as no error."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -28,7 +28,7 @@ from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.liveness import QUIET_S, Heartbeat, heartbeat_of, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
-from otel_train.ui.server import address_of, has_screen, listen, served
+from otel_train.ui.server import PageServer, address_of, has_screen, listen
 from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
 from tests.support.slow_clients import trickling
@@ -376,10 +376,11 @@ def test_the_heartbeat_of_a_file_that_otel_train_did_not_write_is_none(tmp_path:
 def port(tmp_path: Path) -> Iterator[int]:
     """Of the page, as the command serves it."""
     with listen("127.0.0.1", 0) as sock:
-        with served(tmp_path, sock) as serve:
-            thread = threading.Thread(target=serve)
-            thread.start()
-            yield int(sock.getsockname()[1])
+        server = PageServer(tmp_path)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        yield int(sock.getsockname()[1])
+        server.should_exit = True
         thread.join(10)
 
 
