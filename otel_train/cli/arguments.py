@@ -177,13 +177,18 @@ def chosen_run(run: str | None, run_dir: str) -> Path:
         raise
 
 
+def ranks_with(run: Path, file_name: str) -> Mapping[int, Path]:
+    """Returns the folder of each rank that has ``file_name``, by rank; a RunDirectoryError where none has."""
+    every = rank_folders(run).items()
+    if found := {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}:
+        return found
+    raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
+
+
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
     """Returns the folder of each selected rank that has ``file_name``, by rank."""
     run = chosen_run(args.run, args.run_dir)
-    every = rank_folders(run).items()
-    found = {rank: folder for rank, folder in every if mark_of(folder / file_name) is not None}
-    if not found:
-        raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
+    found = ranks_with(run, file_name)
     asked = _named_rank(args.run, args.rank)
     if asked is None:
         return found

@@ -38,6 +38,13 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
     }
 
 
+def page_of_run(run: Path) -> str:
+    """Returns the report of a run, with the pages of the lowest rank."""
+    folders = arguments.ranks_with(run, SUMMARY)
+    view, document = gather(run, folders, rank=min(folders))
+    return report_page(view, document["captures"])
+
+
 FILE_NAME = "report.html"
 DESCRIPTION = "Write a run, live or finished, as one HTML file."
 EPILOG = """\

@@ -11,12 +11,16 @@ from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain, print_json
 from otel_train.cli.arguments import add_run_dir, chosen_run, print_earlier_trainings
+from otel_train.cli.report import FILE_NAME as REPORT
+from otel_train.cli.report import page_of_run
 from otel_train.console.text import TextLayout, plural
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.files import rank_folders, read_json, replace_text
-from otel_train.rundata.files import current_document
+from otel_train.rundata.files import FOREIGN, current_document
+from otel_train.rundata.live_view import RankView
 from otel_train.rundata.run import read_run
 from otel_train.safety import printable
+from otel_train.ui.pages import report_page
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
-REPORT = "report.html"
 DESCRIPTION = (
     "Check that the artifacts of a run, or the files of its run directory, are complete and consistent."
 )
@@ -52,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", nargs="?", metavar="DIR", help=where)
     analysis = "also print the run summary and the analysis of the newest capture"
     parser.add_argument("--analysis", action="store_true", help=analysis)
-    parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")
+    parser.add_argument(
+        "--report", action="store_true", help=f"also write {REPORT} into DIR, as 'otel-train report' does"
+    )
     document = "print one JSON object: ok, and faults (file, what)"
     parser.add_argument("--json", action="store_true", help=document)
     add_run_dir(parser)
@@ -70,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         print_earlier_trainings(folder)
     if args.analysis or args.report:
         try:
-            _show(args, folder, *_read(folder, made=made))
-        except (OtelTrainError, TypeError, KeyError, AttributeError, ValueError, OSError) as error:
+            _show(args, folder, made=made)
+        except (OtelTrainError, OSError, *FOREIGN) as error:
             complain(f"{folder} cannot be shown: {error}")
             return 1
     return 1 if faults else 0
@@ -110,7 +115,8 @@ def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     return left.summary, {**summarize(found[1]), "file": found[0].name}
 
 
-def _show(args: argparse.Namespace, folder: Path, summary: Document, capture: Document) -> None:
+def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> None:
+    summary, capture = _read(folder, made=made)
     stream = sys.stderr if args.json else sys.stdout
     page = TextLayout.of(stream)
     if args.analysis:
@@ -121,10 +127,11 @@ def _show(args: argparse.Namespace, folder: Path, summary: Document, capture: Do
         none = page.safe(f"No operations: {capture.get('absent')}") + "\n"
         print(text + (none if "absent" in capture else render(page, capture)), end="", file=stream)
     if args.report:
-        from otel_train.rundata.live_view import RankView
-        from otel_train.ui.pages import report_page
-
-        found = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
         path = folder / REPORT
-        replace_text(path, report_page(RankView.of_summary(folder, summary), found))
+        replace_text(path, _artifact_report(folder, summary, capture) if made else page_of_run(folder))
         print(printable(path), file=stream)
+
+
+def _artifact_report(folder: Path, summary: Document, capture: Document) -> str:
+    found = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
+    return report_page(RankView.of_summary(folder, summary), found)

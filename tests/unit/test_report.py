@@ -184,6 +184,17 @@ def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
     assert "Over time" not in page
 
 
+def test_validate_writes_the_same_report(tmp_path: Path) -> None:
+    """It replaced the one that was there by one without flight file, metrics and flame graphs."""
+    run = a_run(tmp_path)
+    reports = []
+    for words in (["report", str(run)], ["validate", str(run), "--report"]):
+        main(words)
+        reports.append((run / "report.html").read_text(encoding="utf-8"))
+
+    assert reports[0] == reports[1]
+
+
 def test_a_report_that_cannot_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
