@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.datamodel import SUMMARY_SCHEMA
+from otel_train.datamodel import CAPTURES_FOLDER, SUMMARY_SCHEMA
 from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, names_in, rank_folders
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def is_former(document: Mapping[str, Any]) -> bool:
     return text(document.get("schema")) in _FORMER_SCHEMAS
 
 
-def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> Mapping[str, Any]:
+def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> dict[str, Any]:
     """Returns a rank's summary; empty, with a warning, if it is not one of a version known here."""
     summary = current_document(documents.get_or_empty(folder / SUMMARY, warnings))
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
@@ -121,7 +121,7 @@ class File(NamedTuple):
 
 def files_of(run: Path, rank: int | None) -> list[File]:
     """Returns the files of the run and of one of its ranks, by name. Links, hidden files and deeply nested ones are skipped."""
-    folders = ["captures", "artifacts", *([f"rank{rank}"] if rank is not None else [])]
+    folders = [CAPTURES_FOLDER, "artifacts", *([f"rank{rank}"] if rank is not None else [])]
     found = list(_plain(run, ""))
     for name in folders:
         found += _below(run / name, f"{name}/", _DEEPEST)

@@ -16,7 +16,7 @@ from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
-from otel_train.rundata.files import FLIGHT, SUMMARY, current_document, mapping, number
+from otel_train.rundata.files import FLIGHT, SUMMARY, mapping, number, summary_of
 from otel_train.rundata.liveness import is_running, written_until
 from otel_train.rundata.schemas import checked
 
@@ -88,7 +88,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     """
     flight = read_flight(rank_dir / FLIGHT)
     warnings: list[str] = []
-    summary = current_document(JsonFileCache().get_or_empty(rank_dir / SUMMARY, warnings))
+    summary = summary_of(JsonFileCache(), rank_dir, warnings)
     summary = checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False)
     report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["warnings"] += warnings

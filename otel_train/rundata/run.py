@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_train.datamodel import SUMMARY_SCHEMA
+from otel_train.datamodel import CAPTURES_FOLDER, SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.files import (
     JsonFileCache,
@@ -94,7 +94,7 @@ def _read(run: Path, rank: int) -> RunReader:
     documents = JsonFileCache()
     about = documents.get_or_empty(run / ABOUT, left.warnings)
     left.about = checked(about, "files/run", run / ABOUT, left.warnings)
-    summary = dict(summary_of(documents, folder, left.warnings))
+    summary = summary_of(documents, folder, left.warnings)
     left.summary = checked(summary, "summary", folder / SUMMARY, left.warnings, complete=False)
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
         left.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
@@ -137,7 +137,8 @@ def read_metrics(path: Path) -> dict[str, Any]:
 def records_below(run: Path) -> list[dict[str, Any]]:
     """Returns the metadata of a run's captures, the oldest first; unreadable ones are skipped."""
     found = []
-    for path in (run / "captures" / name for name in names_in(run / "captures")):
+    folder = run / CAPTURES_FOLDER
+    for path in (folder / name for name in names_in(folder)):
         if path.name.endswith(METADATA_SUFFIX):
             with suppress(RunDirectoryError):
                 record = current_document(read_json(path))

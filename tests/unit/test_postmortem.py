@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_train.datamodel import Anchor
+from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
@@ -43,6 +43,10 @@ recorder.edge(code(Op.BEGIN, forward, 3))
 print("ready", flush=True)
 time.sleep(60)
 """
+
+
+def leave_summary(folder: Path, **values: object) -> None:
+    (folder / "summary.json").write_text(json.dumps({"schema": SUMMARY_SCHEMA, **values}))
 
 
 def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Path) -> None:
@@ -106,7 +110,7 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
             recorder.edge(code(Op.END, source))
     memory.poll(1001 * 10**9)
     by_itself = read_postmortem(tmp_path)
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": {"train": 100}, "state": "killed"}))
+    leave_summary(tmp_path, steps={"train": 100}, state="killed")
 
     report = read_postmortem(tmp_path)
 
@@ -198,8 +202,7 @@ def test_a_rank_that_an_exception_ended_was_in_the_stage_that_raised(
     if goes_on:
         recorder.edge(code(Op.BEGIN, loader))
     memory.poll(1034 * 10**9)  # the process waits for other code at its exit
-    end = {"state": "interrupted", "started_unix_s": 1000.0, "wall_seconds": hung_s}
-    (tmp_path / "summary.json").write_text(json.dumps(end))
+    leave_summary(tmp_path, state="interrupted", started_unix_s=1000.0, wall_seconds=hung_s)
 
     report = read_postmortem(tmp_path)
 
@@ -218,7 +221,7 @@ def test_a_pause_in_a_stage_that_ended_is_none_of_the_end(tmp_path: Path) -> Non
     clock.tick(3 * 10**9)
     recorder.edge(code(Op.END, saving))
     memory.poll(1004 * 10**9)
-    (tmp_path / "summary.json").write_text(json.dumps({"state": "interrupted"}))
+    leave_summary(tmp_path, state="interrupted")
 
     assert read_postmortem(tmp_path)["open"] == []
     memory.close()
@@ -230,8 +233,7 @@ def test_an_end_that_cannot_be_is_left_out(wall_s: float, tmp_path: Path) -> Non
     memory, recorder = flight_of(tmp_path, FakeClock(1000))
     recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
     memory.poll(1030 * 10**9)
-    end = {"state": "failed", "started_unix_s": wall_s, "wall_seconds": wall_s}
-    (tmp_path / "summary.json").write_text(json.dumps(end))
+    leave_summary(tmp_path, state="failed", started_unix_s=wall_s, wall_seconds=wall_s)
 
     report = read_postmortem(tmp_path)
 
