@@ -544,7 +544,6 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
 
 
 def _document(path: Path, schema: str, name: str) -> Iterator[Fault]:
-    """Yields what is wrong in a file of one JSON object."""
     try:
         document = read_json(path)
     except RunDirectoryError as error:

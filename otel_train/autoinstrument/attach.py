@@ -70,7 +70,6 @@ class Attachment:
             waiting.sign()
 
     def _start(self) -> None:
-        """Starts a session at the first sign of training."""
         if _is_loader_worker():
             self._give_up()
             return
@@ -121,6 +120,5 @@ class Attachment:
 
 
 def _is_loader_worker() -> bool:
-    """Returns whether this process is a DataLoader worker."""
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None

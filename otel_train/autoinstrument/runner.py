@@ -104,7 +104,6 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
 
 
 def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Refuses invalid options."""
     for wrong in settings_in(settings)[1]:
         raise ConfigError(wrong.problem)
     if path := settings.get(FILE_VARIABLE):

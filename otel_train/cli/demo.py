@@ -120,7 +120,6 @@ def closing_text(
 
 
 def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
-    """Returns the remedy of the main finding, as options of the demo."""
     finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     if finding.get("name") == "too_early":
         return ["Let it run longer otel-train demo --minutes 1"]

@@ -180,7 +180,6 @@ def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
 
 
 def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
-    """Yields the newest captures of the run."""
     for record in records[-1:]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
         yield page.line("the last capture", "bold")

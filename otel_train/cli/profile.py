@@ -16,6 +16,7 @@ from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
+from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import JsonFileCache, names_in, read_json
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     if len(folders) > 1:
         request["ranks"] = list(folders)
-    captures = first.parent / "captures"
+    captures = first.parent / CAPTURES_FOLDER
     before = {rank: _records(captures, rank) for rank in folders}
     try:
         leave_request(first, request)

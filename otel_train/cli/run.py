@@ -133,7 +133,6 @@ def _folder() -> Path:
 
 
 def _print_ends(ends: Sequence[RankEnd]) -> None:
-    """Prints how killed ranks ended, and what was counted of them."""
     from otel_train.cli.postmortem import headline
     from otel_train.rundata.flight import read_postmortem
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.cli import arguments, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
+from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
 from otel_train.rundata.files import SUMMARY, current_document
 from otel_train.rundata.run import read_summary
@@ -60,7 +61,7 @@ def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> M
     for row in found:
         if row.get("file") and not row.get("finding"):
             # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
-            path = run_directory / "captures" / Path(row["file"]).name
+            path = run_directory / CAPTURES_FOLDER / Path(row["file"]).name
             row["finding"] = finding_summary(current_document(read_metadata(metadata_path(path))))
     return {**summary, "captures": found} if found else summary
 

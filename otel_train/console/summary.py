@@ -200,7 +200,6 @@ def _label(page: TextLayout, row: Row, *, models: bool) -> str:
 
 
 def _rates(summary: Summary, group: Group) -> list[str]:
-    """Returns the time and rates of a loader's batches."""
     for row in summary.get("rates") or ():
         if (row.get("phase"), row.get("loader")) == group:
             facts = [duration(row.get("seconds")), plural(row.get("batches"), "batch")]

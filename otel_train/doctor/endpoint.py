@@ -459,7 +459,6 @@ def _greet_grpc(sock: socket.socket) -> bytes:
 
 
 def _is_closed(sock: socket.socket) -> bool:
-    """Returns whether the server has closed the connection."""
     sock.settimeout(0)
     try:
         return not sock.recv(1)

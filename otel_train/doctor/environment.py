@@ -245,7 +245,6 @@ def _event_writer(*, native: bool) -> CheckResult:
 
 
 def _exporters(points: Iterable[EntryPoint]) -> Iterator[CheckResult]:
-    """Exporters of other packages."""
     for point in points:
         what = f"exporter {point.name} ({point.value})"
         try:
@@ -277,7 +276,6 @@ def _torch(found: str | None) -> CheckResult:
 
 
 def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> Iterator[CheckResult]:
-    """Yields required packages, from the package metadata."""
     try:
         wanted = requires("otel-train") or []
     except PackageNotFoundError:
@@ -371,7 +369,6 @@ def _switched_off(resolved: ResolvedConfig, environ: Mapping[str, str]) -> Itera
 
 
 def _name_at_origin(name: str, resolved: ResolvedConfig) -> tuple[str, str]:
-    """Returns the name of a setting at its origin, and the origin."""
     origin = resolved.origins[name]
     return (variable_of(name), "") if origin == ENVIRONMENT else (name, f" in {origin}")
 

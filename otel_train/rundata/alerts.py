@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
 from otel_train.console.text import count, duration, percent, rounded
+from otel_train.datamodel import NS_PER_S
 from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import EVENTS, mapping, number, rows, text, whole
 
@@ -124,7 +125,7 @@ def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
             _MEANINGS.get(name, name),
             facts=tuple(facts_of(last)),
             times=len(group),
-            at_unix_s=None if at_ns is None else at_ns / 1e9,
+            at_unix_s=None if at_ns is None else at_ns / NS_PER_S,
         )
 
 

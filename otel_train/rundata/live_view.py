@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
 from otel_train.recording.flight_recorder import read_flight
@@ -48,8 +49,6 @@ _MOST_EDGES = 1 << 18
 
 _MOST_BYTES = 128 << 20
 """A larger flight file is not followed: reading it twice a second would cost the training its caches."""
-
-_NS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +102,15 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
     steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
-    selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / _NS).T.tolist(), strict=True))
+    selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / NS_PER_S).T.tolist(), strict=True))
     return LiveProgress(
         heartbeat=heartbeat,
         steps=steps,
         exact=exact,
         open=postmortem["open"],
-        times_s=((ended - ended[0]) / _NS).tolist() if len(ended) else [],
+        times_s=((ended - ended[0]) / NS_PER_S).tolist() if len(ended) else [],
         stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
-        step_s=(timeline.duration_ns[shown] / _NS).tolist(),
+        step_s=(timeline.duration_ns[shown] / NS_PER_S).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],
     )
 
@@ -184,7 +183,7 @@ def state_of(
 ) -> tuple[Liveness, float | None]:
     """Returns whether the rank is live, and when its summary was written."""
     mark = mark_of(folder / SUMMARY)
-    written_s = mark.changed_ns / _NS if mark else None
+    written_s = mark.changed_ns / NS_PER_S if mark else None
     return liveness(
         summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=now_s
     ), written_s
@@ -328,7 +327,7 @@ class RunList:
             name=name,
             run_name=text(known.get("run_name")) or name,
             started_unix_s=number(summary.get("started_unix_s"))
-            or (number(about.get("started_unix_ns")) or 0.0) / _NS,
+            or (number(about.get("started_unix_ns")) or 0.0) / NS_PER_S,
             host=text(known.get("host")),
             ranks=whole(known.get("world_size")),
             steps=whole(mapping(summary.get("steps")).get("train")),

@@ -9,6 +9,7 @@ import psutil
 
 from otel_train.config.deprecated import present
 from otel_train.config.settings import Config
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import ConfigError
 from otel_train.files import read_part
 from otel_train.recording.shared_memory import HEADER, MAGIC, Header
@@ -66,7 +67,7 @@ def heartbeat_of(flight: Path) -> Heartbeat | None:
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         return None
     header = Header(*HEADER.unpack(data))
-    return Heartbeat(header.pid, header.polled_unix_ns / 1e9)
+    return Heartbeat(header.pid, header.polled_unix_ns / NS_PER_S)
 
 
 def liveness(

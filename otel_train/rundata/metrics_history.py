@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from otel_train import catalog
+from otel_train.datamodel import NS_PER_S
 from otel_train.files import lines_of, open_binary, parse_json, predecessor
 from otel_train.rundata.files import FOREIGN, METRICS
 
@@ -141,7 +142,7 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     }
     instants = [at for _, at in activities.values()]
     return {
-        "at": max(instants) / 1e9 if instants else None,
+        "at": max(instants) / NS_PER_S if instants else None,
         "activities": {name: value for name, (value, _) in activities.items()},
         "stages": stages,
         "steps": steps,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import FOLDER, SUMMARY, without_secrets
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
-from otel_train.datamodel import CAPTURES_FOLDER
+from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import is_folder, read_json
 from otel_train.profiler.storage import is_trace
@@ -107,7 +107,6 @@ def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, A
 
 
 def _memory_chart(part: Mapping[str, Any]) -> str:
-    """Draws the memory of a device within a capture, where allocations were recorded."""
     chart = lines(
         [at - part["timeline"][0][0] for at, _ in part["timeline"]],
         {part["device"]: [size for _, size in part["timeline"]]},
@@ -168,7 +167,7 @@ def _capture_row(
         f'<a href="{target}" data-go>{short}</a>'
         if link and file is not None
         else f"<strong>{short or ABSENT}</strong>",
-        ABSENT if file is None else moment(file.mark.changed_ns / 1e9),
+        ABSENT if file is None else moment(file.mark.changed_ns / NS_PER_S),
         ABSENT if file is None else bytes_of(file.mark.size_bytes),
         rounded(whole(record.get("rank"))),
         escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
@@ -178,7 +177,6 @@ def _capture_row(
 
 
 def _artifact_list(view: RankView) -> str:
-    """Returns the list of artifacts from ``profiler_summary.json``."""
     command = f"<code>otel-train export {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
     if not is_folder(view.run / FOLDER):
@@ -205,7 +203,7 @@ def _files(view: RankView, files: Sequence[File]) -> str:
         [
             f'<a href="{address(view.run.name, rank=view.rank, file=file.name)}" download>{escape(file.name)}</a>',
             bytes_of(file.mark.size_bytes),
-            moment(file.mark.changed_ns / 1e9),
+            moment(file.mark.changed_ns / NS_PER_S),
         ]
         for file in files
     ]

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from otel_train.console.summary import activity_shares, data_wait_s, steps_per_second
 from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
+from otel_train.datamodel import NS_PER_S
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
@@ -192,7 +193,7 @@ def _events(view: RankView) -> str:
         [
             escape(group[-1]["name"][:200]),
             f"{len(group):,}",
-            moment(at_ns / 1e9 if (at_ns := number(group[-1].get("time_unix_ns"))) else None),
+            moment(at_ns / NS_PER_S if (at_ns := number(group[-1].get("time_unix_ns"))) else None),
             escape(" · ".join(facts_of(group[-1]))[:400]),
         ]
         for group in latest[:_EVENTS_SHOWN]
@@ -373,7 +374,6 @@ def _loader(summary: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> li
 
 
 def _count_text(value: object) -> str:
-    """Returns a count, or counts by kind."""
     if isinstance(value, dict):
         return rounded(sum(value.values()))
     return rounded(value) if isinstance(value, (int, float)) else ABSENT
@@ -438,7 +438,7 @@ def name_of(view: RankView) -> str:
 def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
     """Returns name, state and facts of a run, as HTML; ``static``: with the time of the data even if the run is live."""
     known = {**view.about, **view.summary}
-    begun_s = (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
+    begun_s = (number(view.about.get("started_unix_ns")) or 0.0) / NS_PER_S
     started_s = number(view.summary.get("started_unix_s")) or begun_s
     training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
     world_size = whole(known.get("world_size")) or len(view.ranks)
@@ -457,7 +457,6 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
 
 
 def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yields time and step of the last summary."""
     if not summary:
         return
     steps, throughput = (mapping(summary.get(key)) for key in ("steps", "throughput"))

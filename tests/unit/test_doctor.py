@@ -549,14 +549,6 @@ def test_it_works_without_torch(quiet_machine: list[str]) -> None:
     assert "installed" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--wait", "x"], ["--wait", "-1"]])
-def test_a_wait_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is sent."""
-    with pytest.raises(SystemExit):
-        main(["doctor", *words])
-    assert "expected seconds" in capsys.readouterr().err
-
-
 def test_a_token_file_that_cannot_be_read_is_refused(
     quiet_machine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
