@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -106,7 +107,7 @@ class SharedRings:
         self._copy = FlightCopy(copy, self._memory) if copy is not None else None
         self._disk = disk or DiskQueue()
         self._copied_s = 0.0
-        self.guard = Guard("flight file")
+        self.guard = Guard("flight file", limit=sys.maxsize)  # a full disk may accept writes again
         self.device_ring = DeviceRingReader(self._memory.device_ring)
         self._limited = True
         self._limiting = threading.Lock()
@@ -302,4 +303,5 @@ class FlightCopy:
         self._saved[slot] = written
 
     def _write(self, start: int, stop: int) -> None:
-        os.pwrite(self._file, self._memory.view[start:stop], start)
+        while start < stop:  # a disk that is nearly full takes a part
+            start += os.pwrite(self._file, self._memory.view[start:stop], start)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from otel_train.agent.ring_reader import SharedRings
 from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.files import file_system
@@ -138,6 +140,31 @@ def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
     assert thread.entry.thread.startswith("é" * 40)
     assert thread.entry.ident == 42
     memory.close()
+
+
+def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(small_disk: Path) -> None:
+    """Readers take the heartbeat from that file: the run would be silent for them, and its last steps old ones."""
+    memory, clock = PrivateMemory(1 << 12, ANCHOR), FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    rings = SharedRings(memory.map, small_disk / "flight.bin")
+    fill = small_disk / "fill"
+    with suppress(OSError), fill.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+
+    for number in range(1, 1001):
+        recorder.edge(number)
+        clock.tick(1)
+        if number % 100 == 0:
+            rings.copy_now(number)
+    assert rings.guard.faults == 10
+
+    fill.unlink()
+    rings.copy_now(7_000)
+    flight = read_flight(small_disk / "flight.bin")
+    assert flight.polled_unix_ns == 7_000
+    assert flight.threads[0].codes.tolist() == list(range(1, 1001))
+    rings.close()
 
 
 def test_the_file_system_of_a_folder_is_known(small_disk: Path) -> None:
