@@ -303,18 +303,16 @@ class BatchPhases:
         else:
             self._drawn.discard(gone.source)
         if self.batch is not None and (gone in self.batch.passes or gone is self.batch.left_over):
-            self._dispose_of_open(self.batch, gone)
+            self._leave_open(self.batch)
 
-    def _dispose_of_open(self, batch: Batch, gone: Pass) -> None:
-        if batch.fetched and not batch.shows:  # as after next(iter(loader)): it may be used yet
-            if not all(each.ended for part in (*batch.row, batch) for each in part.passes):
-                self._join_or_part(None)  # it was drawn for a batch of another loader, which goes on
-                return
-            if len(batch.passes) == 1 and not batch.row:
-                self.left_over = gone
-                self.waiting.append(batch)
-                self.batch = None
-                return
+    def _leave_open(self, batch: Batch) -> None:
+        if batch.fetched and not batch.shows:
+            whole = batch.row[0] if batch.row else batch
+            self._join_or_part(None)
+            if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
+                self.left_over, self.batch = whole.passes[-1], None
+                self.waiting.append(whole)
+            return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
         self.batch = None
 
@@ -365,7 +363,6 @@ class BatchPhases:
             return
         if source in self._book.open.updated and self.batch is not None and not asking:
             _, self.batch.items = self._train_up_to((shows,), self.batch)
-            self._flush_lead()
             self._book.close_step()
         self._book.open.updated = (*self._book.open.updated[:1], source)
 

@@ -218,6 +218,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          times(2, lambda t: t.forward(11, "teacher", flags=0).forward().backward().update()),
          durations=[68] * 2, evals=[]),
     # A forward without gradients that no update follows is no step.
+    loop("batches of two loaders whose iterators are gone before they are used are one batch",
+         Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
+         .dispose("images", 2).forward(11, flags=0).spend(3), durations=[STEP], evals=[5 + 6],
+         activity={"data_wait": 10, "productive": 57, "eval": 5 + 6 + 11, "outside": 3}),
     loop("sampling after the last pass is evaluation",
          Tape().step().stop().spend(3).forward(50, flags=0).spend(4), durations=[STEP], evals=[50],
          activity={"data_wait": 10, "productive": 57, "eval": 50, "outside": 7}),
