@@ -22,6 +22,8 @@ from otel_train.exporters.otlp_response import (
     JSON,
     MOST_ANSWER_BYTES,
     PROTOBUF,
+    SIGNED,
+    UNTRUSTED_CLIENT,
     ExportResponse,
     HttpResponse,
     read_http,
@@ -68,7 +70,10 @@ _SETTINGS: Final = 4
 _ALERT: Final = b"\x15\x03"
 _ALERT_WITHIN_S: Final = 0.3
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d+)")
-_NO_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CERTIFICATE", "UNKNOWN_CA")
+_NO_CERTIFICATE: Final = (
+    *("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CERTIFICATE", "UNKNOWN_CA"),
+    *("CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "CERTIFICATE_REVOKED"),
+)
 
 
 def settings_of(
@@ -439,6 +444,8 @@ def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:
             connection.sock.recv(1)
     except ssl.SSLError as error:
         if any(word in str(error) for word in _NO_CERTIFICATE):
+            if target.client_certificate:
+                return _ConnectionProblem(f"{UNTRUSTED_CLIENT} ({_reason(error)})", SIGNED)
             remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY"
             return _ConnectionProblem("requires a certificate of the client", remedy)
         return _ConnectionProblem(f"ends the connection over TLS ({_reason(error)})", _LOG)

@@ -22,23 +22,45 @@ UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=au
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
 _CLOSED: Final = (
-    "socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe", "eof occurred"
+    "socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe", "eof occurred",
+    "unwrap failed"
 )  # fmt: skip
-_CLOSED_TLS: Final = (
-    "closes connections: it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
+_CLOSED_TLS: Final = "closes connections: it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, or not trust that one"
+UNTRUSTED_CLIENT: Final = "does not trust the certificate of its client"
+SIGNED: Final = (
+    "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to one that its authority has signed and that has not expired"
+)
+_NOT_TRUSTED: Final = (
+    "unknown ca",
+    "bad certificate",
+    "certificate expired",
+    "certificate unknown",
+    "certificate revoked",
 )
 _NO_NAME: Final = ("resolv", "resolution", "name or service not known", "gaierror")
 _ENDPOINT: Final = "in OTEL_EXPORTER_OTLP_ENDPOINT"
 
+_OTHER_NAME: Final = (
+    f"has a certificate for another name: use a host name that the certificate has {_ENDPOINT}"
+)
+
+_NO_FILE: Final = "is not asked: the file of a certificate or key {}; correct OTEL_EXPORTER_OTLP_CERTIFICATE and CLIENT_CERTIFICATE"
+
 _REASONS: Final = {
+    "hostname verification": _OTHER_NAME,
     "unauthenticated": UNAUTHORIZED.format("UNAUTHENTICATED"),
     "permission_denied": UNAUTHORIZED.format("PERMISSION_DENIED"),
     "has expired": _UNTRUSTED.format("it has expired"),
-    "mismatch": f"has a certificate for another name: use a host name that the certificate has {_ENDPOINT}",
+    "key values mismatch": "is not asked: OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE; correct both",
+    "mismatch": _OTHER_NAME,
     "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
-    "security handshaker": "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
+    "security handshaker": "cannot be talked to: OTEL_EXPORTER_OTLP_CERTIFICATE or CLIENT_CERTIFICATE names a file without a certificate, or one that "
+    "does not belong to OTEL_EXPORTER_OTLP_CLIENT_KEY",
     "certificate required": "wants a certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to the PEM file",
+    **dict.fromkeys((f"alert {word}" for word in _NOT_TRUSTED), f"{UNTRUSTED_CLIENT}: {SIGNED}"),
     "wrong_version_number": f"does not speak TLS: write http:// in place of https:// {_ENDPOINT}",
+    "no such file": _NO_FILE.format("is missing"),
+    "permission denied": _NO_FILE.format("cannot be read, or the system forbids the connection"),
     "incompleteread": "gives half an answer and closes the connection",
     **dict.fromkeys(
         _CLOSED, f"closes connections: it may want TLS, https:// in place of http:// {_ENDPOINT}"
@@ -81,6 +103,7 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 """Statuses with which the specification lets a collector ask for another try."""
 
 _STATUS_REASONS: Final = {
+    "hostname verification": _OTHER_NAME,
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
     415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json; or "
@@ -193,7 +216,9 @@ def _correctable(answer: HttpResponse, *, tls: bool) -> str:
     return _STATUS_REASONS.get(status, "")
 
 
-def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> ExportResponse:
+def read_grpc(
+    code: str, details: str, retry_after_s: float | None = None, *, tls: bool = False
+) -> ExportResponse:
     """Returns what a gRPC status other than OK means, by its name and message: the same rules as over HTTP."""
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return refused(
@@ -201,7 +226,7 @@ def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Ex
         )
     if code in _GRPC_REFUSALS:
         return refused(f"refuses a request ({code}, {first_line(details)})")
-    return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
+    return retry(why(f"{code}: {details}", tls=tls), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
 
 
 def read_message(body: bytes, signal: str) -> ExportResponse:

@@ -97,6 +97,11 @@ def otlp_configured(environ: Mapping[str, str]) -> bool:
     return any(_Variables(environ, signal).is_on() for signal in SIGNALS)
 
 
+def no_password() -> str:
+    """Refuses a key that has a password; OpenSSL would ask for it on the terminal, and wait."""
+    raise OSError("the key has a password: write one without it, which this user alone can read")
+
+
 def headers_of(text: str) -> dict[str, str]:
     """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Nameless ones are skipped."""
     headers = {}
@@ -255,7 +260,7 @@ class _Variables:
                     "OTEL_EXPORTER_OTLP_CLIENT_KEY or in the same file ({}). Correct both variables."
                 )
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.load_cert_chain(shown, self._get("CLIENT_KEY") or None)
+                context.load_cert_chain(shown, self._get("CLIENT_KEY") or None, no_password)
         except (ssl.SSLError, OSError) as error:
             self._wrong(name, f"{path!r} for {self.signal}: {rule.format(error)}", "OTLP off")
             return False

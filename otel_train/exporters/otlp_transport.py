@@ -39,7 +39,7 @@ from otel_train.exporters.otlp_response import (
     retry,
     why,
 )
-from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, no_password
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ def trusting(target: Target) -> ssl.SSLContext:
 
                 context.load_verify_locations(certifi.where())
     if target.client_certificate:
-        context.load_cert_chain(target.client_certificate, target.client_key or None)
+        context.load_cert_chain(target.client_certificate, target.client_key or None, no_password)
     return context
 
 
@@ -466,8 +466,10 @@ class GrpcClient:
 
         if self._closed:
             return retry("is not asked any more: this process is closing")
-        if self._channel is None:
-            self._channel = self._opened()
+        try:
+            self._channel = self._channel or self._opened()
+        except OSError as error:  # a file of a certificate, which may just be replaced
+            return retry(why(f"{type(error).__name__}: {error}", tls=True))
         call = self._channel.unary_unary(_METHODS[self._signal])
         try:
             response = call(request, timeout=timeout_s, metadata=tuple(self._target.headers.items()))
@@ -475,7 +477,8 @@ class GrpcClient:
             code = error.code()
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._drop()  # a new channel connects at once, the old one in its own time
-            return read_grpc(code.name, error.details() or "", _wait_s(error.trailing_metadata()))
+            wait_s = _wait_s(error.trailing_metadata())
+            return read_grpc(code.name, error.details() or "", wait_s, tls=self._target.tls)
         except ValueError as error:  # the channel was closed meanwhile
             self._drop()
             return retry(f"cannot be called ({error})")

@@ -337,6 +337,40 @@ def test_a_certificate_of_the_client_that_is_missed_is_named(pems: Path) -> None
     assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in finding.remedy
 
 
+def test_a_certificate_of_the_client_that_is_not_trusted_is_named(pems: Path) -> None:
+    """It is set, so to set it is no remedy."""
+    own = {
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(pems / "old.crt"),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(pems / tls.KEY),
+    }
+    with secure(pems, client=True) as there:
+        finding = problem(f"https://{there}", **trusted(pems), **own)
+
+    assert "does not trust the certificate of its client" in finding.what
+    assert "one that its authority has signed" in finding.remedy
+
+
+def test_a_key_with_a_password_is_named_and_the_password_is_not_asked_for(pems: Path, tmp_path: Path) -> None:
+    """A training waits for no terminal."""
+    encrypt = [
+        "pkey",
+        "-aes256",
+        "-passout",
+        "pass:x",
+        "-in",
+        str(pems / tls.KEY),
+        "-out",
+        str(tmp_path / "key"),
+    ]
+    subprocess.run(["openssl", *encrypt], check=True, capture_output=True)
+    own = {
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(pems / tls.CERTIFICATE),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(tmp_path / "key"),
+    }
+
+    assert "the key has a password" in problem("https://127.0.0.1:1", **own).what
+
+
 def test_files_of_certificates_that_are_none_are_named(pems: Path, tmp_path: Path) -> None:
     """A path that moved read as a collector that speaks no TLS."""
     (tmp_path / "empty").write_text("")

@@ -23,7 +23,7 @@ from otel_train.exporters.otlp_response import (
     read_http,
     why,
 )
-from otel_train.exporters.otlp_settings import OtlpSettings
+from otel_train.exporters.otlp_settings import OtlpSettings, Target
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport, needs_no_proxy
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 from tests.support.snapshots import RESOURCE, snapshot, spans
@@ -143,7 +143,7 @@ def test_what_an_operator_or_time_can_repair_is_tried_again(receiver: Received, 
     receiver.location = f"{receiver.endpoint}/elsewhere" if mode.startswith("3") else ""
     answer = asked(receiver.endpoint)
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert says in answer.reason
     assert receiver.requests == 1, "a redirect was followed, or a request was sent twice"
 
@@ -211,7 +211,7 @@ def test_an_absurd_pause_is_no_fault(text: str) -> None:
     """It is no pause, or the longest that is granted."""
     answer = read_http(HttpResponse(503, {"retry-after": text, "date": text}, b""), "metrics")
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert answer.retry_after_s is None or answer.retry_after_s > 1e9
 
 
@@ -297,7 +297,7 @@ def test_an_endless_answer_is_bounded_in_bytes_and_time(receiver: Received) -> N
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=2)
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert "more than 65536 bytes" in answer.reason
     assert time.monotonic() - start_s < 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
@@ -309,7 +309,7 @@ def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=0.7)
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert "does not answer" in answer.reason
     assert time.monotonic() - start_s < 1.5
 
@@ -384,7 +384,7 @@ def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
     body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
     answer = read_http(HttpResponse(400, {"content-type": "text/plain"}, body), "metrics")
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
 
 
@@ -393,7 +393,7 @@ def test_a_collector_that_takes_no_compression_loses_nothing() -> None:
     body = b'{"code":3, "message":"unsupported Content-Encoding: gzip"}'
     answer = read_http(HttpResponse(400, {"content-type": "application/json"}, body), "metrics")
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert "OTEL_EXPORTER_OTLP_COMPRESSION=none" in answer.reason
 
 
@@ -518,7 +518,7 @@ def test_what_is_wrong_with_a_proxy_is_said_without_its_password(monkeypatch: py
 
     answer = asked("http://collector.example:4318")
 
-    assert answer.result is RETRY
+    assert answer.result is ExportResult.RETRY
     assert "HTTP_PROXY, whose port is no number" in answer.reason
     assert "hunter2" not in answer.reason
 
@@ -537,6 +537,23 @@ def test_what_is_wrong_with_a_proxy_is_said_without_its_password(monkeypatch: py
         (
             "SSLError: tlsv13 alert certificate required (_ssl.c:2580)",
             "wants a certificate of its client: set OTEL_",
+        ),
+        (
+            "SSLError: [SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
+            "does not trust the certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+        ),
+        (
+            "SSLError: [SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired (_ssl.c:2580)",
+            "does not trust the certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+        ),
+        (
+            "UNAVAILABLE: failed to connect to all addresses; last error: UNAVAILABLE: Unwrap failed (TSI_DATA_CORRUPTED)",
+            "it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, or not trust that one",
+        ),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "has a certificate for another name"),
+        (
+            "SSLError: [X509: KEY_VALUES_MISMATCH] key values mismatch (_ssl.c:3926)",
+            "OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of",
         ),
     ],
 )
@@ -603,3 +620,18 @@ def test_grpc_tells_of_rejected_records(signal: str) -> None:
         answer = asked(received.endpoint, "grpc", signal=signal)
 
     assert (answer.result, answer.rejected) == (REFUSED, 2)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_key_that_is_gone_while_it_is_replaced_loses_nothing(tmp_path: Path, protocol: str) -> None:
+    """Whoever renews certificates may remove the old ones first."""
+    gone = str(tmp_path / "gone.pem")
+    target = Target(
+        protocol=protocol, url="https://127.0.0.1:1", address="https://127.0.0.1:1", headers={}, compression="", tls=True,
+        certificate="", client_certificate=gone, client_key=gone,
+    )  # fmt: skip
+    with closing(OtlpTransport({"metrics": target})) as transport:
+        answer = transport.send("metrics", b'{"resourceMetrics":[]}', 5.0)
+
+    assert answer.result is ExportResult.RETRY
+    assert "the file of a certificate or key is missing" in answer.reason
