@@ -32,6 +32,8 @@ _EVERY_S = 0.2
 def is_trace(target: str) -> bool:
     """Returns whether a file is named, and no run; a RunDirectoryError for a pipe or a device."""
     path = Path(target)
+    if not path.exists() and path.suffix in (".json", ".gz"):
+        raise RunDirectoryError(f"{target}: there is no such file")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RunDirectoryError(
             f"{target}: is a pipe, a socket or a device. Write its content to a file first"
@@ -51,7 +53,7 @@ def chosen(targets: Sequence[str], run_dir: str) -> list[Path]:
     if captures := captures_of(run):
         return together(captures, captures[-1])
     raise RunDirectoryError(
-        f"{run}: has no captures. A trace of torch.profiler can be given by its path, too"
+        f"{run}: has no captures. Take one with 'otel-train profile', or give the path of a trace"
     )
 
 

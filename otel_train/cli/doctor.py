@@ -141,7 +141,7 @@ def _targets(args: argparse.Namespace) -> end_to_end.ProbeTargets:
     try:
         token = path.read_text(encoding="utf-8").strip() if path else ""
     except (OSError, ValueError) as error:
-        remedy = "Name a file that holds the token alone"
-        raise ConfigError(f"--grafana-token-file {path}: {error}. {remedy}") from None
+        why, remedy = getattr(error, "strerror", error), "Name a file that holds the token alone"
+        raise ConfigError(f"--grafana-token-file {path}: {why}. {remedy}") from None
     urls = {**end_to_end.usual_places(args.state, os.environ), **named}
     return end_to_end.ProbeTargets(urls=urls, named=frozenset(named), grafana_token=token)

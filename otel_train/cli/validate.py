@@ -89,7 +89,10 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
         if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_folders(folder):
-            raise RunDirectoryError(f"{folder}: is neither a run directory nor a folder of artifacts")
+            remedy = "Give a run, or a folder that 'otel-train export' wrote"
+            raise RunDirectoryError(
+                f"{folder}: is neither a run directory nor a folder of artifacts. {remedy}"
+            )
     return chosen_run(args.dir, args.run_dir), False
 
 

@@ -280,7 +280,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
         if runs:
             return max(runs, key=_last_change_ns)
         raise RunDirectoryError(
-            f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+            f"No run below {root}. Give a run directory, or name the folder of your runs with --run-dir or OTEL_TRAIN_RUN_DIR."
         )
     for path in (Path(run), root / folder_name(str(run))):
         if mark_of(path / "run.json") is not None or rank_folders(path):
@@ -289,7 +289,7 @@ def find_run(run: str | Path | None, root: Path) -> Path:
             return path.parent
     raise RunDirectoryError(
         f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
-        "Give the folder that holds run.json, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+        "Give the folder that holds run.json, or name the folder of your runs with --run-dir or OTEL_TRAIN_RUN_DIR."
     )
 
 

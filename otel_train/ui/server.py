@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import logging
@@ -191,10 +192,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # a label may have 63 letters
-        why, remedy = getattr(error, "strerror", error), "Give a name or an address of this machine"
-        raise ConfigError(f"host {shown(host)}: {why}. {remedy}") from error
-    problem = ""
-    for each in range(port, min(port + _TRIED, _LAST + 1)) if port else (0,):
+        raise _no_such_host(host, error) from error
+    problem, ports = "", range(port, min(port + _TRIED, _LAST) + 1) if port else (0,)
+    for each in ports:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -202,10 +202,17 @@ def listen(host: str, port: int) -> socket.socket:
             sock.listen(128)
         except OSError as error:
             sock.close()
-            problem = error.strerror or str(error)
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise _no_such_host(host, error) from error
+            problem = error.strerror
             continue
         return sock
-    raise ConfigError(f"port {port}: {problem}, and so for the {_TRIED} after it. Give another with --port")
+    raise ConfigError(f"ports {ports[0]} to {ports[-1]}: {problem}. Give another with --port")
+
+
+def _no_such_host(host: str, error: OSError | UnicodeError) -> ConfigError:
+    why = getattr(error, "strerror", error)
+    return ConfigError(f"host {shown(host)}: {why}. Give a name or an address of this machine with --host")
 
 
 class PageServer(Server):

@@ -88,8 +88,9 @@ def test_captures_of_one_moment_belong_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing.json"], "neither a run directory nor"),
-        (["one.json", "two.json"], "is no file"),
+        (["nothing.json"], "nothing.json: there is no such file"),
+        (["nothing"], "neither a run directory nor"),
+        (["one.json", "two.json"], "one.json: there is no such file"),
         (["bad.json"], "expected JSON"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -324,7 +325,14 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     )
 
 
-@pytest.mark.parametrize("case", ["a-file: is no folder", f"--host={'a' * 64}: label too long"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a-file: is no folder",
+        f"--host={'a' * 64}: label too long",
+        f"--host=192.0.2.1: {os.strerror(errno.EADDRNOTAVAIL)}. Give a name or an address of this machine",
+    ],
+)
 def test_what_cannot_be_served_is_one_line(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
