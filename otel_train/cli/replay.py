@@ -306,7 +306,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(directory: Path, counts: RequestCounts, *, verb: str) -> None:
-    left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} torn (requests)"
+    left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} cut off by a crash (requests)"
     print(f"{directory}: {counts.accepted} {verb}, {left}")
     for reason, number in counts.kept_because.most_common():
         complain(f"{number} kept: the collector {reason}. What was kept can be sent later.")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
+from otel_train.console.text import plural
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.otlp_settings import otlp_configured
@@ -128,7 +129,9 @@ def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
         remedy = "read those with the version that wrote them if summary, report or postmortem refuse"
         yield CheckResult(WARNING, what, remedy)
     else:
-        yield CheckResult(OK, f"{len(paths)} runs with {ranks} ranks, all of this version")
+        yield CheckResult(
+            OK, f"{plural(len(paths), 'run')} with {plural(ranks, 'rank')}, all of this version"
+        )
 
 
 def _written_by(path: Path) -> str:
@@ -342,7 +345,9 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
     counts = Counter(resolved.origins.values())
     origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
     said = ", ".join(origins) or "none from the environment or a file"
-    yield CheckResult(NOTE, f"{said}; the rest are defaults unless the program sets them")
+    yield CheckResult(
+        NOTE, f"settings of otel_train: {said}; the rest are defaults unless the program sets them"
+    )
 
 
 def _given_settings(resolved: ResolvedConfig) -> dict[str, tuple[str, str]]:

@@ -88,7 +88,7 @@ def test_every_rank_is_sent_and_the_spool_is_empty_afterwards(
     with http_receiver() as received:
         assert cli(str(run_path), "--endpoint", received.endpoint) == 0
         assert (len(received.metrics), len(received.traces)) == (2, 1)
-        assert "3 accepted, 0 kept, 0 rejected, 0 torn" in capsys.readouterr().out
+        assert "3 accepted, 0 kept, 0 rejected, 0 cut off" in capsys.readouterr().out
         assert cli(str(run_path), "--endpoint", received.endpoint) == 0
         assert received.requests == 3
     assert not list(run_path.glob("rank*/spool"))
@@ -108,7 +108,7 @@ def test_a_torn_line_is_skipped_and_said(run_path: Path, capsys: pytest.CaptureF
     segment.write_bytes(segment.read_bytes() + b'{"resourceMe')
     with http_receiver() as received:
         assert cli(str(run_path), "--endpoint", received.endpoint) == 0
-    assert "3 accepted, 0 kept, 0 rejected, 1 torn" in capsys.readouterr().out
+    assert "3 accepted, 0 kept, 0 rejected, 1 cut off" in capsys.readouterr().out
 
 
 def test_a_line_that_is_no_request_is_moved_aside_and_said(
@@ -123,7 +123,7 @@ def test_a_line_that_is_no_request_is_moved_aside_and_said(
     out, err = capsys.readouterr()
     rejected = run_path / "rank0" / "spool" / "rejected" / "metrics.jsonl"
 
-    assert "4 accepted, 0 kept, 2 rejected, 0 torn" in out
+    assert "4 accepted, 0 kept, 2 rejected, 0 cut off" in out
     assert "the line is no JSON" in err
     assert str(rejected) in err
     assert [json.loads(line)["line"].encode() for line in rejected.read_text().splitlines()] == [
