@@ -35,8 +35,8 @@ _ENDS = {
     "killed": "It was killed by a signal that cannot be caught: out of memory, or sent manually.",
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
-    "gone": "Its process is no more, and no end is recorded: 'otel-train postmortem' says what it was doing.",
-    "silent": "It gives no sign, and its process may still be there: it hangs, is stopped, or runs elsewhere.",
+    "gone": "Its process has ended, and no end is recorded: 'otel-train postmortem' shows what it was doing.",
+    "silent": "Nothing has been written for a while. Its process may hang, be stopped, or run on another host.",
 }
 
 
@@ -140,7 +140,7 @@ def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
     silent = mapping(summary.get("ranks")).get("silent")
     if isinstance(silent, list) and silent:
         named = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
-        yield Notice("critical", "ranks are silent", f"No record has come lately from rank {named}.")
+        yield Notice("critical", "ranks are silent", f"No report has come lately from rank {named}.")
 
 
 def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:

@@ -138,13 +138,13 @@ def captures_table(view: RankView, *, chosen: str | None = None, static: bool = 
         if (name := _trace_name(record)) not in traces
     ]
     if rows:
-        heads = ("capture", "taken", "size", "rank", "steps", "asked for by", "what was found")
+        heads = ("capture", "taken", "size", "rank", "steps", "requested by", "finding")
         return texts(table(heads, rows))
     if static:
         return '<p class="dim">No capture was taken.</p>'
     return (
         '<p class="empty">No capture has been taken. <code>otel-train profile '
-        f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
+        f"{escape(shlex.quote(str(view.run)))}</code> takes one of a live run.</p>"
     )
 
 

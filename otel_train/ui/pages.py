@@ -212,7 +212,7 @@ def memory(view: RankView) -> str:
             section("Now" if view.state.live else "At the end", lambda: _leading_memory(view)),
             section("On the host", lambda: _chart(view, device=False)),
             section("On the device", lambda: _chart(view, device=True)),
-            section("Written down", lambda: _memory_table(view), beside=written(view)),
+            section("In the summary", lambda: _memory_table(view), beside=written(view)),
             section("Batches", lambda: _batch_sizes(view)),
         )
     )
@@ -269,7 +269,7 @@ def _batch_sizes(view: RankView) -> str:
         for row in view.summary.get("loaders") or ()
         if isinstance(sizes := row.get("batch_bytes"), dict)
     ]  # fmt: skip
-    return table(("a batch of", "least", "avg", "most"), rows)
+    return table(("a batch of loader", "min", "avg", "max"), rows)
 
 
 def timing(view: RankView, *, static: bool = False) -> str:
@@ -590,6 +590,6 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _captures(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
-    return section("Taken", lambda: captures_table(view, static=True)) + "".join(
+    return section("All captures", lambda: captures_table(view, static=True)) + "".join(
         section(each["name"], partial(capture_analysis, each["analysis"], each["flame"])) for each in captures
     )

@@ -523,4 +523,4 @@ def test_memory_is_what_the_files_say_of_it(tmp_path: Path) -> None:
         ("memory · cache bytes", "5.00 MB"),
     ]
     say_summary(run)
-    assert "Written down" not in page(tmp_path, "r1", tab="memory").text
+    assert "In the summary" not in page(tmp_path, "r1", tab="memory").text
