@@ -25,7 +25,7 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
-#define INTERFACE 4         /* ring.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 5         /* ring.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
 #define COST_OF_SAMPLE 12   /* ring.COST_OF_SAMPLE */
@@ -216,14 +216,14 @@ typedef struct Hook {
     PyObject *(*call)(struct Hook *, PyObject *const *, size_t, PyObject *); /* a vectorcall: what kind of hook it is */
     PyObject *state;      /* a tuple, which owns all below: `edge` first, a callable that takes a code */
     Writer *writer;       /* whose method `edge` is; else NULL */
-    PyObject *field[6];   /* of the tuple */
+    PyObject *field[8];   /* of the tuple */
     const int64_t *words; /* codes, packed in a bytes object; the last of the tuple */
     PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of */
     int64_t ask;          /* of a batch: the word that begins an ask */
 } Hook;
 
 #define COUNT(given) ((Py_ssize_t)((given) & ~PY_VECTORCALL_ARGUMENTS_OFFSET))
-enum { NEXT, SIZE, TRAINING, SHAPE, NAMES };
+enum { NEXT, SIZE, TRAINING, SHAPE, COMPILING, NAMES };
 static PyObject *names[NAMES]; /* interned */
 static PyTypeObject *hook_type;
 
@@ -277,15 +277,19 @@ static PyObject *call_with(PyObject *call, PyObject *first, PyObject *args, PyOb
     return result;
 }
 
-/* edge, call, bare, open_in, is_grad_enabled, task, (end, fail, and begins by flags): forward(model, args, kwargs). `call` takes the
-   model first unless it is `bare`. A part's has `task`, which gives -1 outside of a backward: inside one, and inside an open
-   forward, it only calls. */
+/* edge, call, bare, open_in, is_grad_enabled, task, type, compiler, (end, fail, and begins by flags): forward(bound, args, kwargs). `bound`
+   refers to the model weakly, which `call` takes first unless it is `bare`. Only called is a model whose `bound` is of another type
+   (a copy), and one that is exported: then `compiler` says so. So is a part inside a backward, where `task` is not -1, and inside an
+   open forward; of a root `task` is None. */
 static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     if (COUNT(count) != 3) return PyErr_Format(PyExc_TypeError, "forward: expected 3 arguments");
-    PyObject *model = given[0], *task_of = self->field[5], *result = NULL;
+    PyObject *model = Py_XNewRef(PyWeakref_GetObject(given[0])), *task_of = self->field[5], *result = NULL;
+    if (model == NULL) return NULL;
     volatile unsigned long *open_in = (unsigned long *)PyByteArray_AsString(self->field[3]), here = THIS_THREAD;
     int64_t begun = hook_begins(self);
     int inside = *open_in == here, records = task_of == Py_None || !inside;
+    if (records && (PyObject *)Py_TYPE(given[0]) != self->field[6]) records = 0;
+    if (records && PyDict_GetItemWithError(self->field[7], names[COMPILING]) == Py_True) records = 0;
     if (records && task_of != Py_None) records = taken(PyObject_CallNoArgs(task_of)) != -1 ? 0 : PyErr_Occurred() ? -1 : 1;
     if (records > 0) {
         PyObject *training = PyObject_GetAttr(model, names[TRAINING]);
@@ -296,6 +300,7 @@ static PyObject *forward(Hook *self, PyObject *const *given, size_t count, PyObj
         else if (!inside) *open_in = here;
     }
     if (records >= 0) result = call_with(self->field[1], self->field[2] == Py_True ? NULL : model, given[1], given[2]);
+    Py_DECREF(model);
     if (records > 0 && !inside) *open_in = 0; /* not another thread's, which may be over */
     return records > 0 ? finish(self, result) : result;
 }
@@ -415,7 +420,7 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
     self->state = Py_NewRef(state);
     for (Py_ssize_t place = 0; place < PyTuple_Size(state); place++) {
         PyObject *item = PyTuple_GetItem(state, place);
-        if (place < 6) self->field[place] = item;
+        if (place < 8) self->field[place] = item;
         if (PyBytes_Check(item)) self->words = (const int64_t *)PyBytes_AsString(item);
     }
     if (PyCFunction_CheckExact(self->field[0]) && PyCFunction_GetFunction(self->field[0]) == writer_edge)
@@ -533,7 +538,7 @@ static PyMethodDef module_methods[] = {
 };
 
 static int execute(PyObject *module) {
-    static const char *const texts[NAMES] = {"_otel_train_next", "size", "training", "shape"};
+    static const char *const texts[NAMES] = {"_otel_train_next", "size", "training", "shape", "_is_compiling_flag"};
     for (int place = 0; place < NAMES; place++)
         if (names[place] == NULL && (names[place] = PyUnicode_InternFromString(texts[place])) == NULL) return -1;
     PyObject *writer = PyType_FromModuleAndSpec(module, &writer_spec, NULL);

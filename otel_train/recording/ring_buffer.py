@@ -14,7 +14,7 @@ from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS
 
-INTERFACE = 4
+INTERFACE = 5
 """What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
 
 EXTENSION: Any
