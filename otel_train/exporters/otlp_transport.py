@@ -43,7 +43,7 @@ from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, no_password
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from otel_train.exporters.otlp_settings import Target
 
@@ -107,6 +107,8 @@ def _unreadable(line: bytes, signal: str) -> str:
         return ""
     return f"is not asked: the line is no OTLP request of {signal}, which has a list {key}"
 
+
+_THROUGH: Final = "; it is asked through the proxy {}:{} (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -269,6 +271,23 @@ def needs_no_proxy(host: str, port: int) -> bool:
     return False
 
 
+def proxy_of(schemes: Sequence[str], host: str, port: int) -> SplitResult | None:
+    """Returns the proxy in the variable of the first of these schemes; None without one. A ValueError if it cannot be used."""
+    proxies = {} if needs_no_proxy(host, port) else getproxies()
+    scheme = next((each for each in schemes if proxies.get(each)), "")
+    if not scheme:
+        return None
+    named = proxies[scheme]
+    via = urlsplit(named if "://" in named else f"http://{named}")
+    try:
+        _ = via.port
+    except ValueError:  # it repeats what may be a password
+        raise ValueError(f"proxy: correct {scheme.upper()}_PROXY, whose port is no number") from None
+    if via.scheme != "http" or not via.hostname:
+        raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
+    return via
+
+
 class HttpClient:
     """Sends requests to one URL.
 
@@ -312,8 +331,8 @@ class HttpClient:
             answer = self._exchange("POST", timeout_s, body=body, content_type=content_type)
             return read_http(answer, self._signal, tls=self._target.tls)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._failed()
-            return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls))
+            through = self._failed()
+            return retry(why(f"{type(error).__name__}: {error}", tls=self._target.tls) + through)
 
     def get(self, query: str, timeout_s: float) -> HttpResponse:
         """Gets the URL with this query, with the time limit of ``post``. An OSError has the reason of a failure."""
@@ -342,9 +361,14 @@ class HttpClient:
                 connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
 
-    def _failed(self) -> None:
+    def _failed(self) -> str:
+        """Forgets the connection; returns the rest of a sentence that names the proxy, if there is one."""
         self.close()
         self._context = None  # its certificates may have been replaced
+        route = self._route
+        if route is None or not (route.forwarded or route.tunnel):
+            return ""
+        return _THROUGH.format(*route.end)
 
     def _exchange(
         self, method: str, timeout_s: float, *, query: str = "", body: bytes = b"", content_type: str = ""
@@ -371,19 +395,13 @@ class HttpClient:
     def _find_route(self) -> _Route:
         target, scheme = self._target, self._url.scheme
         host = self._url.hostname or "", self._url.port or _PORTS[scheme]
-        proxy = "" if needs_no_proxy(*host) else getproxies().get(scheme, "")
+        via = proxy_of((scheme,), *host)
+        proxy = via.geturl() if via is not None else ""
         key = scheme, host, proxy, target.certificate, target.client_certificate, target.client_key
-        if not proxy:
+        if via is None:
             return _Route(key, host)
-        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        try:
-            proxy_port = via.port or _PORTS["http"]
-        except ValueError:  # it repeats what may be a password
-            raise ValueError(f"proxy: correct {scheme.upper()}_PROXY, whose port is no number") from None
-        if via.scheme != "http" or not via.hostname:
-            raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
         login = login_of(via, "proxy-authorization")
-        end = via.hostname, proxy_port
+        end = via.hostname or "", via.port or _PORTS["http"]
         if not target.tls:
             return _Route(key, end, headers=login, forwarded=True)
         return _Route(key, end, tunnel=(*host, login))
@@ -446,6 +464,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.primary_user_agent", "otel-train"),
 )
+_UNREACHED: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 _VERBOSITY: Final = "GRPC_VERBOSITY"
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 
@@ -457,6 +476,7 @@ class GrpcClient:
         _import_quietly()
         self._target = target
         self._signal = signal
+        self._through = ""
         self._channel: Any = None  # Any: grpc has no types
         self._closed = False
 
@@ -468,7 +488,10 @@ class GrpcClient:
             return retry("is not asked any more: this process is closing")
         try:
             self._channel = self._channel or self._opened()
-        except OSError as error:  # a file of a certificate, which may just be replaced
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a file of a certificate, which may just be replaced, or a proxy
             return retry(why(f"{type(error).__name__}: {error}", tls=True))
         call = self._channel.unary_unary(_METHODS[self._signal])
         try:
@@ -478,7 +501,8 @@ class GrpcClient:
             if code is grpc.StatusCode.UNAVAILABLE:
                 self._drop()  # a new channel connects at once, the old one in its own time
             wait_s = _wait_s(error.trailing_metadata())
-            return read_grpc(code.name, error.details() or "", wait_s, tls=self._target.tls)
+            answer = read_grpc(code.name, error.details() or "", wait_s, tls=self._target.tls)
+            return answer._replace(reason=answer.reason + self._through * (code.name in _UNREACHED))
         except ValueError as error:  # the channel was closed meanwhile
             self._drop()
             return retry(f"cannot be called ({error})")
@@ -505,14 +529,28 @@ class GrpcClient:
         target = self._target
         address = urlsplit(target.url).netloc.rpartition("@")[2] if "://" in target.url else target.url
         compression = grpc.Compression.Gzip if target.compression else grpc.Compression.NoCompression
+        more, self._through = _proxy_for(address)
+        options = (*_OPTIONS, *more)
         if not target.tls:
-            return grpc.insecure_channel(address, options=_OPTIONS, compression=compression)
+            return grpc.insecure_channel(address, options=options, compression=compression)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_content(target.certificate),
             private_key=_content(target.client_key or target.client_certificate),
             certificate_chain=_content(target.client_certificate),
         )
-        return grpc.secure_channel(address, credentials, options=_OPTIONS, compression=compression)
+        return grpc.secure_channel(address, credentials, options=options, compression=compression)
+
+
+def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
+    """Returns the options and the name of the proxy that HTTP would use: by itself gRPC reads variables in lower case alone."""
+    place = urlsplit(f"//{address}")
+    try:
+        via = proxy_of(("grpc", "https", "http"), place.hostname or "", place.port or _PORTS["https"])
+    except ValueError:  # gRPC goes without one that it does not know
+        return (), ""
+    if via is None:
+        return (("grpc.enable_http_proxy", 0),), ""
+    return (("grpc.http_proxy", via.geturl()),), _THROUGH.format(via.hostname, via.port or _PORTS["http"])
 
 
 def _import_quietly() -> None:

@@ -488,6 +488,23 @@ def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pyt
     assert receiver.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http/json"])
+def test_a_proxy_that_cannot_be_reached_is_named_and_hosts_without_it_are_asked_directly(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """It reads as if the collector refused. gRPC reads such variables in lower case alone."""
+    monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.2")
+    proxied, direct = (asked(f"http://127.0.0.{host}:1", protocol).reason for host in (1, 2))
+
+    assert (
+        proxied
+        == "refuses connections; it is asked through the proxy 127.0.0.1:9 (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+    )
+    assert direct == "refuses connections"
+
+
 @pytest.mark.parametrize(
     ("named", "around"),
     [
