@@ -17,7 +17,7 @@ from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
 from otel_train.datamodel import CAPTURES_FOLDER
-from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
+from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import JsonFileCache, names_in, read_json
 from otel_train.profiler.requests import MOST_STEPS, activities, leave_request
@@ -130,13 +130,16 @@ def _options(args: argparse.Namespace) -> dict[str, bool]:
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
-    live = arguments.chosen_ranks(args, FLIGHT)
-    if args.ranks == "all" or (args.rank is not None and not args.ranks):
+    if not args.ranks:
+        named = arguments.chosen_ranks(args, FLIGHT)
+        return {min(named): named[min(named)]}
+    live = arguments.ranks_with(arguments.chosen_run(args.run, args.run_dir), FLIGHT)
+    if args.ranks == "all":
         return dict(live)
     try:
-        wanted = [int(word) for word in args.ranks.split(",")] if args.ranks else [min(live)]
+        wanted = [int(word) for word in args.ranks.split(",")]
     except ValueError:
-        raise OtelTrainError(f"--ranks {args.ranks!r}: expected numbers, such as 0,3, or all") from None
+        raise ConfigError(f"--ranks {args.ranks!r}: expected numbers, such as 0,3, or all") from None
     for rank in wanted:
         if rank not in live:
             raise RunDirectoryError(f"no rank {rank}. Ranks: {', '.join(map(str, live))}")

@@ -610,14 +610,18 @@ def test_an_option_that_is_no_number_in_its_bounds_is_refused_with_the_rule(
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "rank"), [("{}", 0), ("{}/rank1", 1), ("{}/rank1 --ranks=0,1", 0), ("{} --rank=1", 1)]
+)
 def test_a_capture_of_a_run_that_has_ended_is_refused_at_once(
-    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+    run_of_two: Path, words: str, rank: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing would answer, and the command would wait for five minutes."""
-    (run_of_two / "rank1" / "flight.bin").write_bytes(b"")
+    for each in (0, 1):
+        (run_of_two / f"rank{each}" / "flight.bin").write_bytes(b"")
 
-    assert main(["profile", str(run_of_two)]) == 2
-    assert "rank 1 has ended (finished)" in capsys.readouterr().err
+    assert main(["profile", *words.format(run_of_two).split()]) == 2
+    assert f"rank {rank} has ended (finished)" in capsys.readouterr().err
     assert not (run_of_two / "rank1" / "capture-request.json").exists()
 
 
