@@ -204,7 +204,7 @@ def listen(host: str, port: int) -> socket.socket:
             sock.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise _no_such_host(host, error) from error
-            problem = error.strerror
+            problem = error.strerror or str(error)
             continue
         return sock
     raise ConfigError(f"ports {ports[0]} to {ports[-1]}: {problem}. Give another with --port")
