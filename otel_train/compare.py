@@ -72,24 +72,31 @@ class Sample(NamedTuple):
         return float((self.number * (between + within)).sum()) / (self.size - 1) / self.size
 
     def quantile(self, q: float) -> Estimate:
-        """Returns a quantile, with the interval between the occurrences that bound it.
+        """Returns a quantile, within a bucket of numpy's, with the interval between the occurrences that bound it.
 
         Source: the distribution-free interval by order statistics; the rank of the quantile is binomial.
         """
         size = self.size
         if not size:
             return Estimate()
-        reached = np.cumsum(self.number)
         rank = q * (size - 1)
-        spread = _Z * math.sqrt(size * q * (1 - q)) + 1
-        place, first, last = (
-            min(int(np.searchsorted(reached, min(max(at, 0.0), size - 1), side="right")), reached.size - 1)
-            for at in (rank, rank - spread, rank + spread)
-        )
-        middle = float(self.low[place] + self.high[place]) / 2
+        below, above = self._ranked(math.floor(rank)), self._ranked(math.ceil(rank))
+        value = below + (rank - math.floor(rank)) * (above - below)
         if size < ENOUGH:
-            return Estimate(middle)
-        return Estimate(middle, float(self.low[first]), float(self.high[last]))
+            return Estimate(value)
+        spread = _Z * math.sqrt(size * q * (1 - q)) + 1
+        first, last = self._bucket(max(rank - spread, 0.0)), self._bucket(min(rank + spread, size - 1))
+        return Estimate(value, float(self.low[first]), float(self.high[last]))
+
+    def _bucket(self, rank: float) -> int:
+        return int(np.searchsorted(np.cumsum(self.number), rank, side="right"))
+
+    def _ranked(self, rank: int) -> float:
+        """Estimates the occurrence at ``rank``, evenly spread in its bucket with the others there."""
+        bucket = self._bucket(rank)
+        before, inside = int(self.number[:bucket].sum()), int(self.number[bucket])
+        width = self.high[bucket] - self.low[bucket]
+        return float(self.low[bucket] + width * (rank - before + 0.5) / inside)
 
 
 def of_values(seconds: ArrayLike) -> Sample:

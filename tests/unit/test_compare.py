@@ -49,6 +49,14 @@ def test_the_interval_of_a_quantile_holds_it_most_of_the_time() -> None:
     assert 370 <= hits <= 400
 
 
+def test_a_quantile_between_two_values_lies_between_them() -> None:
+    """The median of 6 steps was the third, whatever the fourth: `otel-train summary` said 49 ms, and this 26 ms."""
+    values = [1.4, 21.8, 25.3, 72.4, 76.6, 98.2]
+
+    assert of_values(values).quantile(0.5).value == pytest.approx(np.median(values))
+    assert of_values(values).quantile(0.95).value == pytest.approx(np.quantile(values, 0.95))
+
+
 def in_buckets(values: Any) -> Sample:  # Any: float64[occurrence]
     """As a run keeps them."""
     edges = 2.0 ** (np.arange(-200, 50) / 16)
