@@ -26,13 +26,12 @@ _ALERTS = {
     catalog.OOM_EVENT.name: "critical",
     catalog.NONFINITE_EVENT.name: "critical",
     catalog.LOADER_WORKER_EXIT_EVENT.name: "critical",
-    catalog.RUN_KILLED_EVENT.name: "critical",
     catalog.STRAGGLER_EVENT.name: "warning",
 }
 _MEANINGS = {each.name: each.meaning for each in (*catalog.SPANS, *catalog.EVENTS)}
 _ENDS = {
     "failed": "An exception ended it.",
-    "killed": "It was killed by a signal that cannot be caught: out of memory, or sent manually.",
+    "killed": "A signal killed it: it ran out of memory, native code crashed, or another process sent the signal.",
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
     "gone": "Its process has ended, and no end is recorded: 'otel-train postmortem' shows what it was doing.",
@@ -77,7 +76,8 @@ def notices(
         *_trainings(summary),
     ]
     if (said := _ENDS.get(state.word)) is not None:
-        found.insert(0, Notice(state.severity, state.word, said))
+        cause = "" if state.live else text(summary.get("end_cause"))
+        found.insert(0, Notice(state.severity, state.word, said, facts=(cause,) if cause else ()))
     found += [Notice("info", "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 

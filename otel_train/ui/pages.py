@@ -216,8 +216,12 @@ def memory(view: RankView) -> str:
             section("Batches", lambda: _batch_sizes(view)),
         )
     )
-    first = "The first comes with the first export."
-    return body or f'<p class="empty">No memory metric has been written yet. {first}</p>'
+    if body:
+        return body
+    said = "No memory metric was written."
+    if view.state.live:
+        said = "No memory metric has been written yet. The first comes with the first export."
+    return f'<p class="empty">{said}</p>'
 
 
 def _series(view: RankView) -> dict[str, Sequence[float | None]]:

@@ -72,6 +72,19 @@ def test_every_tab_has_the_findings(tmp_path: Path, tab: str) -> None:
     assert "Read ahead." in answer.text
 
 
+def test_a_run_that_was_killed_says_so_once_with_the_cause(tmp_path: Path) -> None:
+    """Its last event says the same as its state."""
+    run = leave_run(tmp_path, [3])
+    say_summary(run, state="killed", end_cause="OOM kill")
+    event = {"time_unix_ns": 1, "name": "train.run.killed", "attributes": {"train.run.end_cause": "OOM kill"}}
+    (run / "rank0/events.jsonl").write_text(json.dumps(event) + "\n")
+
+    text = page(tmp_path, "r1").text
+
+    assert text.count('class="notice critical"') == 1
+    assert '<p class="dim">OOM kill</p>' in text
+
+
 @pytest.mark.parametrize(
     ("tab", "sections"),
     [
