@@ -57,9 +57,7 @@ def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
         ("records", "serialization"): 0,
     }
     health = SelfMetrics(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
-    return MetricSources(
-        signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor
-    )
+    return MetricSources(signals, ProcessReader(), accelerators, hardware, health, watch, anchor)
 
 
 @cache

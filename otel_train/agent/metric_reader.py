@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
@@ -44,7 +44,6 @@ class MetricSources(NamedTuple):
     accelerators: AcceleratorReader
     hardware: HardwareReader
     health: SelfMetrics
-    loaders: Callable[[], Mapping[str, Any]]  # Any: as for LoaderWatch
     watch: LoaderWatch
     anchor: Anchor
 
@@ -118,7 +117,7 @@ class MetricReader:
             for (loader, phase), number in totals.samples.items()
             if phase < len(PHASES)
         }
-        for name, probe in list(self._sources.loaders().items()):
+        for name, probe in list(self._sources.watch.loaders().items()):
             if probe.token_count:
                 found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
         if self._sources.signals.tokens:
@@ -171,7 +170,7 @@ class MetricReader:
             names[loader]: count for (loader, phase), count in totals.samples.items() if phase == TRAIN
         }
         spent = totals.train_s_by_loader()
-        for name, probe in list(self._sources.loaders().items()):
+        for name, probe in list(self._sources.watch.loaders().items()):
             data_s, rest_s = spent.get(name, (0.0, 0.0))
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
                 slower_s = max(data_s, rest_s) / self._info.world_size

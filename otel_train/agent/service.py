@@ -369,7 +369,7 @@ class AgentService:
         )  # fmt: skip
         sources = MetricSources(
             self._signals, ProcessReader(pid=self.info.pid), accelerators, self._hardware, self.health,
-            lambda: recording.state.loaders, self.watch, self._anchor
+            self.watch, self._anchor
         )  # fmt: skip
         reader = MetricReader(run, sources, info=self.info, config=config)
         reader.step_flops = lambda: recording.state.step_flops

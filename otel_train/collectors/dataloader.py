@@ -43,7 +43,7 @@ class LoaderWatch:
         """Deaths of workers by loader and cause."""
         self._errors = LabelLimiter(c.ERROR_TYPE.bound)
         self._run = run
-        self._loaders = loaders
+        self.loaders = loaders
         self._read_state = read_state
         self._clock = clock
 
@@ -67,11 +67,11 @@ class LoaderWatch:
 
     def facts(self) -> dict[str, LoaderFacts]:
         """Facts by loader that events do not contain."""
-        return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
+        return {name: self._facts(name, probe) for name, probe in list(self.loaders().items())}
 
     def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
         """Writes the present values. ``folded`` bounds loader names; ``rss_of`` gives resident bytes of a process."""
-        for name, probe in list(self._loaders().items()):
+        for name, probe in list(self.loaders().items()):
             label = folded.limit(name)
             self._write_endings(builder, name, label, sized=probe.sized)
             self._write_errors(builder, name, label, probe)
