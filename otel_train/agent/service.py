@@ -78,10 +78,6 @@ def gil_release(clock: Clock) -> Callable[[], None]:
     return release
 
 
-def _no_gil_release() -> None:
-    """Does nothing: a separate process has no GIL to release."""
-
-
 class PeriodicTask(NamedTuple):
     """Something that the export loop does periodically.
 
@@ -116,7 +112,7 @@ class ExportLoop:
         self.tasks: list[PeriodicTask] = []
         self.early_tasks: list[PeriodicTask] = []
         """Done once it is known how far to read, before anything is read."""
-        self.advance: Callable[[], None] = _no_gil_release
+        self.advance: Callable[[], None] = lambda: None
         """Finds out how far the rings may be read."""
         self.between: Callable[[], float | None] = lambda: None
         """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
@@ -353,7 +349,7 @@ class AgentService:
         run = RunState(
             anchor.clock_ns, anchor=anchor, ids=Ids(self.info.ids_of, self.info.attempt, self.info.rank),
             rules=sampling_rules(config, self._profile), stall_after_s=config.stall_after_s,
-            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else _no_gil_release
+            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else lambda: None
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
         run.sampler.captured_ns = lambda: recording.state.captured_ns

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
@@ -207,8 +205,9 @@ def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
 
 def _step_durations(totals: Totals) -> list[dict[str, Any]]:
     rows = []
-    for series in np.flatnonzero(totals.step_counts).tolist():
-        loader, phase = totals.step_pairs[series]
+    for (loader, phase), series in totals.step_pairs.items():
+        if not totals.step_counts[series]:
+            continue
         point = totals.steps.point(series)
         p50, p95, p99 = (totals.steps.quantile(series, q) for q in (0.5, 0.95, 0.99))
         rows.append(

@@ -198,7 +198,7 @@ class LoaderTotals:
         endings: by loader and reason.
         passes: by loader, those that ended without an error: at their end, or left.
         starts: by loader and phase.
-        names: by series of the histograms.
+        numbers: by loader, its series of the histograms.
     """
 
     def __init__(self) -> None:
@@ -208,8 +208,7 @@ class LoaderTotals:
         self.endings: Counter[tuple[str, str]] = Counter()
         self.passes: Counter[str] = Counter()
         self.starts: dict[tuple[str, str], LoaderStart] = {}
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self._pending_builds: dict[str, deque[int]] = {}
 
     def add_builds(self, loader: str, build_ns: np.ndarray, missed: int) -> None:
@@ -255,16 +254,10 @@ class LoaderTotals:
 
     def number(self, loader: str) -> int:
         """Returns the histogram series of a loader, adding it if needed."""
-        if loader not in self._numbers:
-            self._numbers[loader] = len(self.names)
-            self.names.append(loader)
-            self.builds.grow(len(self.names))
-            self.start_ups.grow(len(self.names))
-        return self._numbers[loader]
-
-    def known(self, loader: str) -> int | None:
-        """Returns the histogram series of a loader; None if nothing has been counted for it."""
-        return self._numbers.get(loader)
+        number = self.numbers.setdefault(loader, len(self.numbers))
+        self.builds.grow(len(self.numbers))
+        self.start_ups.grow(len(self.numbers))
+        return number
 
     def since(self, earlier: LoaderTotals) -> LoaderTotals:
         """Returns the difference to an earlier copy."""
@@ -459,7 +452,7 @@ class Totals:
         self.batches: Counter[tuple[int, int]] = Counter()
         self.samples: Counter[tuple[int, int]] = Counter()
         self.failed = np.zeros(0, dtype=np.int64)
-        self.step_pairs: list[tuple[int, int]] = []
+        self.step_pairs: dict[tuple[int, int], int] = {}  # by loader and phase, the series of ``steps``
         self.step_counts = np.zeros((0,), dtype=np.int64)
         self.partial_steps = np.zeros(_PHASES, dtype=np.int64)
         self.loaders = LoaderTotals()
@@ -468,7 +461,6 @@ class Totals:
         self.recompiled = Recompiled()
         self.pace = Pace()
         self.on_device = Outcomes()
-        self._step_numbers: dict[tuple[int, int], int] = {}
 
     def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
         """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
@@ -572,12 +564,11 @@ class Totals:
             yield divmod(value, _PHASES), flat == value
 
     def _step_number(self, pair: tuple[int, int]) -> int:
-        if pair not in self._step_numbers:
-            self._step_numbers[pair] = len(self.step_pairs)
-            self.step_pairs.append(pair)
+        if pair not in self.step_pairs:
+            self.step_pairs[pair] = len(self.step_pairs)
             self.steps.grow(len(self.step_pairs))
             self.step_counts = np.append(self.step_counts, 0)
-        return self._step_numbers[pair]
+        return self.step_pairs[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
         """Counts batches: int64[n, 6] as in ``ClosedSteps``."""

@@ -186,7 +186,8 @@ class EvalPasses:
 
     def __init__(self) -> None:
         self.durations = Histograms()
-        self.loaders: list[str] = []
+        self.loaders: dict[str, int] = {}
+        """By name, its series of ``durations``."""
         self._open: EvalPass | None = None
 
     def feed(self, steps: StepRows, names: SeriesNames) -> list[EvalPass]:
@@ -211,10 +212,9 @@ class EvalPasses:
         done, self._open = self._open, None
         if done is None:
             return []
-        if done.loader not in self.loaders:
-            self.loaders.append(done.loader)
-            self.durations.grow(len(self.loaders))
-        self.durations.add([self.loaders.index(done.loader)], [done.ended_ns - done.started_ns])
+        number = self.loaders.setdefault(done.loader, len(self.loaders))
+        self.durations.grow(len(self.loaders))
+        self.durations.add([number], [done.ended_ns - done.started_ns])
         return [done]
 
     def _extend(self, phase: str, loader: str, within: tuple[int, int], batches: int) -> list[EvalPass]:

@@ -118,7 +118,7 @@ def throughputs(
     found = {}
     trained = {key.loader for key in totals.names.keys if (key.phase, key.stage) == ("train", "data")}
     for name, known in facts.items():
-        build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
+        build = _distribution(totals.loaders.builds, totals.loaders.numbers.get(name)) or {}
         phases = ("train",) if name in trained else PHASES
         starts = (totals.loaders.starts.get((name, phase)) for phase in phases)
         start = next((start for start in starts if start is not None), LoaderStart())
@@ -131,12 +131,12 @@ def throughputs(
 
 def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | None) -> dict[str, Any]:
     loaders = totals.loaders
-    build = _distribution(loaders.builds, loaders.known(name))
+    build = _distribution(loaders.builds, loaders.numbers.get(name))
     place = "worker" if build else None
     if known.workers == 0 and wait:  # without workers the wait is the build time
         build, place = wait, "training_thread"
     starts = [start for (loader, _), start in loaders.starts.items() if loader == name]
-    first = _distribution(loaders.start_ups, loaders.known(name))
+    first = _distribution(loaders.start_ups, loaders.numbers.get(name))
     return {
         "loader": name,
         "workers": known.workers,

@@ -129,7 +129,7 @@ class LoaderWatch:
     def _write_histograms(self, builder: MetricBuilder, folded: LabelLimiter) -> None:
         loaders = self._run.totals.loaders
         labels: dict[str, int] = {}
-        into = np.array([labels.setdefault(folded.limit(name), len(labels)) for name in loaders.names])
+        into = np.array([labels.setdefault(folded.limit(name), len(labels)) for name in loaders.numbers])
         for metric, histograms in (
             (c.LOADER_BATCH_BUILD_DURATION, loaders.builds),
             (c.LOADER_START_DURATION, loaders.start_ups),

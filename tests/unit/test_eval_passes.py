@@ -39,7 +39,7 @@ def test_a_pass_ends_when_training_goes_on() -> None:
     passes = EvalPasses()
 
     assert passes.feed(rows([T, V, V, V, T]), names()) == [EvalPass("eval", "val", 10, 40, 3)]
-    assert passes.loaders == ["val"]
+    assert passes.loaders == {"val": 0}
     assert passes.durations.point(0).sum == pytest.approx(30e-9)
 
 
