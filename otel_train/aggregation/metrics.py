@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,12 +15,16 @@ from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from otel_train.aggregation.histogram import Histograms
     from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.series_names import Key
     from otel_train.catalog import Metric
     from otel_train.datamodel import Attributes, Exemplar, HistogramPoint
+
+
+_NO_EXEMPLARS: Final[Mapping[tuple[str, ...], Iterable[Exemplar]]] = MappingProxyType({})
 
 
 class MetricBuilder:
@@ -70,16 +75,20 @@ class MetricBuilder:
         for value in values:
             self.put(metric, found.get(value, 0), value)
 
-    def histogram(
-        self, metric: Metric, histograms: Histograms, series: int, *labels: str,
-        exemplars: tuple[Exemplar, ...] = (),
+    def histograms(
+        self, metric: Metric, found: Histograms, labels: Iterable[tuple[str, ...] | None],
+        exemplars: Mapping[tuple[str, ...], Iterable[Exemplar]] = _NO_EXEMPLARS,
     ) -> None:  # fmt: skip
-        """Adds one histogram series unless it is empty."""
-        left_out = self._only is not None and metric.name not in self._only
-        if left_out or not histograms.count(series):
+        """Adds the series that are not empty. ``labels`` are those of each, None to leave it out; series with the same become one."""
+        if self._only is not None and metric.name not in self._only:
             return
-        point = histograms.point(series, _attributes(metric, labels), exemplars)
-        self._histograms.setdefault(metric.name, []).append(point)
+        numbers: dict[tuple[str, ...], int] = {}
+        into = [-1 if label is None else numbers.setdefault(label, len(numbers)) for label in labels]
+        folded = found.folded(np.array(into, dtype=np.int64), len(numbers))
+        for label, series in numbers.items():
+            if folded.count(series):
+                point = folded.point(series, _attributes(metric, label), tuple(exemplars.get(label, ())))
+                self._histograms.setdefault(metric.name, []).append(point)
 
     def families(self) -> tuple[MetricFamily, ...]:
         """Returns the collected metrics that this process publishes, in catalog order."""
@@ -143,36 +152,26 @@ class RunMetrics:
 
     def _stages(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
-        labels: dict[tuple[str, str, str], int] = {}
-        into = np.full(len(totals.names.keys), -1, dtype=np.int64)
-        for series, key in enumerate(totals.names.keys):
-            if self._reduced and key.phase != PHASES[TRAIN]:
-                continue
-            if key.phase and key.stage not in ("other", CHECKPOINT):
-                stage = key.stage if key.stage in c.STAGES else self.stages.limit(key.stage)
-                label = (stage, self.loaders.limit(key.loader), key.phase)
-                into[series] = labels.setdefault(label, len(labels))
-        folded = totals.stages.folded(into, len(labels))
-        on_device = totals.device.folded(into, len(labels))
-        for label, series in labels.items():
-            held = tuple(self._run.spans.exemplars.get(("stage", *label), ()))
-            builder.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
-            builder.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
+        labels = [self._stage_labels(key) for key in totals.names.keys]
+        builder.histograms(c.STAGE_DURATION, totals.stages, labels, self._run.spans.exemplars["stage"])
+        builder.histograms(c.STAGE_DEVICE_DURATION, totals.device, labels)
+
+    def _stage_labels(self, key: Key) -> tuple[str, ...] | None:
+        left_out = self._reduced and key.phase != PHASES[TRAIN]
+        if left_out or not key.phase or key.stage in ("other", CHECKPOINT):
+            return None
+        stage = key.stage if key.stage in c.STAGES else self.stages.limit(key.stage)
+        return stage, self.loaders.limit(key.loader), key.phase
 
     def _steps(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
-        into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
-        labels: dict[tuple[str, str], int] = {}
-        for series, (loader, phase) in enumerate(totals.step_pairs):
-            if self._reduced and phase != TRAIN:
-                continue
-            label = (self.loaders.limit(totals.names.loaders.names[loader]), PHASES[phase])
-            into[series] = labels.setdefault(label, len(labels))
-            builder.put(c.STEPS, int(totals.step_counts[series]), *label)
-        folded = totals.steps.folded(into, len(labels))
-        for label, series in labels.items():
-            held = tuple(self._run.spans.exemplars.get(("step", *label), ()))
-            builder.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
+        labels: list[tuple[str, ...] | None] = []
+        for (loader, phase), series in totals.step_pairs.items():
+            label = None if self._reduced and phase != TRAIN else (self._loader(loader), PHASES[phase])
+            labels.append(label)
+            if label is not None:
+                builder.put(c.STEPS, int(totals.step_counts[series]), *label)
+        builder.histograms(c.STEP_DURATION, totals.steps, labels, self._run.spans.exemplars["step"])
         builder.put(c.STEP_INDEX, self._run.step_number)
         builder.put(c.HEARTBEAT_STEP, self._run.step_number)
         skips = totals.skips
@@ -190,15 +189,9 @@ class RunMetrics:
         for (loader, phase), ns in totals.loader_ns.items():
             if phase < len(PHASES):
                 builder.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
-        self._evals(builder)
-
-    def _evals(self, builder: MetricBuilder) -> None:
         evals = self._run.evals
-        labels: dict[str, int] = {}
-        into = [labels.setdefault(self.loaders.limit(name), len(labels)) for name in evals.loaders]
-        folded = evals.durations.folded(np.array(into, dtype=np.int64), len(labels))
-        for label, series in labels.items():
-            builder.histogram(c.EVAL_DURATION, folded, series, label)
+        labels = [(self.loaders.limit(name),) for name in evals.loaders]
+        builder.histograms(c.EVAL_DURATION, evals.durations, labels)
 
     def _loader(self, number: int) -> str:
         return self.loaders.limit(self._run.totals.names.loaders.names[number])
@@ -218,8 +211,7 @@ class RunMetrics:
         builder.put(c.PROFILER_ACTIVE, int(captures.active))
         for (trigger, error), number in captures.of_trigger().items():
             builder.put(c.PROFILER_CAPTURES, number, trigger, error)
-        for series, trigger in enumerate(TRIGGERS):
-            builder.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
+        builder.histograms(c.PROFILER_CAPTURE_DURATION, captures.durations, [(each,) for each in TRIGGERS])
         if captures.bytes:
             builder.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         if newest := captures.newest:
@@ -227,10 +219,10 @@ class RunMetrics:
             builder.put(
                 c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger, newest.alert
             )
-        builder.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
+        builder.histograms(c.COMPILE_DURATION, run.compiles.durations, [()])
         if run.compiles.judged:
             builder.put(c.COMPILE_RECOMPILES, run.totals.recompiled.count)
-        builder.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
+        builder.histograms(c.CHECKPOINT_DURATION, run.checkpoints.durations, [("save",)])
         builder.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")
 
 

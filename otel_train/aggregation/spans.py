@@ -351,7 +351,8 @@ class SpanBuilder:
     def __init__(
         self, ids: Ids, anchor: Anchor, names: SeriesNames, *, device_ns: Callable[[int, int], int | None]
     ) -> None:
-        self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
+        self.exemplars: dict[str, dict[tuple[str, ...], deque[Exemplar]]] = {"stage": {}, "step": {}}
+        """By what was timed, and its labels."""
         self._tracer = Tracer(ids, anchor)
         self._unix = anchor.unix
         self._names = names
@@ -397,9 +398,10 @@ class SpanBuilder:
         self._spans += spans
         for child, span in zip(facts.children, ids, strict=True):
             lasted_ns = child.ended_ns - child.started_ns
-            series = ("stage", child.stage, child.loader, facts.phase)
-            self._exemplify(series, lasted_ns, child.ended_ns, (trace, span))
-        self._exemplify(("step", facts.loader, facts.phase), facts.duration_ns, facts.ended_ns, (trace, mine))
+            exemplar = Exemplar(lasted_ns / NS_PER_S, self._unix(child.ended_ns), trace, span)
+            self._exemplify("stage", (child.stage, child.loader, facts.phase), exemplar)
+        exemplar = Exemplar(facts.duration_ns / NS_PER_S, self._unix(facts.ended_ns), trace, mine)
+        self._exemplify("step", (facts.loader, facts.phase), exemplar)
 
     def checkpoint(self, within: tuple[int, int], step: int, *, failed: bool) -> None:
         """Adds a checkpoint."""
@@ -474,9 +476,8 @@ class SpanBuilder:
     def _pass_over(self, *args: Any, **rest: Any) -> None:
         self._spans.append(self._tracer.pass_over(*args, **rest))
 
-    def _exemplify(self, series: tuple[str, ...], value_ns: int, at_ns: int, where: tuple[int, int]) -> None:
-        held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))
-        held.append(Exemplar(value_ns / NS_PER_S, self._unix(at_ns), *where))
+    def _exemplify(self, what: str, labels: tuple[str, ...], exemplar: Exemplar) -> None:
+        self.exemplars[what].setdefault(labels, deque(maxlen=EXEMPLARS_PER_SERIES)).append(exemplar)
 
     def _child(self, part: StageCalls, place: int) -> ChildSpan:
         source = self._names.sources[int(part.source[place])]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter
 from otel_train.bottleneck.dataloader import LoaderFacts
@@ -83,7 +81,10 @@ class LoaderWatch:
                 builder.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")
         for (name, how), number in self.worker_exits.items():
             builder.put(c.LOADER_WORKER_EXITS, number, folded.limit(name), how)
-        self._write_histograms(builder, folded)
+        loaders = self._run.totals.loaders
+        labels = [(folded.limit(name),) for name in loaders.numbers]
+        builder.histograms(c.LOADER_BATCH_BUILD_DURATION, loaders.builds, labels)
+        builder.histograms(c.LOADER_START_DURATION, loaders.start_ups, labels)
 
     def _facts(self, name: str, probe: Any) -> LoaderFacts:
         exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
@@ -125,15 +126,3 @@ class LoaderWatch:
             builder.put(c.MEMORY_USAGE, round(mean * (state.queued - state.pinned)), label, "prefetch_queue")
             if state.pinned:
                 builder.put(c.MEMORY_USAGE, round(mean * state.pinned), label, "pinned")
-
-    def _write_histograms(self, builder: MetricBuilder, folded: LabelLimiter) -> None:
-        loaders = self._run.totals.loaders
-        labels: dict[str, int] = {}
-        into = np.array([labels.setdefault(folded.limit(name), len(labels)) for name in loaders.numbers])
-        for metric, histograms in (
-            (c.LOADER_BATCH_BUILD_DURATION, loaders.builds),
-            (c.LOADER_START_DURATION, loaders.start_ups),
-        ):
-            together = histograms.folded(into.astype(np.int64), len(labels))
-            for label, series in labels.items():
-                builder.histogram(metric, together, series, label)

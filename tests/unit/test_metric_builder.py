@@ -47,7 +47,7 @@ def test_every_value_of_an_enum_starts_at_zero() -> None:
 def test_an_empty_histogram_is_left_out() -> None:
     """Nothing measured is absent, never zero."""
     builder = MetricBuilder()
-    builder.histogram(c.STEP_DURATION, Histograms(size=1), 0, "code", "train")
+    builder.histograms(c.STEP_DURATION, Histograms(size=1), [("code", "train")])
 
     assert builder.families() == ()
 
