@@ -175,11 +175,8 @@ class Summary:
         if name in self.exposed:
             spent_s, start = self.exposed[name], self.start(name, "first_batch_seconds")
         else:
-            spent_s, start, end = (
-                self.self_s(TRAIN, stage="data", loader=name),
-                self.starts(name),
-                self.ends(name),
-            )
+            spent_s = self.self_s(TRAIN, stage="data", loader=name)
+            start, end = self.starts(name), self.ends(name)
             start = Bounds(start.least + end.least, start.most + end.most)
         return Bounds(max(0.0, spent_s - start.most), max(0.0, spent_s - start.least))
 

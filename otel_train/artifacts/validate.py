@@ -259,23 +259,23 @@ def check_run(run: Path) -> list[Fault]:
 def _rank(run: Path, rank: int) -> Iterator[Fault]:
     folder = run / f"rank{rank}"
     try:
-        left = read_run(run, rank)
+        reader = read_run(run, rank)
     except RunDirectoryError as error:
         yield Fault(folder.name, str(error))
         return
     summary = f"{folder.name}/{RUN_SUMMARY}"
     yield from _document(folder / RUN_SUMMARY, "summary", summary)
-    if left.summary and not left.ended:
+    if reader.summary and not reader.ended:
         yield Fault(summary, "the end of the run was not recorded")
-    settings = present(left.about.get("settings") or {})[0]
-    if left.timeline is None and settings.get("flight_recorder", True):
+    settings = present(reader.about.get("settings") or {})[0]
+    if reader.timeline is None and settings.get("flight_recorder", True):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
-    for said in left.warnings:
+    for said in reader.warnings:
         if REMEDY not in said:  # a message about wrong values, which are listed by file
             yield Fault(folder.name, said)
     for name, schema in LINES.items():
         yield from _lines(folder / name, schema)
-    yield from _laws(summary, left.summary)
+    yield from _laws(summary, reader.summary)
     home = writer.artifact_folder(run, rank)
     if (home / SUMMARY).exists():
         yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))

@@ -60,10 +60,10 @@ def schema(name: str) -> str:
     return f"otel_train.artifacts.{name}/{VERSIONS.get(name, 1)}"
 
 
-def config(left: RunReader) -> dict[str, Any]:
+def config(reader: RunReader) -> dict[str, Any]:
     """Returns the identity, host, versions and settings, without secrets."""
-    about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
-    return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
+    about = {key: value for key, value in without_secrets(reader.about).items() if key != "schema"}
+    return {"schema": schema("config"), **identity(reader), **about, "rank": reader.rank}
 
 
 def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,19 +73,19 @@ def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "settings": {**settings, **hidden}}
 
 
-def identity(left: RunReader) -> dict[str, Any]:
+def identity(reader: RunReader) -> dict[str, Any]:
     """Returns what every document begins with."""
-    known = {**left.about, **left.summary}
-    return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": left.rank}
+    known = {**reader.about, **reader.summary}
+    return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": reader.rank}
 
 
-def metrics(left: RunReader) -> dict[str, Any]:
+def metrics(reader: RunReader) -> dict[str, Any]:
     """Returns the last value of every metric that this rank has exported."""
-    rows = list(_metric_rows(left.metrics)) if left.metrics else []
+    rows = list(_metric_rows(reader.metrics)) if reader.metrics else []
     instants = [row.pop("at") for row in rows]
     return {
         "schema": schema("metrics"),
-        **identity(left),
+        **identity(reader),
         "as_of_unix_s": max(instants, default=None),
         "metrics": rows,
     }
@@ -120,26 +120,26 @@ def number(value: object) -> float | int | None:
     return int(found) if found.is_integer() and not isinstance(value, float) else found
 
 
-def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
+def totals(reader: RunReader) -> tuple[str, list[dict[str, Any]]]:
     """Totals with their source, and a row per phase, loader, model and stage.
 
     The summary counts from the start of the process. That of a run which was killed is older than its last edge:
     then the flight file knows more, if it still holds the first edge.
     """
-    timeline = left.timeline
-    if left.summary and (timeline is None or not timeline.whole or left.ended):
-        rows, source = left.summary.get("stages", []), "summary.json"
+    timeline = reader.timeline
+    if reader.summary and (timeline is None or not timeline.whole or reader.ended):
+        rows, source = reader.summary.get("stages", []), "summary.json"
     else:
         rows, source = timeline.totals() if timeline is not None else [], "flight.bin"
     return source, [{key: row.get(key) for key in (*WORDS, *_NUMBERS)} for row in rows]
 
 
-def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def steps(reader: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the rows per step, the last ones, and rows per epoch."""
-    timeline = left.timeline
+    timeline = reader.timeline
     if timeline is None or not len(timeline):
         return [], []
-    first, first_epoch = timeline.first_step(left.summary) or 0, _first_epoch(left.summary, timeline)
+    first, first_epoch = timeline.first_step(reader.summary) or 0, _first_epoch(reader.summary, timeline)
     per_step = [
         {
             "step": first + row,
@@ -174,14 +174,14 @@ def _first_epoch(summary: Mapping[str, Any], timeline: Timeline) -> int:
     return 1 + max(0, ended - timeline.passes - 1)
 
 
-def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def stage_times(reader: RunReader, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Totals, the last steps, the epochs."""
-    per_step, per_epoch = steps(left)
+    per_step, per_epoch = steps(reader)
     kept = ("count", "inclusive_seconds", "self_seconds", "avg")
-    timeline = left.timeline
+    timeline = reader.timeline
     return {
         "schema": schema("stage_times"),
-        **identity(left),
+        **identity(reader),
         "totals_from": source,
         "totals": [{key: row[key] for key in (*WORDS, *kept)} for row in rows],
         "per_step": per_step,
@@ -192,7 +192,7 @@ def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]])
     }
 
 
-def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def by_stage(reader: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the same totals by the name of the stage alone, as a stage timer has them."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -204,7 +204,7 @@ def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
     for one in found.values():
         one["avg_seconds"] = one["total_seconds"] / one["count"] if one["count"] else None
         one["count"] = one["count"] or None
-    return {"schema": schema("by_stage"), **identity(left), "stages": found}
+    return {"schema": schema("by_stage"), **identity(reader), "stages": found}
 
 
 _log = logging.getLogger("otel_train")
@@ -271,65 +271,65 @@ def write(run: Path, rank: int, folder: Path | None = None) -> WrittenArtifacts:
     Nothing in the run directory is changed but its folder of artifacts. A RunDirectoryError where the rank has left nothing,
     or the folder is another user's or cannot be written.
     """
-    left = read_run(run, rank)
+    reader = read_run(run, rank)
     target = artifact_folder(run, rank) if folder is None else folder
     try:
         _prepare_folder(target, ours=folder is None)
-        return _write(left, target)
+        return _write(reader, target)
     except OSError as error:
         raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _write(left: RunReader, folder: Path) -> WrittenArtifacts:
+def _write(reader: RunReader, folder: Path) -> WrittenArtifacts:
     written = WrittenArtifacts(folder=folder)
-    source, rows = totals(left)
+    source, rows = totals(reader)
     plain: dict[str, Mapping[str, Any]] = {
-        CONFIG: config(left),
-        METRICS: metrics(left),
-        STAGE_TIMES: stage_times(left, source, rows),
-        BY_STAGE: by_stage(left, rows),
+        CONFIG: config(reader),
+        METRICS: metrics(reader),
+        STAGE_TIMES: stage_times(reader, source, rows),
+        BY_STAGE: by_stage(reader, rows),
     }
     for name, document in plain.items():
         make_folder((folder / name).parent)
         replace_json(folder / name, document)
         written.put(name)
-    found = left.newest_trace()
+    found = reader.newest_trace()
     capture = _operations(found, written)
-    _trace(left, found, written)
-    _captures(left, written)
-    written.warnings = [*left.warnings, *_remarks(left, source)]
-    summary = _summary(left, rows, capture)
+    _trace(reader, found, written)
+    _captures(reader, written)
+    written.warnings = [*reader.warnings, *_remarks(reader, source)]
+    summary = _summary(reader, rows, capture)
     replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "warnings": written.warnings})
     written.put(SUMMARY)
     return written
 
 
-def _summary(left: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
+def _summary(reader: RunReader, rows: list[dict[str, Any]], capture: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of ``summary.json`` with the totals of these artifacts, and the results of the newest capture."""
-    timeline = left.timeline
-    steps = left.summary.get("steps", {})
-    if not left.ended and timeline is not None and timeline.whole:
+    timeline = reader.timeline
+    steps = reader.summary.get("steps", {})
+    if not reader.ended and timeline is not None and timeline.whole:
         steps = {**steps, "train": len(timeline)}
-    known = {key: value for key, value in left.summary.items() if key not in ("schema", "stages", "steps")}
+    known = {key: value for key, value in reader.summary.items() if key not in ("schema", "stages", "steps")}
     return {
         "schema": schema("profiler_summary"),
-        **identity(left),
+        **identity(reader),
         "state": None,
         **known,
-        "ended": left.ended,
+        "ended": reader.ended,
         "steps": steps,
         "stages": rows,
         "capture": capture,
     }
 
 
-def _remarks(left: RunReader, source: str) -> list[str]:
+def _remarks(reader: RunReader, source: str) -> list[str]:
     said = []
-    if not left.ended:
+    if not reader.ended:
         said.append(f"The run has recorded no end: the totals are those of {source} as it is now.")
-    if left.timeline is None:
+    if reader.timeline is None:
         said.append("There is no flight file: nothing is known of single steps.")
-    elif not left.timeline.whole:
+    elif not reader.timeline.whole:
         said.append(
             "The flight file no longer holds the first steps: rows per step and per epoch begin later."
         )
@@ -359,36 +359,36 @@ def _operations(found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> 
     return shown
 
 
-def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> None:
+def _trace(reader: RunReader, found: tuple[Path, Trace] | None, written: WrittenArtifacts) -> None:
     if found is not None:
         try:
             _unpack(found[0], written.folder / TRACE)
         except (RunDirectoryError, EOFError) as error:
-            left.warnings.append(f"trace.json is not the capture {found[0].name}: {error}.")
+            reader.warnings.append(f"trace.json is not the capture {found[0].name}: {error}.")
         else:
             written.put(TRACE)
             return
-    timeline = left.timeline
+    timeline = reader.timeline
     if timeline is None or not len(timeline):
         written.leave_out(TRACE, "there is no capture, and no step on file to make it from")
         return
-    replace_json(written.folder / TRACE, _from_stages(left, timeline))
+    replace_json(written.folder / TRACE, _from_stages(reader, timeline))
     written.put(TRACE)
 
 
-def _captures(left: RunReader, written: WrittenArtifacts) -> None:
+def _captures(reader: RunReader, written: WrittenArtifacts) -> None:
     """Copies the captures with their metadata; copies of removed captures stay."""
-    if not left.captures:
+    if not reader.captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
     folder = written.folder / CAPTURES
     make_folder(folder)
-    for path in left.captures:
+    for path in reader.captures:
         for one in (path, metadata_path(path)):
             if not problem_of(one):
                 with open_given(one) as source, replacing(folder / one.name) as copy:
                     shutil.copyfileobj(source, copy)
-    written.files[CAPTURES] = {"files": sorted(path.name for path in left.captures)}
+    written.files[CAPTURES] = {"files": sorted(path.name for path in reader.captures)}
 
 
 def _prepare_folder(folder: Path, *, ours: bool) -> None:
@@ -449,12 +449,12 @@ def _unpack(capture: Path, target: Path) -> None:
         sink.write(b"}" if bare else b"")
 
 
-def _from_stages(left: RunReader, timeline: Timeline) -> dict[str, Any]:
+def _from_stages(reader: RunReader, timeline: Timeline) -> dict[str, Any]:
     """Returns the last steps and the calls in them, one track each."""
-    first, begin = timeline.first_step(left.summary) or 0, max(0, len(timeline) - LAST_STEPS)
+    first, begin = timeline.first_step(reader.summary) or 0, max(0, len(timeline) - LAST_STEPS)
     origin_ns = int(timeline.started_ns[begin])
     events = [
-        _track_name("process_name", 0, f"rank {left.rank}"),
+        _track_name("process_name", 0, f"rank {reader.rank}"),
         _track_name("thread_name", _STEPS, "steps"),
         _track_name("thread_name", _STAGES, "stages"),
     ]

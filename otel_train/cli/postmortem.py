@@ -211,10 +211,8 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
     ]
     for report in reports:
         inside = (report.get("open") or [{}])[-1]
-        stage, loader = (
-            page.safe(inside.get("stage") or "between stages"),
-            page.safe(inside.get("loader") or ""),
-        )
+        stage = page.safe(inside.get("stage") or "between stages")
+        loader = page.safe(inside.get("loader") or "")
         rank, step = (str(known(report.get(key))) for key in ("rank", "step"))
         line = _rank_line(rank, _state(report), step, stage[:_STAGE], loader)
         lines.append(page.line(line.rstrip(), "red" if report.get("rank") in named else ""))

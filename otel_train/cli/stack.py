@@ -78,11 +78,9 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     add("--gpu", action="store_true", help="in containers: also run NVIDIA's DCGM exporter")
     add("--secure", action="store_true", help="accept OTLP only over TLS and with a token")
     add("--webhook", default="", metavar="URL", help="URL to which Alertmanager sends alerts")
-    scrape, port = (
-        "with --local: also scrape this /metrics address; may be repeated",
-        "with --local: another port for a service, such as otlp_http=14318; may be repeated",
-    )
+    scrape = "with --local: also scrape this /metrics address; may be repeated"
     add("--scrape", action="append", default=[], metavar="HOST:PORT", help=scrape)
+    port = "with --local: another port for a service, such as otlp_http=14318; may be repeated"
     add("--port", action="append", default=[], metavar="NAME=N", help=port)
     return up
 
@@ -102,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 def _up_local(args: argparse.Namespace) -> int:
     if args.traces == "tempo" or args.demo or args.gpu:
         raise ConfigError(
-            "--local has Jaeger, and no --demo or --gpu: run `otel-train demo` beside it instead"
+            "--local runs Jaeger, without demo and DCGM exporter: leave out --traces tempo, --demo and --gpu. "
+            "`otel-train demo` trains beside it"
         )
     stack = LocalStack(args.state, Ports.of(configuration.settings()).changed(args.port), secure=args.secure)
     stack.configure(webhook=args.webhook, scrape=args.scrape)

@@ -109,13 +109,13 @@ def _read(folder: Path, *, made: bool) -> tuple[Document, Document]:
     if made:
         summary = current_document(read_json(folder / SUMMARY, root=folder))
         return summary, summary["capture"]
-    left = read_run(folder, min(rank_folders(folder), default=0))
-    found = left.newest_trace()
+    reader = read_run(folder, min(rank_folders(folder), default=0))
+    found = reader.newest_trace()
     if found is None:
-        return left.summary, {"absent": "no readable capture"}
+        return reader.summary, {"absent": "no readable capture"}
     from otel_train.trace_analysis.summary import summarize
 
-    return left.summary, {**summarize(found[1]), "file": found[0].name}
+    return reader.summary, {**summarize(found[1]), "file": found[0].name}
 
 
 def _show(args: argparse.Namespace, folder: Path, *, made: bool) -> None:

@@ -23,12 +23,8 @@ def terminal_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> tupl
     """
     try:
         terminal = stream.isatty()
-    except (
-        AttributeError,
-        OSError,
-        ValueError,
-    ):  # it is closed, or something of the program's that takes text
-        terminal = False
+    except (AttributeError, OSError, ValueError):
+        terminal = False  # it is closed, or something of the program's that takes text
     color = terminal and environ.get("TERM") != "dumb"
     if environ.get("FORCE_COLOR"):
         color = True

@@ -88,24 +88,24 @@ def read_run(run: Path, rank: int) -> RunReader:
 
 def _read(run: Path, rank: int) -> RunReader:
     folder = run / f"rank{rank}"
-    left = RunReader(run=run, rank=rank)
+    reader = RunReader(run=run, rank=rank)
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     documents = JsonFileCache()
-    about = documents.get_or_empty(run / ABOUT, left.warnings)
-    left.about = checked(about, "files/run", run / ABOUT, left.warnings)
-    summary = summary_of(documents, folder, left.warnings)
-    left.summary = checked(summary, "summary", folder / SUMMARY, left.warnings, complete=False)
-    if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
-        left.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
-        left.summary = {}
-    left.timeline = _read_if_there(left, folder / FLIGHT, timeline_of, f"{FLIGHT} cannot be read: ")
-    if not left.summary and left.timeline is None:
-        said = " ".join(left.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
+    about = documents.get_or_empty(run / ABOUT, reader.warnings)
+    reader.about = checked(about, "files/run", run / ABOUT, reader.warnings)
+    summary = summary_of(documents, folder, reader.warnings)
+    reader.summary = checked(summary, "summary", folder / SUMMARY, reader.warnings, complete=False)
+    if reader.summary and _is_of_an_earlier_start(reader.summary, folder / "attempt"):
+        reader.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
+        reader.summary = {}
+    reader.timeline = _read_if_there(reader, folder / FLIGHT, timeline_of, f"{FLIGHT} cannot be read: ")
+    if not reader.summary and reader.timeline is None:
+        said = " ".join(reader.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
-    left.metrics = _read_if_there(left, folder / METRICS, read_metrics) or {}
-    left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
-    return left
+    reader.metrics = _read_if_there(reader, folder / METRICS, read_metrics) or {}
+    reader.captures = [path for path in captures_of(run) if _is_mine(reader, path)]
+    return reader
 
 
 def read_summary(path: Path) -> Mapping[str, Any]:
@@ -158,22 +158,22 @@ def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
     return text.isdecimal() and summary.get("attempt") != int(text)
 
 
-def _read_if_there(left: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
+def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:
     """Returns what ``read`` makes of a file; None if there is none, or with a warning if it cannot be read."""
     if not os.path.lexists(path):
         return None
     try:
         return read(path)
     except RunDirectoryError as error:
-        left.warnings.append(f"{said}{error}")
+        reader.warnings.append(f"{said}{error}")
         return None
 
 
-def _is_mine(left: RunReader, path: Path) -> bool:
+def _is_mine(reader: RunReader, path: Path) -> bool:
     match = OF_A_RANK.search(path.name)
-    if match is None or int(match[1]) != left.rank:
+    if match is None or int(match[1]) != reader.rank:
         return False
     if problem := problem_of(path):
-        left.warnings.append(f"The capture {path.name} is passed over: {problem}.")
+        reader.warnings.append(f"The capture {path.name} is passed over: {problem}.")
         return False
     return True
