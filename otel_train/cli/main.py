@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import signal
 import sys
@@ -95,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that is no ``OtelTrainError``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a path may have any character
     try:
         try:
             code = _run(words, is_process=argv is None)

@@ -638,6 +638,19 @@ def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
     assert io.StringIO(ended.stdout).readline().startswith("== otel_train ==")
 
 
+@pytest.mark.parametrize("words", ["export", "validate --report", "replay --dry-run"])
+def test_a_path_may_have_characters_that_the_output_does_not_take(words: str, tmp_path: Path) -> None:
+    """It was an unexpected error, after the work was done."""
+    complete_run(tmp_path / "läufe")
+    ended = command(
+        *words.split(), "--run-dir", str(tmp_path / "läufe"), env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+
+    assert ended.returncode in {0, 1}
+    assert "l\\xe4ufe/r1" in ended.stdout
+    assert "unexpected" not in ended.stderr
+
+
 def test_an_unexpected_error_is_one_line_with_its_place(
     run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
