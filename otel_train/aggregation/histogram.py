@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,12 +12,16 @@ from otel_train.catalog import DURATION_BOUNDS
 from otel_train.datamodel import NS_PER_S, HistogramPoint
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
     from numpy.typing import ArrayLike, NDArray
 
     from otel_train.datamodel import Attributes, Exemplar
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+
+Label = TypeVar("Label", bound="Hashable")
 
 
 MAX_SCALE = 4
@@ -255,21 +259,23 @@ class Histograms:
         twin.merge(self)
         return twin
 
-    def folded(self, into: Ints, size: int) -> Histograms:
-        """Returns the same observations with series merged.
+    def folded(self, labels: Iterable[Label | None]) -> tuple[dict[Label, int], Histograms]:
+        """Returns the same observations with the series of equal labels merged, and the number of each label in it.
 
         Args:
-            into: int64[len(self)], the new number of each series; -1 leaves it out.
-            size: number of series of the result.
+            labels: of each series, in order; None leaves it out.
         """
-        result = Histograms(self.bounds, size=size)
-        taken = np.flatnonzero(into[: len(self)] >= 0)
-        rows = into[taken]
+        numbers: dict[Label, int] = {}
+        into = [-1 if label is None else numbers.setdefault(label, len(numbers)) for label in labels]
+        result = Histograms(self.bounds, size=len(numbers))
+        new = np.array(into[: len(self)], dtype=np.int64)
+        taken = np.flatnonzero(new >= 0)
+        rows = new[taken]
         np.add.at(result._slots, rows, self._slots[taken])
         np.add.at(result._sum_ns, rows, self._sum_ns[taken])
         np.minimum.at(result._min_ns, rows, self._min_ns[taken])
         np.maximum.at(result._max_ns, rows, self._max_ns[taken])
-        return result
+        return numbers, result
 
     def minus(self, earlier: Histograms) -> Histograms:
         """Returns the difference to an earlier copy.

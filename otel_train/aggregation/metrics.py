@@ -6,8 +6,6 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregation.series_names import CHECKPOINT
@@ -82,9 +80,7 @@ class MetricBuilder:
         """Adds the series that are not empty. ``labels`` are those of each, None to leave it out; series with the same become one."""
         if self._only is not None and metric.name not in self._only:
             return
-        numbers: dict[tuple[str, ...], int] = {}
-        into = [-1 if label is None else numbers.setdefault(label, len(numbers)) for label in labels]
-        folded = found.folded(np.array(into, dtype=np.int64), len(numbers))
+        numbers, folded = found.folded(labels)
         for label, series in numbers.items():
             if folded.count(series):
                 point = folded.point(series, _attributes(metric, label), tuple(exemplars.get(label, ())))

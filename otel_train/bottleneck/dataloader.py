@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from otel_train.accounting.types import PHASES
 from otel_train.aggregation.counters import LoaderStart
@@ -163,14 +162,12 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
 
 def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
     """Waits per batch of every loader, in all phases; their total includes what rows of stage ``data`` do."""
-    numbers: dict[str, int] = {}
-    total_ns: dict[str, int] = {}
-    into = np.full(len(totals.stages), -1, dtype=np.int64)
-    for series, key in enumerate(totals.names.keys[: len(into)]):
+    keys = totals.names.keys
+    numbers, folded = totals.stages.folded(key.loader if key.stage == "data" else None for key in keys)
+    total_ns: Counter[str] = Counter()
+    for key, ns in zip(keys, totals.inclusive_ns.tolist(), strict=False):
         if key.stage == "data":
-            into[series] = numbers.setdefault(key.loader, len(numbers))
-            total_ns[key.loader] = total_ns.get(key.loader, 0) + int(totals.inclusive_ns[series])
-    folded = totals.stages.folded(into, len(numbers))
+            total_ns[key.loader] += ns
     found = {name: _distribution(folded, number) for name, number in numbers.items()}
     return {
         name: wait and wait | {"total_seconds": total_ns[name] / NS_PER_S} for name, wait in found.items()
