@@ -86,7 +86,19 @@ def quantile(share: float, metric: str, *matchers: str) -> str:
     return f"histogram_quantile({share}, {classic}) or histogram_quantile({share}, {native})"
 
 
-def on_hosts_of_the_run(expr: str) -> str:
-    """Returns a metric of another exporter, on the hosts of this run; its host must be in ``host_name``."""
-    hosts = f"max by (host_name) (0 * {run('train_heartbeat_time_seconds')} + 1)"
-    return f"{expr} * on (host_name) group_left () ({hosts})"
+_HOSTS: Final = (
+    f"max by (host_name) (0 * last_over_time({run('train_heartbeat_time_seconds')}[$__range] @ end()) + 1)"
+)
+"""The hosts of the run. Metrics of other exporters must have theirs in ``host_name``."""
+
+
+def devices_of_the_run(metric: str, drawn: str) -> str:
+    """Returns a metric of the DCGM exporter, of the devices of the run with the highest (``topk``) or lowest mean (``bottomk``)."""
+    mean = f"avg by (host_name, gpu) (avg_over_time({metric}[$__range] @ end()))"
+    return of(metric, f"{drawn}({LINES}, {mean} and on (host_name) {_HOSTS})", "host_name, gpu")
+
+
+def hosts_of_the_run(counter: str) -> str:
+    """Returns how fast a counter of the node exporter grows, on the hosts of the run where it grew most."""
+    most = f"sum by (host_name) (increase({counter}[$__range] @ end())) and on (host_name) {_HOSTS}"
+    return of(f"sum by (host_name) (rate({counter}{RATE}))", f"topk({LINES}, {most})", "host_name")

@@ -6,7 +6,7 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, ORANGE, RED, Panel, Row
-from grafana.queries import LINES, Query, highest, lowest, of, on_hosts_of_the_run, reporting, run
+from grafana.queries import LINES, Query, devices_of_the_run, highest, lowest, of, reporting, run
 
 _RANK: Final = 'train_rank=~"$rank"'
 _HEARTBEAT: Final = "train_heartbeat_time_seconds"
@@ -157,7 +157,7 @@ HANGS: Final = Row(
             "Clock of the devices", "lines", "suffix: MHz",
             "Clock of the devices on the hosts of this run, from the DCGM exporter.",
             "one host is slower than the others: heat, or a power limit",
-            [Query(on_hosts_of_the_run("DCGM_FI_DEV_SM_CLOCK"), "{{host_name}} {{gpu}}")],
+            [Query(devices_of_the_run("DCGM_FI_DEV_SM_CLOCK", "bottomk"), "{{host_name}} {{gpu}}")],
             8, 7, needs="DCGM exporter",
         ),
     ),

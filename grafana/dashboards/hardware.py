@@ -9,13 +9,14 @@ from grafana.panels import ORANGE, RED, Panel, Row
 from grafana.queries import (
     LINES,
     Query,
+    devices_of_the_run,
     grown,
     highest,
+    hosts_of_the_run,
     lowest,
     most_grown,
     of,
     of_full_hosts,
-    on_hosts_of_the_run,
     rate,
     run,
 )
@@ -171,30 +172,30 @@ NVML: Final = Row(
 )  # fmt: skip
 
 
-def _dcgm(title: str, unit: str, name: str, *, says: str, bad: str) -> Panel:
-    query = Query(on_hosts_of_the_run(name), "{{host_name}} {{gpu}}")
+def _dcgm(title: str, unit: str, name: str, *, says: str, bad: str, drawn: str = "topk") -> Panel:
+    query = Query(devices_of_the_run(name, drawn), "{{host_name}} {{gpu}}")
     return Panel(title, "lines", unit, says, bad, [query], needs="DCGM exporter")
 
 
 OTHERS: Final = Row(
     "From the DCGM exporter and the node exporter, on the hosts of this run",
     (
-        _dcgm("Device use", "percent", "DCGM_FI_DEV_GPU_UTIL", says="Time in which any kernel ran.", bad="it is low while steps are long"),
+        _dcgm("Device use", "percent", "DCGM_FI_DEV_GPU_UTIL", drawn="bottomk", says="Time in which any kernel ran.", bad="it is low while steps are long"),
         _dcgm("Temperature", "celsius", "DCGM_FI_DEV_GPU_TEMP", says="Of the device.", bad="it is near the limit where the clock is lowered"),
-        _dcgm("Power", "watt", "DCGM_FI_DEV_POWER_USAGE", says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
+        _dcgm("Power", "watt", "DCGM_FI_DEV_POWER_USAGE", drawn="bottomk", says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
         _dcgm("Faults", "short", "DCGM_FI_DEV_XID_ERRORS", says="Number of the last fault that the driver reported.", bad="it changes"),
         Panel(
             "Disk reads", "lines", "Bps",
             "From the disks of the hosts.",
             "it is at what the disk can do while training waits for data",
-            [Query(on_hosts_of_the_run("sum by (host_name) (rate(node_disk_read_bytes_total[$__rate_interval]))"), "{{host_name}}")],
+            [Query(hosts_of_the_run("node_disk_read_bytes_total"), "{{host_name}}")],
             needs="node exporter", runbook="TrainInputBound",
         ),
         Panel(
             "Network", "lines", "Bps",
             "Received by the hosts.",
             "it is at the limit of the device",
-            [Query(on_hosts_of_the_run("sum by (host_name) (rate(node_network_receive_bytes_total[$__rate_interval]))"), "{{host_name}}")],
+            [Query(hosts_of_the_run("node_network_receive_bytes_total"), "{{host_name}}")],
             needs="node exporter",
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from grafana.build import BOARDS
 from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import Ending, Flag, Op
-from tests.rules.promtool import check
+from tests.rules.promtool import answers, check
 from tests.rules.wire import FORWARD, VAL, Loop, Run, scenario
 from tests.support.dashboard_queries import filled_in
 
@@ -117,3 +118,28 @@ def test_a_program_that_only_evaluates_loses_no_time(tmp_path: Path) -> None:
     run = Run("full", [OnlyEvaluates(0), OnlyEvaluates(1)]).until(60, end=True)
 
     check(tmp_path, "native", [scenario(run, "native", {fired(75, 75): {}})])
+
+
+OTHER_EXPORTERS = {
+    query: metric for query in QUERIES.values() for metric in re.findall(r"\b((?:DCGM|node)_\w+)", query)
+}
+
+
+@pytest.mark.parametrize(("query", "metric"), OTHER_EXPORTERS.items(), ids=OTHER_EXPORTERS.values())
+def test_of_a_thousand_devices_a_graph_has_twenty_lines(tmp_path: Path, query: str, metric: str) -> None:
+    """More cannot be read, and hosts of other runs are not shown."""
+    series = {}
+    for number in range(30):
+        host, run = f"host{number}", "r" if number < 25 else "other"
+        series[f'{metric}{{host_name="{host}",gpu="0"}}'] = f"0+{number + 1}x80"
+        series[
+            f'train_heartbeat_time_seconds{{train_run_id="{run}",train_rank="{number}",host_name="{host}"}}'
+        ] = "0+15x80"
+
+    [found] = answers(tmp_path, "native", series, [query], at_min=20)
+
+    assert len(found) == 20
+    assert {int(host) for host in re.findall(r'host(\d+)"', str(found))} in (
+        set(range(20)),
+        set(range(5, 25)),
+    )
