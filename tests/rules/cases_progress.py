@@ -196,6 +196,21 @@ CASES = (
         ),
     ),
     Case(
+        # What waited arrives from the oldest on, which takes minutes.
+        "Prometheus was away from minute 10 on; another run was killed before its eyes",
+        15,
+        {
+            **{status("training", run=run): "1x40" for run in ("away", "killed")},
+            **{f'run:train_collector:last1h{{train_run_id="{run}"}}': "1x80" for run in ("away", "killed")},
+            'run:train_telemetry_age_seconds:min{train_run_id="away"}': "5x40",
+            'run:train_telemetry_age_seconds:min{train_run_id="killed"}': "5x40 20+15x18",
+        },
+        (
+            quiet("TrainRunVanished", 10),
+            fires("TrainRunVanished", 17, train_run_id="killed"),
+        ),
+    ),
+    Case(
         "a run reports its failure",
         30,
         {

@@ -85,6 +85,37 @@ def test_an_alert_has_the_job_of_the_newest_attempt(tmp_path: Path) -> None:
     check(tmp_path, "native", [scenario(second, "native", asks)])
 
 
+def seen(every: int, first: int) -> dict[str, str]:
+    """Samples of half an hour, every so many ticks of 5 s: the Unix time, and 1."""
+    ticks = range(0, 1800, 5)
+    return {
+        kind: " ".join(value.format(s) if s // 5 % every == first else "_" for s in ticks)
+        for kind, value in (("time", "{}"), ("one", "1"))
+    }
+
+
+@pytest.mark.parametrize("hosts", [("w-0", "w-0"), ("a", "b")], ids=["pods of one name", "two hosts"])
+def test_two_jobs_of_one_run_id_are_reported_with_the_labels_of_one_of_them(
+    tmp_path: Path, hosts: tuple[str, str]
+) -> None:
+    """Where the newest sample was now of one, now of the other, no alert was there long enough to fire."""
+    series: dict[str, str] = {}
+    for host, namespace, samples in zip(hosts, ("dev", "prod"), (seen(4, 0), seen(3, 2)), strict=True):
+        series[f'train_run_info{{train_run_id="r",train_rank="0",train_namespace="{namespace}"}}'] = samples[
+            "one"
+        ]
+        for metric in ("train_heartbeat_time_seconds", "train_rank_time_seconds_total"):
+            series[f'{metric}{{train_run_id="r",train_rank="0",host_name="{host}"}}'] = samples["time"]
+    asks = {
+        fired(29, 29): {'{alertname="TrainDuplicateMetricPath"}': 1.0},
+        "29 count(count_over_time(run:train_info:last1h[20m]))": {"{}": 1.0},
+    }
+    test = {**scenario(Run("full", []), "native", asks), "interval": "5s"}
+    test["input_series"] = [{"series": name, "values": values} for name, values in series.items()]
+
+    check(tmp_path, "native", [test])
+
+
 def about(run: Run, *, job: str) -> Run:
     """The same, which says in which job it is."""
     run.account(0).reporter.about = ("gpt", "speech", "ann", job, "berlin", "gpu")
