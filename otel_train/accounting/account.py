@@ -275,7 +275,7 @@ class ThreadAccount(Nesting):
             self.accounted_ns = ns
         return begun_ns
 
-    def _goes_on(self, stage: OpenStage) -> None:
+    def goes_on(self, stage: OpenStage) -> None:
         """Records that a stage has an interval and is not over: further ones may lie in other batches."""
         if stage.counts and stage.home is None:
             stage.home = Home(stage.source)
@@ -285,7 +285,7 @@ class ThreadAccount(Nesting):
         """Accounts the time since the edge before, at whose end the open stages go on."""
         begun_ns = self._spend(ns, begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
-            self._goes_on(self.stages[-1])
+            self.goes_on(self.stages[-1])
         self._add(begun_ns)
 
     def _add(self, begun_ns: int, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
@@ -359,6 +359,8 @@ class ThreadAccount(Nesting):
             call = source, stage.begun_ns, ns - stage.begun_ns, 1 if op == FAIL else 0
         if _COUNTED[kind]:
             shows = self._count_end(stage, op, payload)
+        if stage.home is not None and self._homes[-1] is not stage.home:  # others that began later go on
+            self._homes = (*(home for home in self._homes if home is not stage.home), stage.home)
         self._add(begun_ns, shows, call)
         if stage.home is not None:
             self._homes = self._homes[:-1]
@@ -388,7 +390,7 @@ class ThreadAccount(Nesting):
         """Ends a user stage; returns the call if it is over. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
         ns = self.accounted_ns - stage.begun_ns
         if op == SUSPEND:
-            self._goes_on(stage)
+            self.goes_on(stage)
         if token in self._pieces and stage.counts:
             ns += self._pieces.pop(token)[0]
         if op != SUSPEND and stage.counts:

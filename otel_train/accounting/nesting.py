@@ -160,9 +160,12 @@ class Nesting:
         Args:
             ns: when.
             stage: which.
-            op: how; ``Op.FAIL`` for a stage that the end of an outer one closed.
+            op: how; of a stage that the end of an outer one closed ``Op.FAIL``, of a user stage ``Op.END``.
             payload: of the edge that ended it.
         """
+
+    def goes_on(self, stage: OpenStage) -> None:
+        """Handles that the time of a stage up to the next end is a part of its time."""
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """Handles a mark at an instant."""
@@ -198,9 +201,24 @@ class Nesting:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
+        elif height >= 0 and all(stage.kind == STAGE for stage in stages[height:]):
+            self._end_around(height, ns, op, payload)
         elif height >= 0:
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
+
+    def _end_around(self, height: int, ns: int, op: int, payload: int) -> None:
+        """Ends a user stage; those that began later go on, as where coroutines take turns."""
+        later = self.stages[height + 1 :]
+        for stage in later:
+            self.goes_on(stage)
+        done = self.stages.pop(height)
+        self.end(ns, done, op, payload)
+        if done.counts:
+            place = len(done.outer)
+            self.stack = _without(self.stack, place)
+            for stage in later:
+                stage.outer = _without(stage.outer, place)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
@@ -209,9 +227,9 @@ class Nesting:
         self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
-        """Ends whatever an exception left open inside the stage that ends."""
+        """Ends what is open inside the stage that ends: an exception has left it open, or, of a user stage, a suspended generator."""
         while len(self.stages) > height:
-            self._pop(ns, FAIL, 0)
+            self._pop(ns, END if self.stages[-1].kind == STAGE else FAIL, 0)
 
     def is_outermost(self, kind: int) -> bool:
         """Returns whether no stage of that kind (of an update: no other update) is open, counted or not."""
@@ -256,6 +274,10 @@ class Nesting:
             if stage.counts and (hidden_in >> stage.kind & 1 or (kind == STAGE and stage.source == source)):
                 return False
         return True
+
+
+def _without(stack: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return stack[:place] + stack[place + 1 :]
 
 
 MOST_AHEAD: Final = 16384

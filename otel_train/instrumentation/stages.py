@@ -115,6 +115,9 @@ class ActiveSession:
 
 active_session = ActiveSession()
 
+_NO_FAULT = (None, GeneratorExit)
+"""How a block ends that has not failed: the latter is what ``break`` raises in a generator."""
+
 MOST_KNOWN = 4096
 
 known_stages: set[str] = set()
@@ -173,7 +176,7 @@ class Stage:
         recorder = active_session.stages
         if recorder is not None:
             codes = recorder.codes.get(self.name) or recorder.register(self.name)
-            recorder.edge(codes[1 if kind is None else 2])
+            recorder.edge(codes[1 if kind in _NO_FAULT else 2])
         return False
 
     def __call__(self, function: Function) -> Function:
@@ -312,7 +315,7 @@ class Checkpoint:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
         recorder = active_session.stages
         if recorder is not None:
-            recorder.edge(recorder.checkpoint[1 if kind is None else 2])
+            recorder.edge(recorder.checkpoint[1 if kind in _NO_FAULT else 2])
         return False
 
 
@@ -342,7 +345,7 @@ class Epoch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
-        self._close(failed=kind is not None)
+        self._close(failed=kind not in _NO_FAULT)
         return False
 
     def _close(self, *, failed: bool) -> None:

@@ -311,3 +311,33 @@ def test_a_loop_that_meets_no_boundary_does_not_wait_for_ever(what: str) -> None
     assert_everything_is_accounted_for(
         Book(tape.sources, [account.take(), account.close(tape.now_ns)]), tape, tape.now_ns
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 9), st.booleans()), max_size=30))
+def test_blocks_of_coroutines_that_take_turns_last_as_long_as_each_is_open(
+    turns: list[tuple[int, bool, int, bool]],
+) -> None:
+    """Blocks nest within a coroutine, and not among several. In between the program trains."""
+    tape = program(())
+    blocks: dict[int, list[tuple[str, int]]] = {}
+    expected: list[tuple[str, int, int]] = []
+    for number, (task, ends, ns, trains) in enumerate(turns):
+        mine = blocks.setdefault(task, [])
+        if ends and mine:
+            name, begun_ns = mine.pop()
+            tape.end(SourceKind.STAGE, name)
+            expected.append((name, begun_ns, tape.now_ns - begun_ns))
+        else:
+            mine.append((f"block {number}", tape.now_ns))
+            tape.begin(SourceKind.STAGE, mine[-1][0])
+        tape.spend(ns)
+        if trains:
+            tape.step()
+
+    book = account_for(tape)
+
+    ended = {name for name, *_ in expected}
+    calls = [call for call in book.calls() if call.source in ended]
+    assert sorted((c.source, c.started_ns, c.inclusive_ns) for c in calls) == sorted(expected)
+    assert not any(call.failed for call in book.calls())
+    assert_everything_is_accounted_for(book, tape, tape.now_ns)

@@ -150,13 +150,14 @@ class Tape:
         self.edge(Op.REPORT, self.source(SourceKind.MARK, "report"), payload=number)
         return self
 
+    def at(self, name: str, op: Op, token: int) -> Tape:
+        """One edge of a stage that can be suspended."""
+        self.edge(op, self.source(SourceKind.STAGE, name), payload=token)
+        return self
+
     def piece(self, name: str, ns: int, op: Op, token: int) -> Tape:
         """One piece of a stage that is suspended."""
-        source = self.source(SourceKind.STAGE, name)
-        self.edge(Op.RESUME, source, payload=token)
-        self.spend(ns)
-        self.edge(op, source, payload=token)
-        return self
+        return self.at(name, Op.RESUME, token).spend(ns).at(name, op, token)
 
 
 class StepSeen(NamedTuple):

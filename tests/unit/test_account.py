@@ -31,6 +31,7 @@ FOUND: dict[str, Callable[[Book], Any]] = {
     "labels": lambda book: {step.phase: step.loader for step in book.steps()},
     "count": lambda book: book.count(),
     "owner": lambda book: book.self_ns("owner"),
+    "inclusive": lambda book: dict(book.inclusive_ns()),
     "phase": lambda book: book.self_ns("phase"),
     "activity": lambda book: book.self_ns("activity"),
     "updates": lambda book: (book.updates, book.skipped_updates),
@@ -235,6 +236,27 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().ask().piece("augment", 4, Op.SUSPEND, 1).forward().piece("augment", 6, Op.END, 1)
          .backward().update().stop(),
          calls={"augment": [(10, 0)]}, durations=[STEP + 10]),
+    # ``with stage("a"): await ...`` in two tasks: each block ends by itself, and none has failed.
+    loop("stages of two coroutines that take turns end each by itself",
+         Tape().ask().begin(STAGE, "a").spend(3).begin(STAGE, "b").spend(4).end(STAGE, "a").spend(6).end(STAGE, "b")
+         .forward().backward().update(),
+         calls={"a": [(7, 0)], "b": [(10, 0)]}, durations=[STEP + 13],
+         owner={"code": 5, "a": 3, "b": 10, "model": 20, "backward": 30, "SGD": 7},
+         inclusive={"code": 5, "a": 7, "b": 10, "model": 20, "backward": 30, "SGD": 7}),
+    loop("of three the one between may end first, and one may fail",
+         Tape().ask().begin(STAGE, "a").spend(1).begin(STAGE, "b").spend(2).begin(STAGE, "c").spend(3).end(STAGE, "b").spend(4)
+         .end(STAGE, "a", op=Op.FAIL).spend(5).end(STAGE, "c").forward().backward().update(),
+         calls={"b": [(5, 0)], "a": [(10, 1)], "c": [(12, 0)]}, durations=[STEP + 15], failed=[1],
+         inclusive={"code": 5, "a": 10, "b": 5, "c": 12, "model": 20, "backward": 30, "SGD": 7}),
+    loop("a block inside a coroutine goes on while that is suspended",
+         Tape().ask().at("play", Op.RESUME, 1).spend(2).begin(STAGE, "net").spend(3).at("play", Op.SUSPEND, 1).spend(4)
+         .at("play", Op.RESUME, 1).spend(5).end(STAGE, "net").spend(6).at("play", Op.END, 1).forward().backward().update(),
+         calls={"play": [(2 + 3 + 5 + 6, 0)], "net": [(3 + 4 + 5, 0)]}, durations=[STEP + 20], failed=[0]),
+    # A dataset in the training process: ``with stage("read"): yield sample``.
+    loop("a block around the yield of a dataset ends with the request",
+         times(2, lambda t: t.begin(DATA, "code").end(STAGE, "read").begin(STAGE, "read").spend(4).end(DATA, "code")
+               .forward().backward().update()),
+         calls={"read": [(4, 0), (4, 0)]}, durations=[4 + 57] * 2, failed=[0, 0]),
     # The first steps of mixed precision overflow.
     loop("a scaler that skips makes no update",
          Tape().micro().run(SCALER, "GradScaler", 2).micro().begin(SCALER, "GradScaler").spend(1).update().spend(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.stages import Checkpoint, Stage, active_session
+from otel_train.instrumentation.stages import Checkpoint, Epoch, Stage, active_session
 from tests.support.written import Writer
 
 
@@ -132,6 +132,20 @@ def test_a_generator_left_early_is_closed_and_ended(writer: Writer) -> None:
 
     assert cleaned == [True]
     assert writer.ops[-1] == "END"
+
+
+@pytest.mark.parametrize("block", [lambda: Stage("read"), Checkpoint, Epoch])
+def test_a_block_in_a_generator_that_is_left_early_did_not_fail(writer: Writer, block: Any) -> None:
+    """``break`` closes the generator: its block ends, and nothing was raised."""
+
+    def read() -> Iterator[int]:
+        with block():
+            yield 1
+
+    for _ in read():
+        break
+
+    assert writer.edges[-1] in [("END", "read", 0), ("END", "checkpoint", 0), ("EPOCH_END", "epoch", 0)]
 
 
 def test_two_generators_at_once_are_two_occurrences(writer: Writer) -> None:

@@ -70,6 +70,23 @@ def spawned_workers(watch: Watch) -> Truth:
     return train_by(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
 
 
+class ReadInBlocks(Stream):
+    """Times what it does for a row, around the ``yield`` of the row."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for row in super().__iter__():
+            with otel_train.stage("read"):
+                yield row
+
+
+@loop
+def a_block_around_the_yield_of_a_dataset(watch: Watch) -> Truth:
+    """In the training process the block is suspended with its dataset: it ends with the request, and none has failed."""
+    truth = train_by(watch, DataLoader(ReadInBlocks(12), batch_size=4))
+    truth.stages["read"] += 12
+    return truth
+
+
 @loop
 def iterable_dataset(watch: Watch) -> Truth:
     """No length; the last batch is smaller."""

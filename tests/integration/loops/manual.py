@@ -129,6 +129,29 @@ def stages_in_a_coroutine(watch: Watch) -> Truth:
 
 
 @loop
+def blocks_in_coroutines_that_take_turns(watch: Watch) -> Truth:
+    """Two requests under way at once, in blocks: each ends by itself, and none has failed."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+
+    async def fetch(name: str, turns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        truth.stages[name] += 1
+        with otel_train.stage(name):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        return torch.randn(4, 4), torch.tensor([0, 1, 0, 1])
+
+    async def train() -> None:
+        for _ in range(5):
+            for batch in await asyncio.gather(fetch("short", 1), fetch("long", 3), fetch("middle", 2)):
+                truth.one_step(model, optimizer, batch)
+
+    watch(model)
+    asyncio.run(train())
+    return truth
+
+
+@loop
 def manual_steps(watch: Watch) -> Truth:
     """The loop says where its steps end; nothing else does."""
     truth, (model, optimizer, train) = watch.training({"train": 8}, source="manual")
