@@ -359,10 +359,11 @@ class ThreadAccount(Nesting):
             call = source, stage.begun_ns, ns - stage.begun_ns, 1 if op == FAIL else 0
         if _COUNTED[kind]:
             shows = self._count_end(stage, op, payload)
-        if stage.home is not None and self._homes[-1] is not stage.home:  # others that began later go on
-            self._homes = (*(home for home in self._homes if home is not stage.home), stage.home)
+        home = stage.home
+        if home is not None and self._homes[-1] is not home:  # others that began later go on
+            self._homes = (*(each for each in self._homes if each is not home), home)
         self._add(begun_ns, shows, call)
-        if stage.home is not None:
+        if home is not None:
             self._homes = self._homes[:-1]
         if kind == CHECKPOINT and counts:
             self._saving = False
