@@ -63,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
         page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
-        verb = "is" if slower else "may or may not be: more steps are needed to tell if it is"
-        complain(f"{document['after']} {verb} slower by more than {args.fail_if_slower:.3g}")
+        said = f"slower by more than {args.fail_if_slower:.3g}"
+        said = f"is {said}" if slower else f"may be {said}: there are too few steps to tell"
+        complain(f"{document['after']} {said}")
     return SLOWER if slower else 0
 
 
