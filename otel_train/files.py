@@ -104,7 +104,7 @@ class _Owners(NamedTuple):
         raise OSError(
             errno.EACCES,
             f"owned by user {status.st_uid}, which is neither ours ({mine}) nor root. "
-            "Run the command as the user who trained",
+            "Run as that user, or name another folder",
         )
 
 

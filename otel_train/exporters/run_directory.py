@@ -242,7 +242,8 @@ class RunDirectory:
         self.faults += 1
         if self.faults == 1:
             _log.warning(
-                "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected",
+                "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected. "
+                "OTEL_TRAIN_RUN_DIR names another folder",
                 self.rank_path, error.strerror or error,
             )  # fmt: skip
 

@@ -95,7 +95,7 @@ HOSTILE: list[tuple[Callable[[Path], object], str]] = [
     (deep, "nested deeper than 64 levels"),
     (
         strangers,
-        "owned by user 12345, which is neither ours (0) nor root. Run the command as the user who trained",
+        "owned by user 12345, which is neither ours (0) nor root. Run as that user, or name another folder",
     ),
 ]
 
