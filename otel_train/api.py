@@ -132,7 +132,8 @@ def instrument(
     Args:
         model: what the loop calls: a Module, a sequence or a mapping of them.
         loaders: where batches come from: one, a sequence, or a mapping name -> DataLoader or any iterable. A
-            ``DataLoader`` is instrumented in place; any other iterable comes back wrapped in ``session.loaders[name]``.
+            ``DataLoader``, and an object of a class with ``__iter__`` in Python, is instrumented in place; any other iterable
+            comes back wrapped in ``session.loaders[name]``.
             ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
             found when they are iterated.
         config: settings as an object.

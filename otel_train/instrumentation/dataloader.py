@@ -731,11 +731,14 @@ class LastBatch:
 
 
 class InstrumentedIterable:
-    """An iterable whose ``next`` is timed; all other attributes are the iterable's."""
+    """An iterable whose ``next`` is timed; all other attributes are the iterable's. ``make``: makes an iterator of it."""
 
-    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
+    def __init__(
+        self, iterable: Any, probe: LoaderProbe, make: Callable[[Any], Iterator[Any]] = iter
+    ) -> None:
         self._iterable = iterable
         self._probe = probe
+        self._make = make
         self._given = self._ask = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -745,7 +748,7 @@ class InstrumentedIterable:
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)
         try:
-            return _InstrumentedIterator(iter(self._iterable), self._iterable, probe, ask)
+            return _InstrumentedIterator(self._make(self._iterable), self._iterable, probe, ask)
         finally:
             probe.edge(probe.started)
 

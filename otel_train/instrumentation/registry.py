@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
 import threading
 import time
 import weakref
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, InstrumentedIterable, LoaderProbe
@@ -21,10 +23,10 @@ from otel_train.instrumentation.module import (
 )
 from otel_train.instrumentation.naming import CallSite, Loader, free_name, is_passed, place_of
 from otel_train.instrumentation.optimizer import BackwardProbe, OptimizerProbe
-from otel_train.safety import Guard, free_in_forks
+from otel_train.safety import Guard, free_in_forks, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from otel_train.instrumentation.optimizer import ScaledUpdates
     from otel_train.instrumentation.root_modules import FoundModels, RootFinder
@@ -71,6 +73,8 @@ class ProbeRegistry:
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
         self._found: set[str] = set()
+        self._timed_kinds: dict[type, Callable[[Any], Iterator[Any]]] = {}
+        self._undo: list[Callable[[], None]] = []
         self._places: dict[Hashable, list[LoaderProbe]] = {}
         self._naming = Guard("names of loaders")
         self._roots: FoundModels | None = None
@@ -101,10 +105,31 @@ class ProbeRegistry:
         if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
             known = self._add_probe(entry)
         if self.patch is None or not _is_data_loader(entry.loader):
-            return InstrumentedIterable(entry.loader, known)
+            make = iter if known.inner() is not None else self._iter_of(type(entry.loader))
+            return InstrumentedIterable(entry.loader, known, make)
         for running in _iterators_of(entry.loader):
             self.patch.adopt(running, entry.loader)
         return entry.loader
+
+    def _iter_of(self, kind: type) -> Callable[[Any], Iterator[Any]]:
+        """Times given loaders of a class also where the loop iterates them themselves; returns what makes an iterator untimed.
+
+        A class of C cannot be timed.
+        """
+        owner = next((each for each in kind.__mro__ if "__iter__" in vars(each)), object)
+        original = vars(owner).get("__iter__")
+        if owner in self._timed_kinds or not isinstance(original, FunctionType):
+            return self._timed_kinds.get(owner, iter)
+
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
+            called_by_super = type(loader).__iter__ is not __iter__
+            probe = None if called_by_super else self._known(loader)
+            return original(loader) if probe is None else iter(InstrumentedIterable(loader, probe, original))
+
+        self._undo.append(replace(owner, "__iter__", lambda _: __iter__))
+        self._timed_kinds[owner] = original
+        return original
 
     def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
         """Records a given model once, and drops models that were found."""
@@ -185,6 +210,8 @@ class ProbeRegistry:
             self.patch.remove()
         if self._module_patch is not None:
             self._module_patch.remove()
+        for undo in self._undo:
+            undo()
         for probe in self.models:
             probe.remove()
 

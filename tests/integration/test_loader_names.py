@@ -220,6 +220,46 @@ def test_a_given_wrapper_iterated_as_the_session_gives_it_is_one_loader(tmp_path
     assert session.summary()["batches"]["train"] == 3
 
 
+class Pairs:
+    """Joins every two batches of a loader, as webdataset's ``WebLoader(...).batched(2)`` does: no DataLoader, and no ``dataset``."""
+
+    def __init__(self, loader: Any) -> None:
+        self.stages = [loader]
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.stages[0])
+        return ((torch.cat((x, next(batches)[0])), y) for x, y in batches)
+
+
+class Repeated(Pairs):
+    """A class that extends one of those that are timed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield from super().__iter__()
+
+
+def test_a_given_iterable_that_the_loop_iterates_itself_is_counted(observed: Observed) -> None:
+    """Many do not iterate what the session gives: what the loop gets counts, and not what the iterable reads."""
+    pairs, repeated_pairs, other = Pairs(loader(4)), Repeated(loader(2)), Pairs(loader(2))
+    before = Pairs.__iter__, Repeated.__iter__
+
+    def program() -> None:
+        for _ in range(2):
+            use(pairs)
+        use(repeated_pairs)
+        use(other)
+
+    summary = observed(program, {"train": pairs, "val": repeated_pairs})
+
+    assert {name: summary["batches"][name] for name in ("train", "val")} == {"train": 4, "val": 2}
+    assert summary["samples"]["train"] == 2 * sum(len(x) for x, _ in loader(4))
+    waits = {row["loader"]: row["self_seconds"] > 0 for row in summary["stages"] if row["stage"] == "data"}
+    assert waits["train"]
+    assert waits["val"]
+    assert (Pairs.__iter__, Repeated.__iter__) == before
+
+
 def test_a_second_loader_of_the_same_rows_has_a_name_of_its_own(observed: Observed) -> None:
     """Training accuracy is measured on rows that a given loader has, and that is not the given loader's time."""
     train = loader(3)
