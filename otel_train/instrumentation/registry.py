@@ -107,8 +107,9 @@ class ProbeRegistry:
         if self.patch is None or not _is_data_loader(entry.loader):
             make = iter if known.inner() is not None else self._iter_of(type(entry.loader))
             return InstrumentedIterable(entry.loader, known, make)
-        for running in _iterators_of(entry.loader):
-            self.patch.adopt(running, entry.loader)
+        for loader in (entry.loader, known.inner()):
+            for running in _iterators_of(loader):
+                self.patch.adopt(running, loader)
         return entry.loader
 
     def _iter_of(self, kind: type) -> Callable[[Any], Iterator[Any]]:
@@ -260,6 +261,9 @@ class ProbeRegistry:
 
     def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
         probe = self._known(loader)
+        if probe is None and self.patch is not None and not self.patch.made.at_ns(loader):
+            self._stand_in(loader)  # its class does not call the ``__init__`` of DataLoader, as torchdata's
+            probe = self._known(loader)
         if probe is not None and probe.inner() is not loader:  # it is not replaced after all
             probe.inner = lambda: None
         if self._roots is not None:
@@ -343,7 +347,9 @@ def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader
     """Iterators that a loader holds: with persistent workers, or one that it has made when it was made, and never ends."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    return [held for held in vars(loader).values() if isinstance(held, _BaseDataLoaderIter)]
+    return [
+        held for held in getattr(loader, "__dict__", {}).values() if isinstance(held, _BaseDataLoaderIter)
+    ]
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own

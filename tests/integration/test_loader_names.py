@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
@@ -203,6 +204,44 @@ def test_a_streaming_loader_made_from_a_given_one_keeps_its_name(tmp_path: Path)
     assert summary["batches"] == {"train": 2}
     assert summary["loaders"][0]["endings"] == {"streaming_end": 1}
     assert summary["telemetry"]["faults"] == {}
+
+
+class Passing:
+    """A wrapper as accelerate's around a stateful loader: it passes for its class, and asks for its state when it is made."""
+
+    def __init__(self, dataloader: Any) -> None:
+        self.base_dataloader = dataloader
+        self.state = dataloader.state_dict()
+
+    @property
+    def __class__(self) -> type:
+        return type(self.base_dataloader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base_dataloader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.base_dataloader
+
+
+def stateful(dataloader: Any) -> Any:
+    return Passing(StatefulDataLoader(dataloader.dataset, batch_size=4))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital':UserWarning")  # torchdata calls what torch has given up
+def test_a_stateful_loader_made_from_a_given_one_keeps_its_name(observed: Observed) -> None:
+    """``StatefulDataLoader.__init__`` does not call that of ``DataLoader``; the iterator that its state is of shows what it replaces."""
+    train = loader(3)
+
+    assert observed(lambda: use(by_a_framework(stateful, train)), {"train": train})["batches"] == {"train": 3}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital':UserWarning")  # torchdata calls what torch has given up
+def test_an_iterator_that_a_given_wrapper_holds_further_in_is_counted(observed: Observed) -> None:
+    """It was made with the wrapper, before the session, and gives the batches of the first pass."""
+    wrapped = stateful(loader(3))
+
+    assert observed(repeated(2, lambda: use(wrapped)), {"train": wrapped})["batches"] == {"train": 6}
 
 
 def test_a_given_wrapper_names_the_loader_that_it_iterates(observed: Observed) -> None:
