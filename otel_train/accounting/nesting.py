@@ -6,7 +6,7 @@ fires no hook) is repaired here, so that what follows sees calls that nest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from otel_train.recording.events import (
@@ -73,6 +73,7 @@ class OpenStage:
         outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
+        again: of a user stage: blocks of its name that have begun since, and not ended. They are a part of it.
         asks: of an optimizer: it is known that loaders are asked inside it.
         home: of a user stage that has several intervals: see ``Home``.
     """
@@ -85,6 +86,7 @@ class OpenStage:
     outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
+    again: int = 0
     asks: bool = False
     home: Home | None = None
 
@@ -109,6 +111,8 @@ class Nesting:
         self._decoded: dict[int, tuple[int, int, int, int]] = {}
         self._last_ns = 0
         self._too_deep = 0
+        self._unheld = 0
+        """Stages that have begun, are not among ``stages``, and have not ended: too deep, or part of one of their name."""
 
     def edge(self, ns: int, code: int) -> None:
         """Takes the next edge. Time never goes back: an earlier instant counts as the last one."""
@@ -125,7 +129,7 @@ class Nesting:
         elif op <= SUSPEND:
             stages = self.stages
             if (
-                stages and stages[-1].source == source and not self._too_deep
+                stages and stages[-1].source == source and not self._unheld
             ):  # nearly always; else as here, in ``_pop``
                 done = stages.pop()
                 self.end(ns, done, op, payload)
@@ -178,8 +182,14 @@ class Nesting:
                 if height < 0:
                     return
                 self._close_down_to(height, ns)
+            if kind == STAGE and not payload and (same := self._open(source)) is not None:
+                same.again += 1
+                self._unheld += 1
+                stages[-1].has_inner = True
+                return
             if len(stages) == DEEPEST:
                 self._too_deep += 1
+                self._unheld += 1
                 return
         if stages or kind == GRAD:
             counts = self._counts(source, kind)
@@ -201,9 +211,15 @@ class Nesting:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
-        elif height >= 0 and all(stage.kind == STAGE for stage in stages[height:]):
+            self._unheld -= 1
+        elif height < 0:
+            return
+        elif stages[height].again and not payload:
+            stages[height].again -= 1
+            self._unheld -= 1
+        elif all(stage.kind == STAGE for stage in stages[height:]):
             self._end_around(height, ns, op, payload)
-        elif height >= 0:
+        else:
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 
@@ -213,6 +229,7 @@ class Nesting:
         for stage in later:
             self.goes_on(stage)
         done = self.stages.pop(height)
+        self._unheld -= done.again
         self.end(ns, done, op, payload)
         if done.counts:
             place = len(done.outer)
@@ -222,6 +239,7 @@ class Nesting:
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
+        self._unheld -= self._too_deep + done.again
         self._too_deep = 0
         self.end(ns, done, op, payload)
         self.stack = done.outer
@@ -230,6 +248,14 @@ class Nesting:
         """Ends what is open inside the stage that ends: an exception has left it open, or, of a user stage, a suspended generator."""
         while len(self.stages) > height:
             self._pop(ns, END if self.stages[-1].kind == STAGE else FAIL, 0)
+
+    def _open(self, source: int) -> OpenStage | None:
+        """Returns the open stage of a source that counts."""
+        if source in self.stack:
+            for stage in self.stages:
+                if stage.source == source and stage.counts:
+                    return stage
+        return None
 
     def is_outermost(self, kind: int) -> bool:
         """Returns whether no stage of that kind (of an update: no other update) is open, counted or not."""
@@ -293,8 +319,10 @@ class Lookahead(Nesting):
 
     def __init__(self, kinds: list[int], before: Nesting, optimizer: OpenStage) -> None:
         super().__init__(kinds)
-        self.stages, self.stack, self.met = list(before.stages), before.stack, before.met
-        self._optimizer = optimizer
+        self.stages = [replace(stage) for stage in before.stages]
+        self.stack, self.met = before.stack, before.met
+        self._too_deep, self._unheld = before._too_deep, before._unheld  # noqa: SLF001 - of this class
+        self._optimizer = self.stages[next(n for n, stage in enumerate(before.stages) if stage is optimizer)]
         self._seen = 0
         self._until_ns = -1
 

@@ -252,6 +252,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().ask().at("play", Op.RESUME, 1).spend(2).begin(STAGE, "net").spend(3).at("play", Op.SUSPEND, 1).spend(4)
          .at("play", Op.RESUME, 1).spend(5).end(STAGE, "net").spend(6).at("play", Op.END, 1).forward().backward().update(),
          calls={"play": [(2 + 3 + 5 + 6, 0)], "net": [(3 + 4 + 5, 0)]}, durations=[STEP + 20], failed=[0]),
+    # A hundred environments that are played at once, and a model that learns meanwhile.
+    loop("blocks of one name that overlap are one call, and hide nothing, however many they are",
+         Tape().repeat(100, lambda t: t.begin(STAGE, "play").spend(1)).step().end(STAGE, "play").step()
+         .repeat(99, lambda t: t.end(STAGE, "play")).spend(4).step(),
+         calls={"play": [(100 + STEP + STEP, 0)]}, durations=[STEP, STEP + 4, STEP], updates=(3, 0),
+         count={"play": 1, "code": 3, "model": 3, "backward": 3, "SGD": 3}),
     # A dataset in the training process: ``with stage("read"): yield sample``.
     loop("a block around the yield of a dataset ends with the request",
          times(2, lambda t: t.begin(DATA, "code").end(STAGE, "read").begin(STAGE, "read").spend(4).end(DATA, "code")

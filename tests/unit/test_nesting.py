@@ -68,20 +68,33 @@ def test_an_update_inside_a_scaler_inside_itself_is_one_update() -> None:
     assert sum(event.outermost for event in events if event.kind == SourceKind.OPTIMIZER) == 1
 
 
-def test_a_recursion_without_bottom_is_cut() -> None:
+def test_a_recursion_without_bottom_is_one_call() -> None:
     """A decorated function that calls itself must not make everything slower."""
+    tape = Tape().repeat(1000, lambda t: t.begin(SourceKind.STAGE, "deep").spend(1))
+    tape.repeat(1000, lambda t: t.end(SourceKind.STAGE, "deep").spend(1)).forward()
+
+    nesting, events = nest(tape)
+
+    assert nesting.stages == []
+    assert [(event.ns, event.op) for event in events[:2]] == [(0, Op.BEGIN), (1999, Op.END)]
+    assert owners(events)[-2:] == [-1, 1]
+
+
+def test_stages_too_deep_belong_to_the_innermost_that_is_kept() -> None:
+    """Memory is bounded, whatever the program nests."""
+    names = [f"deep {n}" for n in range(1000)]
     tape = Tape()
-    for _ in range(1000):
-        tape.begin(SourceKind.STAGE, "deep").spend(1)
-    for _ in range(1000):
-        tape.end(SourceKind.STAGE, "deep").spend(1)
+    for name in names:
+        tape.begin(SourceKind.STAGE, name).spend(1)
+    for name in reversed(names):
+        tape.end(SourceKind.STAGE, name).spend(1)
     tape.forward()
 
     nesting, events = nest(tape)
 
     assert nesting.stages == []
     assert len(events) == 2 * DEEPEST + 2
-    assert owners(events)[-2:] == [-1, 1]
+    assert owners(events)[-2:] == [-1, len(names)]
 
 
 def test_an_iterator_that_is_disposed_of_inside_an_optimizer_ends_nothing() -> None:
