@@ -621,6 +621,7 @@ def replace(
     """
     there = getattr(owner, name)
     original = getattr(there, _WAITS_BEFORE, there)
+    inherited = name not in vars(owner)
     made = make(original)
     made.__dict__[_INSTEAD_OF] = there
     if waits:
@@ -628,7 +629,11 @@ def replace(
     setattr(owner, name, made)
 
     def undo() -> None:
-        if getattr(owner, name) is made:
+        if getattr(owner, name) is not made:
+            return
+        if inherited:
+            delattr(owner, name)
+        else:
             setattr(owner, name, original)
 
     return undo

@@ -112,24 +112,23 @@ class ProbeRegistry:
                 self.patch.adopt(running, loader)
         return entry.loader
 
-    def _iter_of(self, kind: type) -> Callable[[Any], Iterator[Any]]:
+    def _iter_of(self, kind: Any) -> Callable[[Any], Iterator[Any]]:  # Any: a class
         """Times given loaders of a class also where the loop iterates them themselves; returns what makes an iterator untimed.
 
-        A class of C cannot be timed.
+        A class whose ``__iter__`` is of C is left alone.
         """
-        owner = next((each for each in kind.__mro__ if "__iter__" in vars(each)), object)
-        original = vars(owner).get("__iter__")
-        if owner in self._timed_kinds or not isinstance(original, FunctionType):
-            return self._timed_kinds.get(owner, iter)
+        original = getattr(kind, "__iter__", None)
+        if kind in self._timed_kinds or not isinstance(original, FunctionType):
+            return self._timed_kinds.get(kind, iter)
 
         @functools.wraps(original)
         def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807  # in its place
-            called_by_super = type(loader).__iter__ is not __iter__
-            probe = None if called_by_super else self._known(loader)
+            inherited = type(loader).__iter__ is not __iter__  # ``super`` calls it
+            probe = None if inherited else self._known(loader)
             return original(loader) if probe is None else iter(InstrumentedIterable(loader, probe, original))
 
-        self._undo.append(replace(owner, "__iter__", lambda _: __iter__))
-        self._timed_kinds[owner] = original
+        self._undo.append(replace(kind, "__iter__", lambda _: __iter__))
+        self._timed_kinds[kind] = original
         return original
 
     def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module

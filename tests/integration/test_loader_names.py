@@ -278,6 +278,29 @@ class Repeated(Pairs):
             yield from super().__iter__()
 
 
+class Ticks(Iterator[int]):
+    """An iterator whose ``__iter__`` is that of a class which others extend as well."""
+
+    def __init__(self) -> None:
+        self.rest = [3, 2, 1]
+
+    def __next__(self) -> int:
+        if not self.rest:
+            raise StopIteration
+        return self.rest.pop()
+
+
+def test_the_class_of_a_given_iterable_is_changed_alone_and_for_the_session(tmp_path: Path) -> None:
+    """What other classes inherit from the same one costs them nothing more."""
+    inherited = vars(Iterator)["__iter__"]
+    with otel_train.instrument(Net(), {"train": (ticks := Ticks())}, run_dir=tmp_path, **QUIET) as session:
+        use(ticks)
+        assert vars(Iterator)["__iter__"] is inherited
+
+    assert "__iter__" not in vars(Ticks)
+    assert session.summary()["batches"] == {"train": 3}
+
+
 def test_a_given_iterable_that_the_loop_iterates_itself_is_counted(observed: Observed) -> None:
     """Many do not iterate what the session gives: what the loop gets counts, and not what the iterable reads."""
     pairs, repeated_pairs, other = Pairs(loader(4)), Repeated(loader(2)), Pairs(loader(2))
