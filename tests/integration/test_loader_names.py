@@ -213,7 +213,7 @@ class Passing:
         self.base_dataloader = dataloader
         self.state = dataloader.state_dict()
 
-    @property
+    @property  # type: ignore[misc]  # as accelerate does it
     def __class__(self) -> type:
         return type(self.base_dataloader)
 
