@@ -111,8 +111,6 @@ class Nesting:
         self._decoded: dict[int, tuple[int, int, int, int]] = {}
         self._last_ns = 0
         self._too_deep = 0
-        self._unheld = 0
-        """Stages that have begun, are not among ``stages``, and have not ended: too deep, or part of one of their name."""
 
     def edge(self, ns: int, code: int) -> None:
         """Takes the next edge. Time never goes back: an earlier instant counts as the last one."""
@@ -128,12 +126,13 @@ class Nesting:
             self._begin(ns, source, flags, payload)
         elif op <= SUSPEND:
             stages = self.stages
+            last = stages[-1] if stages else None
             if (
-                stages and stages[-1].source == source and not self._unheld
-            ):  # nearly always; else as here, in ``_pop``
-                done = stages.pop()
-                self.end(ns, done, op, payload)
-                self.stack = done.outer
+                last is not None and last.source == source and not (last.again or self._too_deep)
+            ):  # nearly always
+                stages.pop()
+                self.end(ns, last, op, payload)
+                self.stack = last.outer
             else:
                 self._end_outer(ns, op, source, payload)
         else:
@@ -184,12 +183,10 @@ class Nesting:
                 self._close_down_to(height, ns)
             if kind == STAGE and not payload and (same := self._open(source)) is not None:
                 same.again += 1
-                self._unheld += 1
                 stages[-1].has_inner = True
                 return
             if len(stages) == DEEPEST:
                 self._too_deep += 1
-                self._unheld += 1
                 return
         if stages or kind == GRAD:
             counts = self._counts(source, kind)
@@ -211,12 +208,10 @@ class Nesting:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
-            self._unheld -= 1
         elif height < 0:
             return
         elif stages[height].again and not payload:
             stages[height].again -= 1
-            self._unheld -= 1
         elif all(stage.kind == STAGE for stage in stages[height:]):
             self._end_around(height, ns, op, payload)
         else:
@@ -229,7 +224,6 @@ class Nesting:
         for stage in later:
             self.goes_on(stage)
         done = self.stages.pop(height)
-        self._unheld -= done.again
         self.end(ns, done, op, payload)
         if done.counts:
             place = len(done.outer)
@@ -239,7 +233,6 @@ class Nesting:
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
         done = self.stages.pop()
-        self._unheld -= self._too_deep + done.again
         self._too_deep = 0
         self.end(ns, done, op, payload)
         self.stack = done.outer
@@ -321,7 +314,7 @@ class Lookahead(Nesting):
         super().__init__(kinds)
         self.stages = [replace(stage) for stage in before.stages]
         self.stack, self.met = before.stack, before.met
-        self._too_deep, self._unheld = before._too_deep, before._unheld  # noqa: SLF001 - of this class
+        self._too_deep = before._too_deep  # noqa: SLF001 - of this class
         self._optimizer = self.stages[next(n for n, stage in enumerate(before.stages) if stage is optimizer)]
         self._seen = 0
         self._until_ns = -1
