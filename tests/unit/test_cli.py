@@ -13,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,27 +221,32 @@ sys.exit(main())
 """
 
 
+@contextmanager
+def ended_by_one_ctrl_c(*words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python that has begun; after the block Ctrl-C ends it, and it says that a disk may not answer."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", *words], env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
+
+
 def test_ctrl_c_ends_a_command_whose_disk_does_not_answer() -> None:
     """A read from a hanging FUSE or NFS mount goes on when a signal arrives. So does the main thread that a tracer holds."""
     ptrace, seize, interrupt = ctypes.CDLL(None).ptrace, 0x4206, 0x4207  # linux/ptrace.h
     # Another thread would take the signal of one that is held.
-    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING], env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with ended_by_one_ctrl_c(WAITING, OPENBLAS_NUM_THREADS="1") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, "it waits")
         assert ptrace(seize, process.pid, None, None) == ptrace(interrupt, process.pid, None, None) == 0
         assert os.WIFSTOPPED(os.waitpid(process.pid, 0)[1])
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    finally:
-        process.kill()
-
-    assert process.returncode == 128 + signal.SIGINT
-    assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
 
 
 HUNG_PAGE = """
@@ -255,22 +261,13 @@ sys.exit(main())
 
 def test_one_ctrl_c_ends_the_pages_of_runs_whose_disk_does_not_answer(run_of_two: Path) -> None:
     """A request that is being answered is in a thread which the interpreter waits for at its end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HUNG_PAGE, str(run_of_two.parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
-    try:
+    with ExitStack() as browsers, ended_by_one_ctrl_c(HUNG_PAGE, str(run_of_two.parent)) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        with socket.create_connection(("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))) as browser:
-            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert process.stdout.readline() == "waits\n"
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
-    finally:
-        process.kill()
-
-    assert process.returncode == 128 + signal.SIGINT
-    assert errors == "otel-train: interrupted in a system call that does not return: a disk may not answer\n"
+        port = int(address.rstrip("/").rpartition(":")[2])
+        browser = browsers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert process.stdout.readline() == "waits\n"
 
 
 @pytest.mark.parametrize("words", [["summary", "r1"], ["analyze"], ["validate"], ["compare", "r1", "r2"]])
