@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment
 
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import ConfigError
@@ -30,11 +29,13 @@ from otel_train.exporters.otlp_response import (
 )
 from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
 from otel_train.exporters.otlp_transport import (
+    GRPC_PROXIES,
     GrpcClient,
     LimitedConnection,
     LimitedTlsConnection,
     login_of,
-    needs_no_proxy,
+    named_proxy,
+    proxy_in,
     trusting,
 )
 from otel_train.safety import printable
@@ -328,23 +329,19 @@ def _place_of(target: Target) -> tuple[str, int]:
 
 def _proxy_of(target: Target) -> _Proxy | None:
     """Returns the proxy that the standard variables name for an address, as exporters use it."""
+    schemes = GRPC_PROXIES if target.protocol == GRPC else ("https" if target.tls else "http",)
     host, port = _place_of(target)
-    named = getproxies_environment()
-    if not host or needs_no_proxy(host, port):
+    variable, named = named_proxy(schemes, host, port) if host else ("", "")
+    if not variable:
         return None
-    schemes = ("grpc", "https", "http") if target.protocol == GRPC else ("https" if target.tls else "http",)
-    scheme = next((each for each in schemes if named.get(each)), "")
-    if not scheme:
-        return None
-    variable = f"{scheme.upper()}_PROXY"
     try:
-        via = urlsplit(named[scheme] if "://" in named[scheme] else f"http://{named[scheme]}")
-        host, port = via.hostname or "", via.port or SCHEME_PORTS["http"]
+        via = proxy_in(variable, named)
     except ValueError:
-        host = ""
-    if not host or via.scheme != "http":
-        raise _ConnectionProblem("names no http:// proxy", f"correct {variable}, or unset it", f"{variable}")
-    return _Proxy(variable, host, port, login_of(via, "proxy-authorization"))
+        raise _ConnectionProblem(
+            "names no http:// proxy", f"correct {variable}, or unset it", variable
+        ) from None
+    login = login_of(via, "proxy-authorization")
+    return _Proxy(variable, via.hostname or "", via.port or SCHEME_PORTS["http"], login)
 
 
 def _connect(target: Target, proxy: _Proxy | None) -> LimitedConnection:

@@ -271,21 +271,33 @@ def needs_no_proxy(host: str, port: int) -> bool:
     return False
 
 
-def proxy_of(schemes: Sequence[str], host: str, port: int) -> SplitResult | None:
-    """Returns the proxy in the variable of the first of these schemes; None without one. A ValueError if it cannot be used."""
+GRPC_PROXIES: Final = ("grpc", "https", "http")
+"""Schemes whose variables name the proxy of a gRPC connection, the first of them that is set."""
+
+
+def named_proxy(schemes: Sequence[str], host: str, port: int) -> tuple[str, str]:
+    """Returns the variable of the first of these schemes that names a proxy for an address, and its value; "" twice without one."""
     proxies = {} if needs_no_proxy(host, port) else getproxies()
     scheme = next((each for each in schemes if proxies.get(each)), "")
-    if not scheme:
-        return None
-    named = proxies[scheme]
+    return (f"{scheme.upper()}_PROXY", proxies[scheme]) if scheme else ("", "")
+
+
+def proxy_in(variable: str, named: str) -> SplitResult:
+    """Parses the value of a variable. A ValueError if it names no proxy that can be used."""
     via = urlsplit(named if "://" in named else f"http://{named}")
     try:
         _ = via.port
     except ValueError:  # it repeats what may be a password
-        raise ValueError(f"proxy: correct {scheme.upper()}_PROXY, whose port is no number") from None
+        raise ValueError(f"proxy: correct {variable}, whose port is no number") from None
     if via.scheme != "http" or not via.hostname:
         raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
     return via
+
+
+def proxy_of(schemes: Sequence[str], host: str, port: int) -> SplitResult | None:
+    """Returns the proxy for an address: see ``named_proxy`` and ``proxy_in``; None without one."""
+    variable, named = named_proxy(schemes, host, port)
+    return proxy_in(variable, named) if variable else None
 
 
 class HttpClient:
@@ -545,7 +557,7 @@ def _proxy_for(address: str) -> tuple[tuple[tuple[str, Any], ...], str]:
     """Returns the options and the name of the proxy that HTTP would use: by itself gRPC reads variables in lower case alone."""
     place = urlsplit(f"//{address}")
     try:
-        via = proxy_of(("grpc", "https", "http"), place.hostname or "", place.port or _PORTS["https"])
+        via = proxy_of(GRPC_PROXIES, place.hostname or "", place.port or _PORTS["https"])
     except ValueError:  # gRPC goes without one that it does not know
         return (), ""
     if via is None:
