@@ -1,4 +1,4 @@
-"""Laws that hold between the values of a summary; the rules by which the numbers of findings follow from its keys."""
+"""Checks that a summary is consistent: laws between its values, and the rules by which the numbers of findings follow from its keys."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
-from otel_train.artifacts.summary_laws import CLOSE, applicable
+from otel_train.artifacts.summary_consistency import CLOSE, applicable
 from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
 from otel_train.config.deprecated import present
 from otel_train.datamodel import CAPTURES_FOLDER

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.artifacts.summary_laws import laws_of
+from otel_train.artifacts.summary_consistency import laws_of
 from tests.contract.goldens.loops import LOOPS
 from tests.support.metrics_shown import METRICS, metric_differences, of_otlp, of_page
 from tests.support.run_summary import run_summary_differences

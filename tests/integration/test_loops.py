@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from otel_train.agent.coverage import UPDATES_WITHOUT_FORWARD
-from otel_train.artifacts.summary_laws import laws_of
+from otel_train.artifacts.summary_consistency import laws_of
 from otel_train.console.summary import render_run_summary
 from otel_train.console.text import TextLayout
 from tests.contract.goldens import files

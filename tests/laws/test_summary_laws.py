@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.agent.summary import summary_values
-from otel_train.artifacts.summary_laws import laws_of
+from otel_train.artifacts.summary_consistency import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import SourceKind

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from otel_train.artifacts.summary_laws import laws_of
+from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration.loops.truth import Attribution, Truth, Watch
 from tests.support.times_of_loops import times_of
 
