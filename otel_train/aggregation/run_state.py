@@ -262,7 +262,7 @@ class RunState:
         for key, each in list(self._threads.items()):
             if key not in behind:
                 each.account.pass_time(now_ns)
-                self._take(each, each.account.take())
+            self._take(each, each.account.take())
         thread = self._leading
         if thread is None or self.closed or thread.key in behind:
             return

@@ -22,7 +22,7 @@ turns = st.lists(
     st.tuples(
         st.integers(0, THREADS - 1),
         st.lists(st.sampled_from(sorted(ACTIONS)), max_size=6),
-        st.sampled_from(["", "", "look", "snapshot", "snapshot", "end"]),
+        st.sampled_from(["", "", "look", "snapshot", "snapshot behind", "end"]),
     ),
     max_size=25,
 )
@@ -87,8 +87,8 @@ def test_no_cumulative_value_falls_and_activities_add_up_whichever_thread_leads(
             over.append(tape)  # Run tells tapes apart by their identity
             tapes[thread] = Tape(started_ns=now_ns)
         elif then:
-            run.account.check_stalls(now_ns)
-        if then == "snapshot":
+            run.account.check_stalls(now_ns, [id(tape) for tape in tapes] if "behind" in then else ())
+        if "snapshot" in then:
             shown = rising(shown, cumulative(metrics))
     run.close(now_ns + 7)
     rising(shown, cumulative(metrics))

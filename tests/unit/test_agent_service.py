@@ -242,6 +242,25 @@ def test_edges_after_a_change_wait_for_the_report_about_it() -> None:
     rig.memory.close()
 
 
+def test_marked_steps_are_counted_while_there_is_always_a_step_that_waits_for_the_next_report() -> None:
+    """A loop without a model that logs a value in every step: some events of its thread are always unread."""
+    rig = Rig()
+    work, mark = rig.recorder.source(SourceKind.STAGE, "work"), rig.recorder.source(SourceKind.MARK, "step")
+    for _ in range(3):
+        for _ in range(10):
+            rig.recorder.edge(code(Op.BEGIN, work))
+            rig.clock.tick(us=10)
+            rig.recorder.edge(code(Op.END, work))
+            rig.recorder.edge(code(Op.MARK, mark))
+        rig.recorder.changed()
+        rig.rings.limit([(0, rig.recorder.main.ring.written - 3)], rig.recorder.changes)
+        rig.recorder.changed()
+        rig.loop.read_rings()
+
+    assert rig.counted() == 29
+    rig.memory.close()
+
+
 def test_a_rank_that_hung_and_goes_on_is_read_by_its_reports_again() -> None:
     """While it hung nothing could be asked: what was there was read."""
     rig = Rig()
