@@ -25,7 +25,7 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
-#define INTERFACE 5         /* ring.INTERFACE: what Python gives to functions of this module */
+#define INTERFACE 6         /* ring.INTERFACE: what Python gives to functions of this module */
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 61          /* ring.SAMPLED */
 #define COST_OF_SAMPLE 12   /* ring.COST_OF_SAMPLE */
@@ -219,6 +219,7 @@ typedef struct Hook {
     PyObject *field[8];   /* of the tuple */
     const int64_t *words; /* codes, packed in a bytes object; the last of the tuple */
     PyObject *latest;     /* of an update: weak reference to the optimizer that `words` are of */
+    lenfunc length;       /* of a leading dimension: gives that of a tensor */
     int64_t ask;          /* of a batch: the word that begins an ask */
 } Hook;
 
@@ -333,11 +334,16 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
     return put(self, self->words[ends] | closure, begun) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* None, key: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. */
+/* None, key, tensor, base: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. For objects of type `tensor`,
+   `base` has a function that makes no object for the shape; it gives 0 also where there is no dimension. */
 static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
-    PyObject *array = COUNT(count) == 1 ? PyObject_GetItem(given[0], self->field[1]) : NULL;
-    PyObject *shape = array == NULL ? NULL : PyObject_GetAttr(array, names[SHAPE]);
-    int64_t length = shape == NULL ? -1 : taken(PySequence_GetItem(shape, 0));
+    PyObject *array = COUNT(count) == 1 ? PyObject_GetItem(given[0], self->field[1]) : NULL, *shape = NULL;
+    int of_tensor = array != NULL && (PyObject *)Py_TYPE(array) == self->field[2];
+    int64_t length = array == NULL ? -1 : of_tensor ? self->length(array) : 0;
+    if (length == 0) {
+        shape = PyObject_GetAttr(array, names[SHAPE]);
+        length = shape == NULL ? -1 : taken(PySequence_GetItem(shape, 0));
+    }
     Py_XDECREF(array), Py_XDECREF(shape);
     if (FAILED(length) && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
@@ -423,6 +429,8 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
         if (place < 8) self->field[place] = item;
         if (PyBytes_Check(item)) self->words = (const int64_t *)PyBytes_AsString(item);
     }
+    if (self->call == leading && (self->length = (lenfunc)PyType_GetSlot((PyTypeObject *)self->field[3], Py_mp_length)) == NULL)
+        self->field[2] = NULL; /* no such function: no object is of this type */
     if (PyCFunction_CheckExact(self->field[0]) && PyCFunction_GetFunction(self->field[0]) == writer_edge)
         self->writer = (Writer *)PyCFunction_GetSelf(self->field[0]);
     return (PyObject *)self;

@@ -159,7 +159,10 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
     if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
         key = path[0]
         if ring_buffer.EXTENSION is not None:
-            leading: Size = ring_buffer.EXTENSION.hook("leading", (None, key))
+            import torch
+
+            state = (None, key, torch.Tensor, torch._C.TensorBase)  # noqa: SLF001 - its len() makes no shape
+            leading: Size = ring_buffer.EXTENSION.hook("leading", state)
             return leading
 
         def read_first(batch: Any) -> int:

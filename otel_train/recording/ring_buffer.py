@@ -14,7 +14,7 @@ from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import EDGE_WORDS
 
-INTERFACE = 5
+INTERFACE = 6
 """What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
 
 EXTENSION: Any

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,25 @@ def test_a_reader_follows_the_batches() -> None:
 
     assert size([array(2, 3), array(2)]) == 3
     assert size({"another": "shape"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("later", "samples"),
+    [
+        (torch.zeros(2, 3), 2),
+        (torch.zeros(0, 3), 0),
+        (torch.nn.Parameter(torch.zeros(5)), 5),
+        (torch.zeros(6, 2).to_sparse(), 6),
+        (torch.zeros(7, device="meta"), 7),
+        (array(4), 4),
+    ],
+)
+def test_the_first_dimension_of_any_tensor_is_its_samples(later: Any, samples: int) -> None:
+    """The length of a plain tensor is read without making its shape."""
+    size = size_of_batches([torch.zeros(3, 3)], 3)
+
+    assert size([later]) == samples + 1
+    assert size([torch.tensor(1.0)]) == 0, "no dimension: unknown"
 
 
 anything = st.recursive(
