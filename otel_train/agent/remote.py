@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -358,7 +360,8 @@ class RequestFolder:
     def withdraw(self) -> None:
         """Removes that file."""
         if self._folder is not None:
-            (self._folder / KEY_FILE).unlink(missing_ok=True)
+            with suppress(OSError):  # it is worth nothing from now on
+                (self._folder / KEY_FILE).unlink()
 
     def waiting(self) -> object:
         """Returns the waiting request, or text that says why it cannot be read; None if there is none."""
@@ -366,10 +369,10 @@ class RequestFolder:
             return None
         try:
             return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_REQUEST_BYTES))
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError) as error:
-            return f"{self._folder / REQUEST_FILE}: {error}"
+            path = self._folder / REQUEST_FILE
+            # A folder that cannot be looked into, such as one of a file server that is away, has no request.
+            return f"{path}: {error}" if os.path.lexists(path) else None
 
     def done(self) -> None:
         """Records that it has been dealt with."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from otel_train.datamodel import Anchor, system_clock
 from otel_train.exporters.background_queue import DiskQueue
-from otel_train.files import open_to_write
+from otel_train.files import make_folder, open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
 from otel_train.instrumentation.timers import unreported_operations
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
@@ -265,8 +265,15 @@ class FlightCopy:
         Raises:
             OSError: the disk is full, or gone.
         """
+        if (
+            self._file >= 0 and not os.fstat(self._file).st_nlink
+        ):  # the disk was cleaned while the run goes on
+            self.close()
+            make_folder(self._path.parent)
         if self._file < 0:
             self._file = open_to_write(self._path)
+            self._saved.clear()
+            self._names = b""
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._memory.end_of_rings)
         positions, names = self._memory.positions(), self._memory.names()

@@ -79,6 +79,7 @@ class RunDirectory:
         self._lease: RankLease | None = None
         self._pid = os.getpid()
         self._resource: dict[str, AttributeValue] = {}
+        self._run: Mapping[str, object] = {}
         self._files = {
             name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
             for name, share in _SHARES.items()
@@ -118,18 +119,23 @@ class RunDirectory:
                 directory._archive_flight(previous)
             directory.previous_attempt = previous
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
-            replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
-            counted = {"run_id": directory.run_id, "training": directory.training}
-            path = directory.path / "run.json"
-            # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
-            if rank == 0 or not path.exists():
-                replace_json(path, {**(run or {}), **counted})
+            directory._run = {**(run or {}), "run_id": directory.run_id, "training": directory.training}
+            directory._identify()
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
             directory._release_lease()
             directory.note(error)
         return directory
+
+    def _identify(self, *, again: bool = False) -> None:
+        """Writes what says which run and attempt this is; ``again``: what has been removed since."""
+        attempt, run = self.rank_path / "attempt", self.path / "run.json"
+        if not again or not attempt.exists():
+            replace_text(attempt, f"{self.attempt}\n")
+        # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
+        if (self.rank == 0 and not again) or not run.exists():
+            replace_json(run, self._run)
 
     def _take(self, known: int, owner: int) -> bool:
         """Takes the folder of the rank for this process, unless another live process writes to it.
@@ -219,6 +225,8 @@ class RunDirectory:
             return False
         try:
             replace_text(self.rank_path / "summary.json", text + "\n")
+            if self._run:
+                self._identify(again=True)
         except OSError as error:
             self.note(error)
             return False

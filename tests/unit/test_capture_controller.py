@@ -392,6 +392,27 @@ def test_a_broken_request_is_thrown_away_and_said(
     assert run.controller.ask(PLAN) == ""
 
 
+@pytest.mark.parametrize("cause", ["folder", "link"])
+def test_a_folder_that_cannot_be_looked_into_has_no_request(run: Run, cause: str) -> None:
+    """A file server that is away is no fault of a capture request, which was never made."""
+    folder = run.folder / "rank0"
+    folder.rmdir()
+    if cause == "link":
+        folder.symlink_to(run.folder / "captures")
+    else:
+        folder.write_text("")
+
+    assert run.requests.waiting() is None
+
+
+def test_a_token_that_cannot_be_removed_at_the_end_is_no_fault(run: Run) -> None:
+    """It is worth nothing without the process. A disk that accepts no writes has been said already."""
+    folder = run.folder / "rank0"
+    folder.rmdir()
+    folder.write_text("")
+    run.requests.withdraw()
+
+
 def post(run: Run, document: object) -> tuple[int, dict[str, Any]]:
     return run.endpoint.post(json.dumps(document).encode())
 

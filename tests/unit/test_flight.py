@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,26 @@ def test_a_disk_that_was_full_gets_all_of_the_last_steps_once_it_accepts_writes(
     flight = read_flight(small_disk / "flight.bin")
     assert flight.polled_unix_ns == 7_000
     assert flight.threads[0].codes.tolist() == list(range(1, 1001))
+    rings.close()
+
+
+def test_a_flight_file_that_was_removed_is_written_again_as_a_whole(tmp_path: Path) -> None:
+    """Scratch disks are cleaned while jobs run; a kill after that must still show the last steps."""
+    memory, clock = PrivateMemory(1 << 12, ANCHOR), FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    path = tmp_path / "run" / "rank0" / "flight.bin"
+    path.parent.mkdir(parents=True)
+    rings = SharedRings(memory.map, path)
+    recorder.edge(1)
+    rings.copy_now(6_000)
+
+    shutil.rmtree(tmp_path / "run")
+    clock.tick(1)
+    recorder.edge(2)
+    rings.copy_now(7_000)
+
+    assert read_flight(path).threads[0].codes.tolist() == [1, 2]
+    assert rings.guard.faults == 0
     rings.close()
 
 

@@ -347,6 +347,22 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     assert len(caplog.messages) == 1
 
 
+def test_a_run_whose_folder_was_removed_in_mid_run_can_be_found_and_started_again(tmp_path: Path) -> None:
+    """Scratch disks are cleaned while jobs run. What goes on being written belongs to a run and an attempt."""
+    RunDirectory.open(tmp_path, "job", rank=0, attempt=1).close(1)
+    directory = RunDirectory.open(tmp_path, "job", rank=0, attempt=2, run={"host": "h1"})
+    directory.describe(RESOURCE)
+    before = json.loads((directory.path / "run.json").read_text())
+    shutil.rmtree(directory.path)
+    directory.export(ExportBatch(snapshot=snapshot()))
+    assert directory.write_summary(dump_json({"state": "running"}))
+    directory.close(1)
+
+    assert find_run(None, tmp_path) == directory.path
+    assert json.loads((directory.path / "run.json").read_text()) == before
+    assert RunDirectory.open(tmp_path, "job", rank=0).attempt == 3
+
+
 @given(first=ANY_TEXT, second=ANY_TEXT)
 @example("a/b", "a-b")
 @example("a/b", "a b")
