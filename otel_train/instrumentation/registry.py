@@ -101,9 +101,12 @@ class ProbeRegistry:
     def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
         if isinstance(entry.loader, InstrumentedIterable):
             return entry.loader
-        known = self._known(entry.loader)
+        iterated = _iterated_by_torch(entry.loader)
+        known = self._known(iterated)
         if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
-            known = self._add_probe(entry)
+            known = self._add_probe(entry._replace(loader=iterated))
+        if self.patch is not None and iterated is not entry.loader:
+            return entry.loader
         if self.patch is None or not _is_data_loader(entry.loader):
             make = iter if known.inner() is not None else self._iter_of(type(entry.loader))
             return InstrumentedIterable(entry.loader, known, make)
@@ -340,6 +343,12 @@ def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
     from torch.utils.data import DataLoader  # only asked when torch is there
 
     return isinstance(loader, DataLoader)
+
+
+def _iterated_by_torch(loader: Any) -> Any:  # Any: the user's own
+    """Returns what a DataLoader of fastai has torch iterate in its place; of anything else itself."""
+    fastai = any(kind.__module__ == "fastai.data.load" for kind in type(loader).__mro__)
+    return getattr(loader, "fake_l", loader) if fastai else loader
 
 
 def _iterators_of(loader: Any) -> list[Any]:  # Any: a DataLoader

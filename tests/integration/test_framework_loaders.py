@@ -199,6 +199,26 @@ def test_a_fastai_learner_has_train_and_valid_without_a_callback(observed: Obser
     assert observed(net, program)["batches"] == {"train": 15, "valid": 8}
 
 
+def test_loaders_of_a_fastai_learner_that_are_given_are_counted_once(tmp_path: Path) -> None:
+    """Under the names that they were given, not under names of what torch iterates in their place as well."""
+    learner = pytest.importorskip("fastai.learner")
+    core, load = pytest.importorskip("fastai.data.core"), pytest.importorskip("fastai.data.load")
+    net = Net()
+    loaders = core.DataLoaders(
+        load.DataLoader(dataset(5), bs=4, num_workers=1), load.DataLoader(dataset(2), bs=4)
+    )
+    learn = learner.Learner(loaders, net, loss_func=torch.nn.CrossEntropyLoss(), lr=0.01)
+    given = {"mine": loaders.train, "held_out": loaders.valid}
+    with otel_train.instrument(net, given, run_dir=tmp_path / "runs", **QUIET) as session:
+        assert session.loaders == given
+        learn.fit(3)
+        assert session.last_loader_name == "held_out"
+
+    summary = session.summary()
+    assert summary["batches"] == {"mine": 15, "held_out": 6}
+    assert {row["loader"]: row["workers"] for row in summary["loaders"]} == {"mine": 1, "held_out": 0}
+
+
 def test_loaders_that_ignites_handlers_make_have_a_name_for_each_place(observed: Observed) -> None:
     """A handler that makes its loader runs once per epoch."""
     engine = pytest.importorskip("ignite.engine")
