@@ -751,7 +751,8 @@ class InstrumentedIterable:
         ask = probe.next_pass()
         probe.edge(ask | START_BITS)
         try:
-            return _InstrumentedIterator(self._make(self._iterable), self._iterable, probe, ask)
+            iterator = self._make(self._iterable)
+            return _timed_iterator(type(iterator))(iterator, self._iterable, probe, ask)
         finally:
             probe.edge(probe.started)
 
@@ -776,20 +777,22 @@ class InstrumentedIterable:
 
 
 class _InstrumentedIterator:
+    """An iterator whose ``next`` is timed; in all else it is the iterator, whose special methods ``_timed_iterator`` adds."""
+
     def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int) -> None:
-        self._ask = ask
-        self._thread = get_ident()
-        self._iterator = iterator
-        self._iterable = iterable
-        self._probe = probe
-        self._given = 0
+        vars(self).update(
+            _ask=ask, _thread=get_ident(), _iterator=iterator, _iterable=iterable, _probe=probe, _given=0
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
-        self._given += 1
+        mine = vars(self)
+        batch = _asked(
+            mine["_iterator"], mine["_iterable"], mine["_probe"], mine["_ask"], given=mine["_given"]
+        )
+        mine["_given"] += 1
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -797,8 +800,42 @@ class _InstrumentedIterator:
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterator, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterator, name)
+
     def __del__(self) -> None:
         end_pass({PROBE: self._probe, ASK: self._ask, OWNER: self._thread})
+
+
+_MADE_BY_PYTHON = frozenset(
+    {"__class__", "__class_getitem__", "__getattribute__", "__init_subclass__", "__new__", "__subclasshook__"}
+)
+"""Special methods that an instance does not have, or that find the others."""
+
+
+@functools.lru_cache(maxsize=64)
+def _timed_iterator(kind: type) -> Callable[..., _InstrumentedIterator]:
+    """Returns the class of timed iterators that have the special methods of ``kind``, which Python looks up in classes."""
+
+    def forward(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = getattr(self._iterator, name)(*args, **kwargs)
+            return self if given is self._iterator else given  # as of ``__enter__``
+
+        return method
+
+    special = {name for name in dir(kind) if name[:2] == "__" and callable(getattr(kind, name, None))}
+    own = {name for name in special if getattr(kind, name) is not getattr(object, name, None)}
+    names = (own | {"__reduce_ex__"}) - vars(_InstrumentedIterator).keys() - _MADE_BY_PYTHON
+    passes_for = property(lambda self: type(self._iterator))  # ``isinstance`` asks for it
+    return type(
+        kind.__name__,
+        (_InstrumentedIterator,),
+        {"__class__": passes_for, **{name: forward(name) for name in names}},
+    )
 
 
 def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:

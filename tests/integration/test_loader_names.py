@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import queue
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +322,69 @@ def test_a_given_iterable_that_the_loop_iterates_itself_is_counted(observed: Obs
     assert waits["train"]
     assert waits["val"]
     assert (Pairs.__iter__, Repeated.__iter__) == before
+
+
+class Window(Iterator[Any]):
+    """An iterator that can do more than ``next``."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.at = batches, 0
+
+    def __next__(self) -> Any:
+        if self.at == len(self.batches):
+            raise StopIteration
+        self.at += 1
+        return self.batches[self.at - 1]
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.at
+
+    def __getitem__(self, number: int) -> Any:
+        return self.batches[number]
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.at = len(self.batches)
+
+
+class Windows:
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Window:
+        return Window(self.batches)
+
+
+class Rows(Windows):
+    def __iter__(self) -> Any:
+        yield from self.batches
+
+
+def test_the_iterator_of_a_given_iterable_can_do_what_its_class_can(observed: Observed) -> None:
+    """``len``, an index, a with-block, an attribute, the class, a copy: the loop may use each of them."""
+    windows, rows = Windows(list(loader(4))), Rows(list(loader(2)))
+
+    def program() -> None:
+        iterator = iter(windows)
+        assert isinstance(iterator, Window)
+        assert len(iterator) == 4
+        assert iterator[1] is windows.batches[1]
+        assert len(copy.copy(iterator)) == 4
+        next(iterator)
+        iterator.at = 2
+        assert len(iterator) == 2
+        with iterator as same:
+            next(same)
+            assert len(iterator) == 1
+        assert list(iterator) == []
+        generator = iter(rows)
+        assert isinstance(generator, types.GeneratorType)
+        next(generator)
+        generator.close()
+
+    assert observed(program, {"train": windows, "val": rows})["batches"] == {"train": 2, "val": 1}
 
 
 def test_a_second_loader_of_the_same_rows_has_a_name_of_its_own(observed: Observed) -> None:
