@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
-from otel_train.console.text import count, duration, percent, rounded
+from otel_train.console.text import count, duration, percent, plural, rounded
 from otel_train.datamodel import NS_PER_S
 from otel_train.files import parse_line, read_part
 from otel_train.rundata.files import EVENTS, mapping, number, rows, text, whole
@@ -20,6 +20,7 @@ _TAIL_BYTES = 1 << 18
 """The last thousand events or so."""
 
 _LONGEST = 1000
+_RANKS_NAMED = 8
 SEVERITIES = ("critical", "warning", "info", "ok")
 _ALERTS = {
     "train.stall": "critical",
@@ -65,13 +66,27 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def notices(
-    state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], warnings: Iterable[str]
+    state: Liveness,
+    summary: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    warnings: Iterable[str],
+    *,
+    others: Mapping[int, Mapping[str, Any]],
 ) -> list[Notice]:
-    """Returns all notices about a rank, the most severe first; ``warnings``: files that could not be read."""
+    """Returns all notices about a rank, the most severe first.
+
+    Args:
+        state: of the rank.
+        summary: of the rank.
+        events: of the rank, the oldest first.
+        warnings: files that could not be read.
+        others: the summary of every rank of the run.
+    """
     found = [
         *_findings(summary),
         *_alerts(events),
         *_ranks(summary),
+        *_failed_ranks(summary, others),
         *_missing(summary),
         *_trainings(summary),
     ]
@@ -141,6 +156,30 @@ def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
     if isinstance(silent, list) and silent:
         named = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
         yield Notice("critical", "ranks are silent", f"No report has come lately from rank {named}.")
+
+
+def _failed_ranks(summary: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]]) -> Iterator[Notice]:
+    """Yields one notice about the other ranks that failed or were killed since the last start."""
+    failed = {
+        rank: text(found.get("end_cause")) or text(found.get("state"))
+        for rank, found in others.items()
+        if found.get("state") in ("failed", "killed")
+        and rank != summary.get("rank")
+        and found.get("attempt") == summary.get("attempt")
+    }
+    if failed:
+        named = [f"rank {rank}: {_long(cause)}" for rank, cause in failed.items()]
+        more = [f"and {len(named) - _RANKS_NAMED} more"] if len(named) > _RANKS_NAMED else []
+        said = (
+            f"{plural(len(failed), 'other rank')} failed or {'was' if len(failed) == 1 else 'were'} killed."
+        )
+        yield Notice(
+            "critical",
+            "other ranks failed",
+            said,
+            "'otel-train postmortem' names the first one.",
+            (*named[:_RANKS_NAMED], *more),
+        )
 
 
 def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:

@@ -167,7 +167,7 @@ class RankView:
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
         """Builds the view from a summary alone; ``run`` is its folder."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
-        said = notices(state, summary, (), ())
+        said = notices(state, summary, (), (), others={})
         return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
 
     @property
@@ -225,7 +225,7 @@ class RankReader:
         return RankView(
             run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
             progress=progress, series=series, histograms=histograms, events=events,
-            notices=notices(state, summary, events, warnings), others=others, records=records_below(run),
+            notices=notices(state, summary, events, warnings, others=others), others=others, records=records_below(run),
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from otel_train.console.summary import activity_shares, data_wait_s, steps_per_second
-from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
+from otel_train.console.text import ABSENT, bytes_of, duration, percent, plural, rounded
 from otel_train.datamodel import NS_PER_S
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
@@ -506,7 +506,7 @@ def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> s
     shown = found[(page - 1) * PAGE : page * PAGE]
     body = table(_HEADS, map(_row, shown)) or _empty_list(root, words=words, runs=len(rows))
     going = sum(row.state.word == "running" for row in rows)
-    facts = f"{len(rows):,} runs in <code>{escape(str(root))}</code>"
+    facts = f"{plural(len(rows), 'run')} in <code>{escape(str(root))}</code>"
     facts += f", {going:,} going on" if going else ""
     main = (
         f'<div class="title"><h1>Runs</h1>{_filter(words)}</div><p class="dim facts">{facts}</p>'

@@ -243,9 +243,14 @@ def test_the_page_follows_the_readers_colours_and_window(
             browser.open(address + target)
             assert browser.ask("getComputedStyle(document.body).backgroundColor") == background
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (width, target)
+            assert browser.ask(SQUEEZED) == [], (width, target)
             faint = browser.ask(FAINT)
             assert faint == [], (target, faint)
 
+
+SQUEEZED = """[...document.querySelectorAll('th:first-child, td:first-child')].filter(node => node.clientWidth < 100)
+  .concat([...document.querySelectorAll('[role=tab]')].filter(node => node.clientHeight > 50)).map(node => node.textContent)"""
+"""Cells and tabs whose words are broken into letters."""
 
 FAINT = """(() => {
   const parts = color => color.match(/[\\d.]+/g).map(Number);

@@ -85,6 +85,25 @@ def test_a_run_that_was_killed_says_so_once_with_the_cause(tmp_path: Path) -> No
     assert '<p class="dim">OOM kill</p>' in text
 
 
+def test_a_run_of_which_another_rank_failed_says_so_on_the_page_of_every_rank(tmp_path: Path) -> None:
+    """Ranks that outlive it finish: the page of one of them must not look as if the run went well."""
+    run = leave_run(tmp_path, [3])
+    say_summary(run)
+    for rank, values in enumerate(
+        ({"state": "failed", "end_cause": "ValueError: no"}, {"state": "killed"}), 1
+    ):
+        other = json.loads((run / "rank0/summary.json").read_text()) | values | {"rank": rank}
+        (run / f"rank{rank}").mkdir()
+        (run / f"rank{rank}/summary.json").write_text(json.dumps(other))
+
+    first, second = page(tmp_path, "r1").text, page(tmp_path, "r1", rank="1").text
+
+    assert "2 other ranks failed or were killed." in first
+    assert '<p class="dim">rank 1: ValueError: no · rank 2: killed</p>' in first
+    assert "1 other rank failed or was killed." in second
+    assert second.count("ValueError: no</p>") == 1
+
+
 @pytest.mark.parametrize(
     ("tab", "sections"),
     [
