@@ -109,8 +109,7 @@ def _risen(before: float, after: float) -> float:
 
 
 def _per_step(pair: tuple[Mapping[str, Any], Mapping[str, Any]], stage: str) -> float:
-    steps: float = pair[1]["steps"] - pair[0]["steps"]
-    return _grown(pair, "stages", stage) / max(1.0, steps)
+    return _grown(pair, "stages", stage) / max(1.0, _risen(pair[0]["steps"], pair[1]["steps"]))
 
 
 def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:

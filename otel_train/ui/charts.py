@@ -175,7 +175,8 @@ def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
 
 def _svg(inside: str, label: str, width: float) -> str:
     box = f"0 0 {width:.0f} {HEIGHT:.0f}"
-    return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{inside}</svg>'
+    wide = ' class="wide"' if width == WIDTH else ""
+    return f'<svg{wide} viewBox="{box}" role="img" aria-label="{escape(label)}">{inside}</svg>'
 
 
 def elapsed(seconds: float) -> str:

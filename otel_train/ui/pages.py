@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from html import escape
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -349,8 +350,12 @@ def _steps(view: RankView) -> str:
 
 def _timing_course(view: RankView) -> str:
     series = view.series
+    if not series:
+        return ""
+    trained = series["steps_per_s"]  # where there was no step, there is no time per step
+    stages = {name: list(compress(values, trained)) for name, values in series["stages"].items()}
     label = "Mean time per training step by stage"
-    return area(series["times"], series["stages"], label=label, unit=duration) if series else ""
+    return area(list(compress(series["times"], trained)), stages, label=label, unit=duration)
 
 
 def _loaders(view: RankView) -> str:

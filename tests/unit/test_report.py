@@ -51,8 +51,12 @@ def attributes(**labels: str) -> list[dict[str, Any]]:
     return [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in labels.items()]
 
 
-def metrics_line(second: int) -> dict[str, Any]:
-    """What one line of metrics says after so many seconds: 2 ms of data and 8 ms of forward per step, 100 steps/s."""
+def metrics_line(second: int, trained: int = -1) -> dict[str, Any]:
+    """What one line of metrics says after so many seconds, ``trained`` of them, or all, in steps.
+
+    2 ms of data and 8 ms of forward per step, 100 steps/s.
+    """
+    trained = second if trained < 0 else trained
 
     def number(name: str, kind: str, values: list[tuple[dict[str, str], float]]) -> dict[str, Any]:
         points = [
@@ -67,15 +71,18 @@ def metrics_line(second: int) -> dict[str, Any]:
 
     def histogram(stage: str, seconds: float) -> dict[str, Any]:
         return {
-            "attributes": attributes(stage=stage, loader="code", phase="train"), "count": "100", "sum": seconds * 100 * second,
+            "attributes": attributes(stage=stage, loader="code", phase="train"), "count": "100", "sum": seconds * 100 * trained,
             "scale": 4, "zeroCount": "0", "min": seconds, "max": seconds * 1.1,
             "positive": {"offset": -145, "bucketCounts": ["60", "0", "40"]},
         }  # fmt: skip
 
     stages = [histogram("data", 0.002), histogram("forward", 0.008)]
     metrics = [
-        number("train.run.time", "sum", [({"run.activity": "productive"}, second * 0.8), ({"run.activity": "data_wait"}, second * 0.2)]),
-        number("train.steps", "sum", [({"phase": "train"}, 100.0 * second)]),
+        number("train.run.time", "sum", [
+            ({"run.activity": "productive"}, trained * 0.8), ({"run.activity": "data_wait"}, trained * 0.2),
+            *([({"run.activity": "outside"}, float(second - trained))] if second > trained else ())
+        ]),
+        number("train.steps", "sum", [({"phase": "train"}, 100.0 * trained)]),
         number("process.memory.usage", "sum", [({}, 5e8 + second * 1e6)]),
         {"name": "train.stage.duration", "exponentialHistogram": {"dataPoints": stages}},
     ]  # fmt: skip

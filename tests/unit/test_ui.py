@@ -21,7 +21,7 @@ from otel_train.ui import captures
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
-from tests.unit.test_report import EVIL, a_run
+from tests.unit.test_report import EVIL, a_run, metrics_line
 
 TABS = ("overview", "timing", "memory", "artifacts")
 CAPTURE = "captures/epoch_1-rank0.json.gz"
@@ -102,6 +102,20 @@ def test_a_run_of_which_another_rank_failed_says_so_on_the_page_of_every_rank(tm
     assert '<p class="dim">rank 1: ValueError: no · rank 2: killed</p>' in first
     assert "1 other rank failed or was killed." in second
     assert second.count("ValueError: no</p>") == 1
+
+
+def test_stages_over_time_have_no_value_where_no_step_ended(tmp_path: Path) -> None:
+    """Between passes and after the loop a step does not take 0 s: there is none."""
+    run = a_run(tmp_path)
+    lines = [metrics_line(second, trained=min(second, 4)) for second in range(1, 9)]
+    (run / "rank0/metrics.otlp.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    text = page(tmp_path, tab="timing").text
+    chart = text[text.index('aria-label="Mean time per training step by stage"') :]
+    points = re.search(r'<polygon class="c-blue" points="([^"]*)"', chart)
+
+    assert points is not None
+    assert len(points[1].split()) == 2 * 3
 
 
 @pytest.mark.parametrize(

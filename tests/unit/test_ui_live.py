@@ -238,6 +238,17 @@ def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
     assert first["name"] == "train · code · forward"
 
 
+def test_time_per_step_after_a_restart_is_of_the_steps_since(tmp_path: Path) -> None:
+    """Counters begin at zero again."""
+    write_lines(tmp_path, range(1, 4))
+    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
+        file.write(json.dumps(metrics_line(5, trained=1)) + "\n")
+
+    series, _ = MetricsHistory(tmp_path).read()
+
+    assert series["stages"]["forward"] == pytest.approx([0.008] * 3)
+
+
 def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path) -> None:
     """Bounded files rotate; a chart must not begin anew."""
     write_lines(tmp_path, range(1, 4))
