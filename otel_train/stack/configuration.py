@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from otel_train.config.validation import split_address
 from otel_train.errors import ConfigError, StackError
 
 if TYPE_CHECKING:
@@ -182,6 +183,12 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
     for name, port in addresses.items():
         labels = {"train_collector": COLLECTOR} if name == "collector" else {}
         _write_targets(conf / "targets" / f"{name}.yml", [f"{HOST}:{port}"], **labels)
+    for address in scrape:
+        # Prometheus starts without such a target, and says so in its log alone.
+        if "/" in address or split_address(address) is None:
+            raise ConfigError(
+                f"scrape {address!r}: expected host:port of a /metrics address, such as 127.0.0.1:9464"
+            )
     if scrape:
         _write_targets(conf / "targets.d" / "trainers.yml", scrape)
     write_alertmanager(conf / "alertmanager.yml", webhook)

@@ -194,6 +194,15 @@ def test_a_webhook_that_is_no_address_is_refused(tmp_path: Path, url: str) -> No
         write_alertmanager(tmp_path / "alertmanager.yml", url)
 
 
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:9464/metrics", "127.0.0.1", "127.0.0.1:x", "h:9464/metrics", "h:99999", ""]
+)
+def test_an_address_that_prometheus_cannot_scrape_is_refused(tmp_path: Path, address: str) -> None:
+    """The run summary shows the URL of /metrics. Prometheus starts without such a target, and says so in its log alone."""
+    with pytest.raises(ConfigError, match="expected host:port"):
+        configuration.render(tmp_path, configuration.Ports(), scrape=["127.0.0.1:9464", address])
+
+
 def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
     """The first thing a new user meets."""
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
