@@ -77,7 +77,10 @@ TURN_S = 0.01
 """How often the service thread looks whether another thread's report is over."""
 
 MOST_STARTS = 3
-"""Agents that may die before nothing more is exported."""
+"""Agents that may die, each within ``STEADY_S``, before nothing more is exported."""
+
+STEADY_S = 60.0
+"""An agent that has lived for longer dies of what does not meet the next one at once."""
 
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
@@ -124,6 +127,7 @@ class AgentClient:
         self._over: bool = False
         self._ending = self._interrupted = self._found = self._asked_for_report = self._is_unawaited = False
         self.signals = self._starts = self._agent = 0
+        self._connected_s = time.monotonic()
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._setting_up, self._end_guard = threading.Lock(), Guard("trackers")
         self._providers: Any = None
@@ -441,11 +445,15 @@ class AgentClient:
                 "The program has closed the connection to its agent: logged values and the run summary are not exported"
             )
             return
-        self._starts += 1
+        before_s, self._connected_s = self._connected_s, time.monotonic()
+        self._starts = 1 if self._connected_s - before_s > STEADY_S else self._starts + 1
         self._channel.close()
         if self._starts > MOST_STARTS:
             self._over = True
-            _log.error("The agent has ended %d times: nothing more is exported", self._starts)
+            _log.error(
+                "The agent has ended %d times, each time within %g s of its start: nothing more is exported",
+                self._starts, STEADY_S,
+            )  # fmt: skip
             return
         try:
             if self._found and not self._is_up.is_set():  # it was about to leave

@@ -277,6 +277,34 @@ def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
 
 
+@pytest.mark.parametrize(("steady_s", "stops"), [(0.05, False), (600.0, True)])
+def test_agents_that_die_at_once_are_given_up_and_those_that_lived_are_not(
+    begin: Begin, tmp_path: Path, steady_s: float, stops: bool
+) -> None:
+    """A run of a month may meet a node that is short of memory every few days."""
+    process = begin(f"""
+        import otel_train.agent.client
+        otel_train.agent.client.STEADY_S = {steady_s}
+        session = start()
+        train()
+        say(session.run_directory)
+        sys.stdin.readline()
+        """)
+    line(process)
+    killed: set[int] = set()
+    for _ in range(4):
+        until(lambda: {agent.pid for agent in agents(tmp_path)} - killed, "another agent")
+        time.sleep(0.5)  # it has lived
+        for agent in agents(tmp_path):
+            killed.add(agent.pid)
+            agent.kill()
+    _, errors = process.communicate("\n", timeout=60)
+
+    assert ("nothing more is exported" in errors) == stops
+    if not stops:
+        assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
 @pytest.mark.parametrize("state", ["killed", "finished"])
 def test_an_agent_that_is_killed_before_it_has_begun_is_followed_by_another(
     begin: Begin, tmp_path: Path, state: str
