@@ -123,7 +123,7 @@ class ExitHook:
 
     Args:
         close: closes the session; takes the state.
-        recorded: how much has been recorded so far.
+        ring: gives the events of the main thread: ``written``, and ``begun_since(written)``; None for none.
         signal_word: memory for the number of a signal that came to end the program; None for none.
         extension: ``_edges.c``, which writes that number, and ends the program where the main thread never runs Python again.
             Without it the agent reads the end of the process from the kernel.
@@ -136,7 +136,7 @@ class ExitHook:
     def __init__(
         self,
         close: Callable[[str], None],
-        recorded: Callable[[], int] = lambda: 0,
+        ring: Callable[[], Any] = lambda: None,  # Any: ``RingReader``, of a package above
         signal_word: memoryview | None = None,
         extension: Any = None,  # Any: a module written in C
     ) -> None:
@@ -148,11 +148,11 @@ class ExitHook:
         self._before: Any = None
         self._handler: Any = None
         self._closes_first = self._starting = self._closing = self._held = self._removed = False
-        self._recorded = recorded
+        self._ring = ring
         self._extension = extension if signal_word is not None else None
         self._signal_word = signal_word
         self._changing = free_in_forks(threading.RLock())
-        self._exit: tuple[object, int] = (None, -1)
+        self._exit: tuple[object, Any] | None = None
         self._child: Any = None
         self._sys_exit: tuple[Any, Any] = (None, None)
 
@@ -282,7 +282,7 @@ class ExitHook:
         @functools.wraps(original)
         def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - in its place
             if _on_main_thread():  # else it ends its thread alone
-                self._exit = status, self._recorded()
+                self._exit = status, self._ring().written
             original(status)
 
         return exit
@@ -294,9 +294,8 @@ class ExitHook:
         error = getattr(sys, "last_value", None)
         if error is not None and _is_caught(error):
             error = None
-        status, recorded = self._exit
-        if error is None and recorded == self._recorded():  # else the program has caught it, and went on
-            error = SystemExit(status)
+        if error is None and self._exit is not None and not self._ring().begun_since(self._exit[1]):
+            error = SystemExit(self._exit[0])  # else the program has caught it, and went on
         elif error is None and (code := _code_of_forked_child()):
             error = SystemExit(code)
         self.assumed, self.cause = error is None, cause_of(error)

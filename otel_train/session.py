@@ -58,7 +58,7 @@ class Session:
         self._recording = self._service.recording
         self._exit_hook = ExitHook(
             self.close,
-            lambda: self._recording.recorder.main.ring.written,
+            lambda: self._recording.recorder.main.ring,
             self._recording.memory.signal_word,
             EXTENSION,
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from otel_train.datamodel import system_clock
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.recording.events import EDGE_WORDS
+from otel_train.recording.events import EDGE_WORDS, OP_MASK, START_BITS, Op
 
 INTERFACE = 6
 """What functions of ``_edges.c`` are given. One that was built from other sources would crash the interpreter: it is not used."""
@@ -117,6 +117,11 @@ class RingReader:
         first = max(since, last - self.capacity)
         pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
         return EdgeBatch(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
+
+    def begun_since(self, since: int) -> bool:
+        """Returns whether something has begun after edge number ``since``, not only ended. For the owner alone."""
+        codes = self.peek(since).codes & (OP_MASK | START_BITS)
+        return bool(np.isin(codes, (Op.BEGIN, Op.MARK, Op.EPOCH)).any())
 
     def _copy(self, first_word: int, last_word: int) -> np.ndarray:
         start, stop = first_word & (self._size - 1), last_word & (self._size - 1)

@@ -825,6 +825,40 @@ def test_a_run_has_the_end_that_its_program_has(
     assert {name for name, value in exported_states(tmp_path).items() if value} == {state}
 
 
+@pytest.mark.parametrize(
+    ("block", "state"),
+    [
+        ("for _ in data: sys.exit(3)", "failed"),
+        ("for _ in DataLoader(data.dataset, num_workers=1): sys.exit(3)", "failed"),
+        (
+            "with otel_train.epoch(), otel_train.stage('check'), otel_train.checkpoint(): sys.exit(3)",
+            "failed",
+        ),
+        ("for _ in data: leave()", "finished"),
+    ],
+)
+@pytest.mark.parametrize("agent", ["process", "thread"])
+def test_an_exit_out_of_a_loop_is_the_end_of_the_run(
+    agent: str, block: str, state: str, tmp_path: Path
+) -> None:
+    """What it leaves, a pass and stages, ends after the exit; the program has caught it where something begins after it."""
+    text = f"""
+        def leave():
+            try:
+                sys.exit(3)
+            except SystemExit:
+                pass
+
+        start(model, agent="{agent}")
+        train(data)
+        {block}
+        """
+    done = run(tmp_path, text)
+
+    assert done.returncode == (3 if state == "failed" else 0), done.stderr
+    ended_summary(tmp_path, state)
+
+
 def test_states_of_an_earlier_end_are_off_in_the_next_attempt(tmp_path: Path) -> None:
     """Its series are the same: what no one takes back stays true for minutes. Few runs end by Ctrl-C, and all have states."""
     common = 'session = start(model, run_id="r")\ntrain(data)\n'
