@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pa
 from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
 from otel_train.rundata.files import SUMMARY, current_document
+from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import read_summary
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Print the run summary: a table of all ranks, then the summary of the lowest rank."
 EPILOG = """\
-A live run rewrites its summary.json every 30 s, so its summary can be printed, too. After a crash the last one is
-printed. docs/reference/summary.md explains each value.
+A live run rewrites its summary.json every 30 s, so its summary can be printed, too, with its age. After a crash the last
+one is printed. docs/reference/summary.md explains each value.
 
 examples:
   otel-train summary runs/20260131-x7
@@ -52,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
     if len(summaries) > 1:
         print(rank_table(page, summaries))
     print(render_run_summary(page, summaries[0]), end="")
+    written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
+    if written_s is not None:
+        print(
+            f"Written {duration(max(0.0, time.time() - written_s))} ago. 'otel-train postmortem' has the last steps."
+        )
     return 0
 
 

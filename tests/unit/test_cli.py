@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert re.match(r"otel-train (\d+\.\d+|\(run from its sources)", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(("state", "said"), [("running", True), ("finished", False)])
+def test_the_summary_of_a_live_run_says_how_old_it_is(
+    state: str, said: bool, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is written every 30 s, and stays ``running`` where the container is gone."""
+    started_s = time.time() - 10.0 - 3600.0
+    found = rank_summary(0, state=state, started_unix_s=started_s)
+    (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
+
+    main(["summary", str(run_of_two)])
+
+    assert ("Written 60.0 min ago." in capsys.readouterr().out) == said
+
+
 def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """A traceback says 'we broke'; a wrong path is not that."""
     ended = command("summary", "no\nsuch", "--run-dir", str(tmp_path))
@@ -175,6 +190,26 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.Captur
 
     assert ended.value.code == 2
     assert "summary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["validate", "r1", "--rank", "0"], "otel-train validate"),
+        (["stack", "up", "--x"], "otel-train stack up"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_usage_of_its_command(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which options there are is what the reader wants to know next."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"usage: {usage} [-h]")
+    assert f"{usage}: error: unrecognized arguments: --" in said
 
 
 def test_ctrl_c_ends_a_command_quietly(
