@@ -11,6 +11,7 @@ from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
 from otel_train.files import problem_of
 from otel_train.profiler.storage import metadata_path, note_analysis
+from otel_train.safety import printable
 from otel_train.trace_analysis.events import shapes
 from otel_train.trace_analysis.summary import summarize_ranks
 
@@ -59,5 +60,5 @@ def run(args: argparse.Namespace) -> int:
     print(render(TextLayout.of(sys.stdout), documents[0]), end="")
     if len(documents) > 1:
         others = ", ".join(str(document["path"]) for document in documents[1:])
-        print(f"\nThe same of the other ranks: otel-train analyze {others}")
+        print(f"\nThe same of the other ranks: otel-train analyze {printable(others)}")
     return 0

@@ -20,7 +20,7 @@ from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import JsonFileCache, names_in, read_json
-from otel_train.profiler.requests import MOST_STEPS, activities, leave_request
+from otel_train.profiler.requests import MOST_STEPS, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
 from otel_train.rundata.files import ABOUT, FLIGHT, current_document, summary_of
@@ -113,7 +113,10 @@ def run(args: argparse.Namespace) -> int:
         same = ", the same ones on each" if len(folders) > 1 else ""
         said = f"requested {args.steps} steps of rank {', '.join(map(str, folders))}{same}; waiting"
         complain(said)
-    found = _wait(captures, before, time.monotonic() + args.timeout)
+    try:
+        found = _wait(captures, before, time.monotonic() + args.timeout)
+    finally:
+        take_back(first, request)
     for rank in folders:
         _say(args, rank, found.get(rank), captures)
     if args.output_dir:

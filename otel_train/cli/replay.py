@@ -26,6 +26,7 @@ from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_confi
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
 from otel_train.files import lines_of, make_folder, open_binary, rank_folders
+from otel_train.safety import printable
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     path = folder / f"{run_directory.name}.openmetrics.txt"
     until_ms = (time.time() - older_than_s) * 1000
     written = write_text(path, (_older(rank, until_ms) for rank in rank_folders(run_directory).values()))
-    print(f"{path}: {written.points} data points of {written.exports} exports")
+    print(f"{printable(path)}: {written.points} data points of {written.exports} exports")
     if written.foreign:
         complain(f"{written.foreign} metrics that otel_train does not publish are left out.")
     if written.unreadable:
@@ -70,7 +71,7 @@ def blocks(run_directory: Path, folder: Path, *, older_than_s: float) -> int:
     if written.points:
         print(
             "Make blocks of it in the data folder of Prometheus, which takes them within a minute, or at its start:\n"
-            f"  promtool tsdb create-blocks-from openmetrics {path} DATA\n"
+            f"  promtool tsdb create-blocks-from openmetrics {printable(path)} DATA\n"
             "Histograms have buckets there (_bucket, _count, _sum), since the text format has no native ones."
         )
     return 0
@@ -174,7 +175,7 @@ def _say_compared(run_directory: Path, ranks: list[RankExports], url: str) -> in
     if not total:
         complain(f"{run_directory}: no export is recorded or waits, so there is nothing to ask for")
         return 1
-    print(f"{run_directory}: {total - missing} of {total} exports are in {url}, {missing} are not")
+    print(printable(f"{run_directory}: {total - missing} of {total} exports are in {url}, {missing} are not"))
     for rank in ranks:
         if rank.missing:
             name, count = rank.labels.get("train_rank", "?"), f"{len(rank.missing)} of {len(rank.places)}"
@@ -307,7 +308,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(directory: Path, counts: RequestCounts, *, verb: str) -> None:
     left = f"{counts.kept} kept, {counts.rejected} rejected, {counts.torn} cut off by a crash (requests)"
-    print(f"{directory}: {counts.accepted} {verb}, {left}")
+    print(printable(f"{directory}: {counts.accepted} {verb}, {left}"))
     for reason, number in counts.kept_because.most_common():
         complain(f"{number} kept: the collector {reason}. What was kept can be sent later.")
     for reason, number in counts.rejected_because.most_common():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.config.settings import ACTIVITIES
-from otel_train.errors import ConfigError, one_of, truth, whole
-from otel_train.files import replace_text
+from otel_train.errors import ConfigError, RunDirectoryError, one_of, truth, whole
+from otel_train.files import read_json, replace_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,3 +145,10 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 def leave_request(folder: Path, request: dict[str, Any]) -> None:
     """Puts a request into the folder of a rank, whole; an OSError where it cannot be written."""
     replace_text(folder / REQUEST_FILE, json.dumps(request))
+
+
+def take_back(folder: Path, request: dict[str, Any]) -> None:
+    """Removes a request that the rank has not taken: the next start of the run would."""
+    with suppress(RunDirectoryError, OSError):
+        if read_json(folder / REQUEST_FILE) == request:
+            (folder / REQUEST_FILE).unlink()

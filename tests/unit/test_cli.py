@@ -657,6 +657,20 @@ def test_a_capture_of_a_run_that_has_ended_is_refused_at_once(
     assert not (run_of_two / "rank1" / "capture-request.json").exists()
 
 
+def test_a_request_for_a_capture_that_no_one_took_is_taken_back(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Left in the folder, the next start of the run would capture what is not waited for."""
+    rank = run_of_two / "rank0"
+    (rank / "flight.bin").write_bytes(b"")
+    summary = json.loads((rank / "summary.json").read_text())
+    (rank / "summary.json").write_text(json.dumps({**summary, "state": "running"}))
+
+    assert main(["profile", str(run_of_two), "--timeout=0.1"]) == 2
+    assert "no capture after 0.1 s" in capsys.readouterr().out
+    assert not (rank / "capture-request.json").exists()
+
+
 def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
     """Into a file go no escape codes, and in the C locale nothing but ASCII."""
     ended = command(
@@ -714,6 +728,8 @@ def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
     for command in ("summary", "postmortem", "export", "report", "validate", "analyze"):
         assert main([command, str(tmp_path / evil)]) in {1, 2}
     assert main(["summary", evil]) == 2
+    assert main(["replay", str(tmp_path / evil), "--dry-run"]) == 0
+    assert main(["replay", str(tmp_path / evil), "--blocks", str(tmp_path)]) == 0
     logging.getLogger("otel_train").warning("the collector says %s", evil)
 
     out, err = capsys.readouterr()
