@@ -341,9 +341,10 @@ class _CollectorLog:
         self._away_logged = True
         folder = next((queue.folder for queue in self._queues if queue.folder), None)
         where = f"in {folder}" if folder else "in memory, up to its bound,"
+        later = ", after the end by `otel-train replay`" if folder else ""
         _log.warning(
-            "OTLP: %s %s; requests wait %s and are sent when it accepts them, training is not affected",
-            self._endpoint, reason, where,
+            "OTLP: %s %s; requests wait %s and are sent when it accepts them%s; training is not affected",
+            self._endpoint, reason, where, later,
         )  # fmt: skip
 
     def found(self, answer: ExportResponse) -> None:

@@ -303,7 +303,9 @@ def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_ba
     assert len(caplog.messages) == 1
     assert "http://collector:4318 refuses connections" in caplog.text
     assert f"{tmp_path / 'spool'}" in caplog.text
-    assert "training is not affected" in caplog.text
+    assert (
+        "when it accepts them, after the end by `otel-train replay`; training is not affected" in caplog.text
+    )
     collector.answer = ACCEPTED
     clock.now_s += 100
     sender.put("metrics", metrics())
