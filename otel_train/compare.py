@@ -12,7 +12,7 @@ import numpy as np
 
 from otel_train.console.summary import activity_shares
 from otel_train.errors import ComparisonError, RunDirectoryError
-from otel_train.rundata.files import METRICS, SUMMARY
+from otel_train.rundata.files import METRICS, SUMMARY, mapping, number, rows, text, whole
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_metrics, read_summary
 
@@ -234,10 +234,7 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
     if steps:
         for key, what in (("top_cpu_ops", "op"), ("top_cuda_ops", "kernel")):
             for row in document[key]:
-                # A sum over steps of which the parts are not known: a mean without an interval.
-                samples[f"{what} {row['name']}"] = Sample(
-                    np.array([0.0]), np.array([math.inf]), np.array([len(steps)]), row["seconds"]
-                )
+                samples[f"{what} {row['name']}"] = _sum_over(len(steps), row["seconds"])
     shares = {}
     if idle := document["idle"]:
         shares["device idle"] = idle["share"]
@@ -269,6 +266,11 @@ def side_of_run(folder: Path, *, name: str) -> Side:
                 samples.setdefault(key, []).append(_sample_of(point))
     if STEP not in samples:
         raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")
+    steps = whole(mapping(summary.get("steps")).get("train"))
+    for row in rows(summary.get("stages")):
+        if steps and (row.get("stage"), row.get("phase")) == ("other", "train"):
+            key = " · ".join(filter(None, ("stage other", text(row.get("loader")))))
+            samples[key] = [_sum_over(steps, number(row.get("self_seconds")) or 0.0)]
     resource = values_of(line["resourceMetrics"][-1]["resource"])
     return Side(
         name=name,
@@ -286,6 +288,11 @@ def side_of_run(folder: Path, *, name: str) -> Side:
         },
         shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
     )
+
+
+def _sum_over(steps: int, seconds: float) -> Sample:
+    """Returns a sum over steps of which the parts are not known: a mean without an interval."""
+    return Sample(np.array([0.0]), np.array([math.inf]), np.array([steps]), seconds)
 
 
 def _sample_of(point: Mapping[str, Any]) -> Sample:

@@ -198,6 +198,10 @@ def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -
     summary = {
         "schema": "otel_train.summary/2", "world_size": ranks, "step_source": "update", "batches": {"train": 100},
         "steps": {"train": 100}, "wall_seconds": 100.0, "activities": {"data_wait": 10.0},
+        "stages": [
+            {"stage": "other", "loader": "train", "phase": "train", "self_seconds": 50 * seconds},
+            {"stage": "other", "loader": "", "phase": "", "self_seconds": 3.0},
+        ],
     }  # fmt: skip
     (rank / "summary.json").write_text(json.dumps(summary))
     (folder / "run.json").write_text("{}")
@@ -229,9 +233,12 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.Ca
 
     document = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in document["rows"]}
-    assert set(rows) == {"step", "stage data · train"}
+    assert set(rows) == {"step", "stage data · train", "stage other · train"}
     assert rows["step"]["before"]["count"] == 100
     assert rows["step"]["ratio"] == pytest.approx(1.1)
+    other = rows["stage other · train"]  # in no histogram: its time alone is known
+    assert (other["before"]["mean"], other["after"]["mean"]) == pytest.approx((0.005, 0.0055))
+    assert (other["ratio"], other["low"], other["conclusion"]) == (pytest.approx(1.1), None, "not known")
     assert "torch: 2.9 → 2.10" in document["differences"]
 
 
