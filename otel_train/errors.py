@@ -150,6 +150,11 @@ def by_name(call: str, value: Any, rule: str, remedy: str) -> Mapping[Any, Any]:
     raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
+def name_of(key: object) -> str:
+    """Returns the name that a key is: the characters of a text, also where it is of an enumeration."""
+    return str.__str__(key) if isinstance(key, str) else str(key)
+
+
 def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Returns which of the known names was meant; "" where none is near."""
     from difflib import get_close_matches

@@ -5,6 +5,7 @@ Both run the same version, on one machine, as one user.
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
@@ -266,6 +267,28 @@ _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # unix(7), struct ucred: process, user, group
 _MOST_BYTES = 1 << 30
 _SEND_TIMEOUT_S = 5.0
+_PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+"""Functions of plain types that make one of an object of a subclass, without a method of the subclass."""
+
+
+class _Pickler(pickle.Pickler):
+    """Writes texts and numbers of the program's own classes, as of an enumeration, as what they are: the agent cannot import those."""
+
+    def reducer_override(self, value: Any) -> Any:
+        for plain, convert in _PLAIN.items():
+            if isinstance(value, plain):
+                return plain, (convert(value),)
+        return NotImplemented
+
+
+def _pickled(message: object) -> bytes:
+    text = io.BytesIO()
+    _Pickler(text, protocol=5).dump(message)
+    return text.getvalue()
 
 
 class MessageChannel:
@@ -321,7 +344,7 @@ class MessageChannel:
             OSError: the other end is gone, or takes nothing for seconds; or this thread is sending already, and a handler of
                 a signal has called this.
         """
-        text = pickle.dumps(message, protocol=5)
+        text = _pickled(message)
         head = _LENGTH.pack(len(text))
         with self._alone():
             self._write(self._rest)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from otel_train.errors import by_name, callable_, text
+from otel_train.errors import by_name, callable_, name_of, text
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.shared_memory import PendingEntries, unreported
 from otel_train.safety import Guard, Handle
@@ -88,7 +88,7 @@ class ValueQueue:
                     kind, number = _VALUE, float(kept)
             except Exception:  # noqa: BLE001 - an error of the user's object must not reach the training loop
                 kept = None  # refused and counted by the reader
-            self._hold(Value(now, name, kept), kind, number, name)
+            self._hold(Value(now, name_of(name), kept), kind, number, name)
         self._changed()
 
     def event(self, name: str, attributes: Mapping[str, Any], at_ns: int = 0) -> None:
@@ -151,7 +151,7 @@ def as_number(value: Any) -> float | None:  # Any: see ``_kept``
 
 def with_plain_attributes(event: UserEvent) -> UserEvent:
     """Returns an event with attributes of plain types."""
-    return event._replace(attributes={str(key): _plain(value) for key, value in event.attributes.items()})
+    return event._replace(attributes={name_of(key): _plain(value) for key, value in event.attributes.items()})
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.errors import ConfigError, callable_, one_of, text
+from otel_train.errors import ConfigError, callable_, name_of, one_of, text
 from otel_train.fast_classes import FastNamedTuple
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a m
     if loaders is None:
         return []
     if isinstance(loaders, Mapping):
-        given = [_entry(loader, str(name)) for name, loader in loaders.items()]
+        given = [_entry(loader, name_of(name)) for name, loader in loaders.items()]
     elif isinstance(loaders, (list, tuple)) and not isinstance(loaders, Loader):
         several = len(loaders) > 1
         given = [_entry(x, f"loader_{n}" if several else "loader") for n, x in enumerate(loaders)]
@@ -99,7 +99,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
     if model is None:
         return {}
     if isinstance(model, Mapping):
-        named = {str(name): one for name, one in model.items()}
+        named = {name_of(name): one for name, one in model.items()}
     else:
         models = list(model) if isinstance(model, Sequence) and not _is_module(model) else [model]
         named = {}
@@ -190,7 +190,7 @@ def _named_by_learner(learner: Any) -> Iterator[tuple[str, Any]]:
 def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields every loader in a nested collection, with its keys."""
     if isinstance(loaders, Mapping):
-        pairs = [(str(key), value) for key, value in loaders.items()]
+        pairs = [(name_of(key), value) for key, value in loaders.items()]
     elif isinstance(loaders, (list, tuple)):
         pairs = [(str(number), value) for number, value in enumerate(loaders)]
     else:

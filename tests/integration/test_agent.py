@@ -594,6 +594,44 @@ def test_no_agent_outlives_its_rank(begin: Begin, tmp_path: Path, end: str) -> N
     until(lambda: json.loads(found[0].read_text())["steps"] == {"train": 100}, "all steps are in it")
 
 
+def test_texts_and_numbers_of_the_programs_own_classes_reach_the_agent(begin: Begin, tmp_path: Path) -> None:
+    """The agent cannot import the classes of the program; an enumeration names loaders, stages and values in many."""
+    process = begin("""
+        import enum, pathlib
+        class Name(str, enum.Enum):
+            TRAIN = "train"; AUGMENT = "augment"; LOSS = "loss"; REASON = "slow"; RUN = "own"; MODEL = "net"
+        class Level(enum.IntEnum):
+            HIGH = 3
+        class Rate(float): pass
+        class Folder(type(pathlib.Path())): pass
+
+        session = otel_train.instrument(
+            {Name.MODEL: model}, {Name.TRAIN: data}, run_dir=Folder(RUNS), run_id=Name.RUN, agent="process",
+            prometheus_address="127.0.0.1:0", tuning={"poll_interval_s": Rate(0.05)}, run_name=Name.REASON,
+        )
+        for (batch,) in data:
+            with otel_train.stage(Name.AUGMENT):
+                optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            session.log({Name.LOSS: Rate(0.5)})
+            session.event(Name.REASON, {Name.LOSS: Level.HIGH, "name": Name.LOSS, "rate": Rate(0.25)})
+        session.log({Name.LOSS: Level.HIGH})
+    """)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, "another one" in err) == (0, False), err
+
+    found = summary(tmp_path, "finished")
+    assert (found["steps"]["train"], found["telemetry"]["faults"]) == (100, {})
+    rows = {(row["stage"], row["loader"], row["model"]) for row in found["stages"]}
+    assert rows >= {("augment", "train", ""), ("data", "train", ""), ("forward", "train", "net")}
+    assert found["run_id"] == "own"
+    [events] = tmp_path.rglob("events.jsonl")
+    last = [json.loads(row) for row in events.read_text(encoding="utf-8").splitlines()][-1]
+    assert last["attributes"].items() >= {"loss": 3, "name": "loss", "rate": 0.25}.items()
+    assert not any("Name." in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.json*"))
+
+
 def test_weights_are_those_of_the_bare_loop(begin: Begin, tmp_path: Path) -> None:
     """With an agent, and with one that is killed in the middle."""
     text = "train(0.001); {}train(0.001); say([round(float(x), 12) for x in model.weight.flatten()])"
