@@ -117,8 +117,10 @@ def _pace(pace: Pace) -> dict[str, Any] | None:
 def with_straggler(found: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
     """Inserts the finding about a slow rank into the findings of this rank.
 
-    Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy.
+    Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy. For the same reason it is
+    not ``compute_bound``: it waits in backward.
     """
+    found = [one for one in found if one["name"] != "compute_bound"]
     place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in found)
     return [*found[:place], asdict(slow), *found[place:]]
 

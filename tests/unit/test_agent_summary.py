@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.summary import summary_values, with_suspects
+from otel_train.agent.summary import summary_values, with_straggler, with_suspects
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.distributed.hang import HangSuspect
+from otel_train.distributed.straggler import Straggler, finding
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 from tests.support.runs import run_state
@@ -232,3 +233,14 @@ def test_the_finding_of_a_run_that_stood_still_names_the_rank_that_it_waited_for
         {"name": "stalled", "summary": f"It stood still. {said}"},
     ]
     assert with_suspects(found, []) == found
+
+
+def test_a_rank_that_waits_for_a_slow_one_is_not_compute_bound() -> None:
+    """It waits in backward. What else was found of it stays."""
+    slow = finding(Straggler(1, "b", "other", 0.030, 0.033, 0.030, 4, 1), others=1, train_s=10.0)
+    found = [
+        {"name": "input_bound", "severity": "warning", "share": 0.2},
+        {"name": "compute_bound", "severity": "ok", "share": 0.0},
+    ]
+
+    assert [one["name"] for one in with_straggler(found, slow)] == ["straggler_bound", "input_bound"]
