@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments, print_json
+from otel_train.cli import arguments, complain, print_json
 from otel_train.errors import RunDirectoryError
-from otel_train.files import JsonFileCache, replace_named
+from otel_train.files import JsonFileCache, problem_of, replace_named
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.live_view import RankReader, RankView
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
     """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY) for folder in folders.values()]
-    taken = captures_of(run)
+    taken = _readable(captures_of(run))
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
     view = RankReader(documents=JsonFileCache()).view(run, rank)
     return view, {
@@ -36,6 +36,15 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         "records": view.records,
         "captures": [{"name": trace.path.name, **analysis_of(trace)} for trace in traces],
     }
+
+
+def _readable(captures: list[Path]) -> list[Path]:
+    """Returns the captures that can be opened, and prints which are passed over."""
+    problems = {path: problem_of(path) for path in captures}
+    for path, problem in problems.items():
+        if problem:
+            complain(f"The capture {path.name} is passed over: {problem}.")
+    return [path for path in captures if not problems[path]]
 
 
 def page_of_run(run: Path) -> str:

@@ -191,6 +191,18 @@ def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
     assert "Over time" not in page
 
 
+def test_a_report_passes_over_a_capture_that_is_not_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One odd file must not cost the report of a whole run."""
+    run = a_run(tmp_path, capture=False)
+    (run / "captures").mkdir(exist_ok=True)
+    os.mkfifo(run / "captures" / "epoch_1-step_2-rank0.json.gz")
+
+    assert main(["report", str(run)]) == 0
+    assert "epoch_1-step_2-rank0.json.gz is passed over" in capsys.readouterr().err
+
+
 def test_validate_writes_the_same_report(tmp_path: Path) -> None:
     """It replaced the one that was there by one without flight file, metrics and flame graphs."""
     run = a_run(tmp_path)
