@@ -334,11 +334,11 @@ static PyObject *update(Hook *self, PyObject *const *given, size_t count, PyObje
     return put(self, self->words[ends] | closure, begun) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* None, key, tensor, base: the length of `batch[key]` along its first dimension, plus one; 0 where it has none. For objects of type `tensor`,
-   `base` has a function that makes no object for the shape; it gives 0 also where there is no dimension. */
+/* None, key, and where torch is loaded tensor, base: the length of `batch[key]` along its first dimension, plus one; 0 where it has none.
+   For objects of type `tensor`, `base` has a function that makes no object for the shape; it gives 0 also where there is no dimension. */
 static PyObject *leading(Hook *self, PyObject *const *given, size_t count, PyObject *Py_UNUSED(keywords)) {
     PyObject *array = COUNT(count) == 1 ? PyObject_GetItem(given[0], self->field[1]) : NULL, *shape = NULL;
-    int of_tensor = array != NULL && (PyObject *)Py_TYPE(array) == self->field[2];
+    int of_tensor = array != NULL && self->length != NULL && (PyObject *)Py_TYPE(array) == self->field[2];
     int64_t length = array == NULL ? -1 : of_tensor ? self->length(array) : 0;
     if (length == 0) {
         shape = PyObject_GetAttr(array, names[SHAPE]);
@@ -429,8 +429,7 @@ static PyObject *make_hook(PyObject *Py_UNUSED(module), PyObject *args) {
         if (place < 8) self->field[place] = item;
         if (PyBytes_Check(item)) self->words = (const int64_t *)PyBytes_AsString(item);
     }
-    if (self->call == leading && (self->length = (lenfunc)PyType_GetSlot((PyTypeObject *)self->field[3], Py_mp_length)) == NULL)
-        self->field[2] = NULL; /* no such function: no object is of this type */
+    if (self->call == leading && self->field[3] != NULL) self->length = (lenfunc)PyType_GetSlot((PyTypeObject *)self->field[3], Py_mp_length);
     if (PyCFunction_CheckExact(self->field[0]) && PyCFunction_GetFunction(self->field[0]) == writer_edge)
         self->writer = (Writer *)PyCFunction_GetSelf(self->field[0]);
     return (PyObject *)self;

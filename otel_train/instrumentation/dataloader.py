@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import weakref
 from _thread import get_ident
 from collections import Counter
@@ -159,10 +160,10 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
     if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
         key = path[0]
         if ring_buffer.EXTENSION is not None:
-            import torch
-
-            state = (None, key, torch.Tensor, torch._C.TensorBase)  # noqa: SLF001 - its len() makes no shape
-            leading: Size = ring_buffer.EXTENSION.hook("leading", state)
+            torch: Any = sys.modules.get("torch")  # a program that has a tensor has imported it
+            base = getattr(getattr(torch, "_C", None), "TensorBase", None)  # whose len() makes no shape
+            of_tensors = () if base is None else (torch.Tensor, base)
+            leading: Size = ring_buffer.EXTENSION.hook("leading", (None, key, *of_tensors))
             return leading
 
         def read_first(batch: Any) -> int:
@@ -752,7 +753,7 @@ class InstrumentedIterable:
         probe.edge(ask | START_BITS)
         try:
             iterator = self._make(self._iterable)
-            return _timed_iterator(type(iterator))(iterator, self._iterable, probe, ask)
+            return _class_for(type(iterator))(iterator, self._iterable, probe, ask)
         finally:
             probe.edge(probe.started)
 
@@ -836,6 +837,13 @@ def _timed_iterator(kind: type) -> Callable[..., _InstrumentedIterator]:
         (_InstrumentedIterator,),
         {"__class__": passes_for, **{name: forward(name) for name in names}},
     )
+
+
+def _class_for(kind: type) -> Callable[..., _InstrumentedIterator]:
+    try:
+        return _timed_iterator(kind)
+    except Exception:  # noqa: BLE001 - a metaclass may raise anything
+        return _InstrumentedIterator
 
 
 def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:

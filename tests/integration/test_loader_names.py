@@ -387,6 +387,35 @@ def test_the_iterator_of_a_given_iterable_can_do_what_its_class_can(observed: Ob
     assert observed(program, {"train": windows, "val": rows})["batches"] == {"train": 2, "val": 1}
 
 
+class Unhashable(type):
+    __hash__ = None  # type: ignore[assignment] # such a class may not be looked up
+
+
+class Odd(metaclass=Unhashable):
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Odd:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.batches:
+            raise StopIteration
+        return self.batches.pop()
+
+
+class OddRows(Windows):
+    def __iter__(self) -> Any:
+        return Odd(list(self.batches))
+
+
+def test_an_iterator_of_an_odd_class_is_counted_all_the_same(observed: Observed) -> None:
+    """What cannot be made for its class must not reach the loop."""
+    rows = OddRows(list(loader(3)))
+
+    assert observed(lambda: list(rows), {"train": rows})["batches"] == {"train": 3}
+
+
 def test_a_second_loader_of_the_same_rows_has_a_name_of_its_own(observed: Observed) -> None:
     """Training accuracy is measured on rows that a given loader has, and that is not the given loader's time."""
     train = loader(3)

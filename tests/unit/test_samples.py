@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -75,6 +77,21 @@ def test_the_first_dimension_of_any_tensor_is_its_samples(later: Any, samples: i
 
     assert size([later]) == samples + 1
     assert size([torch.tensor(1.0)]) == 0, "no dimension: unknown"
+
+
+def test_samples_are_counted_where_there_is_no_torch() -> None:
+    """A program of JAX or of numpy alone has none, and must not get it."""
+    program = """
+import sys
+sys.modules["torch"] = None
+import numpy
+from otel_train.instrumentation.dataloader import size_of_batches
+print(size_of_batches([numpy.zeros((4, 3))], 4)([numpy.zeros((2, 3))]))
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "3\n"
+    )
 
 
 anything = st.recursive(
