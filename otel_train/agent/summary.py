@@ -11,7 +11,7 @@ from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
-from otel_train.bottleneck.rules import findings, model_stages
+from otel_train.bottleneck.rules import MODEL_SHARE, findings, model_stages
 from otel_train.catalog import ACTIVITIES
 from otel_train.console.text import plural
 from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
@@ -114,13 +114,18 @@ def _pace(pace: Pace) -> dict[str, Any] | None:
     }
 
 
-def with_straggler(found: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
-    """Inserts the finding about a slow rank into the findings of this rank.
+def with_straggler(found: list[dict[str, Any]], slow: Finding, *, rank: int) -> list[dict[str, Any]]:
+    """Inserts the finding about a slow rank into the findings of ``rank``.
 
     Only a warning with a larger share stays before it: a rank that waits for a slow one looks busy. For the same reason it is
-    not ``compute_bound``: it waits in backward.
+    ``compute_bound`` only if its model takes more than ``MODEL_SHARE`` of training time also without that wait, in backward.
     """
-    found = [one for one in found if one["name"] != "compute_bound"]
+    wait = 0.0 if slow.evidence["rank"] == rank else slow.share
+    found = [
+        one
+        for one in found
+        if one["name"] != "compute_bound" or one["evidence"]["model_ratio"] - wait > MODEL_SHARE
+    ]
     place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in found)
     return [*found[:place], asdict(slow), *found[place:]]
 
@@ -259,7 +264,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         loaders=loaders, processors=_processors(), gaps=gaps
     )  # fmt: skip
     if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
-        edges["findings"] = with_straggler(edges["findings"], slow)
+        edges["findings"] = with_straggler(edges["findings"], slow, rank=info.rank)
     edges["findings"] = with_suspects(edges["findings"], service.ranks.longest_stall)
     return {
         "schema": SUMMARY_SCHEMA,

@@ -235,12 +235,20 @@ def test_the_finding_of_a_run_that_stood_still_names_the_rank_that_it_waited_for
     assert with_suspects(found, []) == found
 
 
-def test_a_rank_that_waits_for_a_slow_one_is_not_compute_bound() -> None:
+@pytest.mark.parametrize(
+    ("rank", "excess_s", "stays"),
+    [(0, 0.030, False), (0, 0.002, True), (1, 0.030, True)],
+    ids=["it waits", "it waits little", "it is the slow one"],
+)
+def test_a_rank_that_waits_for_a_slow_one_is_not_compute_bound(
+    rank: int, excess_s: float, *, stays: bool
+) -> None:
     """It waits in backward. What else was found of it stays."""
-    slow = finding(Straggler(1, "b", "other", 0.030, 0.033, 0.030, 4, 1), others=1, train_s=10.0)
+    slow = finding(Straggler(1, "b", "other", excess_s, 0.033, excess_s, 4, 1), others=1, train_s=10.0)
     found = [
-        {"name": "input_bound", "severity": "warning", "share": 0.2},
-        {"name": "compute_bound", "severity": "ok", "share": 0.0},
+        {"name": "input_bound", "severity": "warning", "share": 0.01},
+        {"name": "compute_bound", "severity": "ok", "share": 0.0, "evidence": {"model_ratio": 0.97}},
     ]
 
-    assert [one["name"] for one in with_straggler(found, slow)] == ["straggler_bound", "input_bound"]
+    names = [one["name"] for one in with_straggler(found, slow, rank=rank)]
+    assert names == ["straggler_bound", "input_bound", *(["compute_bound"] if stays else [])]
