@@ -14,6 +14,7 @@ import queue
 import select
 import socket
 import struct
+import sys
 import threading
 from _thread import get_ident
 from contextlib import contextmanager, suppress
@@ -275,10 +276,16 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
 """Functions of plain types that make one of an object of a subclass, without a method of the subclass."""
 
 
+_KNOWN: Final = frozenset({"otel_train", *sys.stdlib_module_names})
+"""Packages whose classes the agent has."""
+
+
 class _Pickler(pickle.Pickler):
     """Writes texts and numbers of the program's own classes, as of an enumeration, as what they are: the agent cannot import those."""
 
     def reducer_override(self, value: Any) -> Any:
+        if type(value).__module__.partition(".")[0] in _KNOWN:
+            return NotImplemented
         for plain, convert in _PLAIN.items():
             if isinstance(value, plain):
                 return plain, (convert(value),)
