@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
 
 def _on_cpu(plan: Plan) -> list[Row]:
     reported_us: list[float | None] = []
-    blocks = _measure(plan, Loop(), block_s=BLOCK_S, rounds=plan.times(16, 3), reported_us=reported_us)
+    blocks = _measure(plan, Loop(), block_s=BLOCK_S, rounds=plan.times(32, 3), reported_us=reported_us)
     rows = _cost_rows(blocks, "step", budgets=BUDGETS_US)
     return [
         *rows,
