@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What watching costs, against the bare loop in the same run. About ten minutes; use a quiet machine.",
+        description="What watching costs, against the bare loop in the same run. About a quarter of an hour; use a quiet machine.",
         epilog=f"what is measured:\n{what}\n\nAn exit status of 1 says that a budget is missed or was not measured.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
