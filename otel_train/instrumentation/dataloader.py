@@ -789,11 +789,8 @@ class _InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
-        mine = vars(self)
-        batch = _asked(
-            mine["_iterator"], mine["_iterable"], mine["_probe"], mine["_ask"], given=mine["_given"]
-        )
-        mine["_given"] += 1
+        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
+        vars(self)["_given"] += 1  # an attribute that is set is the iterator's
         return batch
 
     def __getattr__(self, name: str) -> Any:
