@@ -275,7 +275,6 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
 }
 """Functions of plain types that make one of an object of a subclass, without a method of the subclass."""
 
-
 _KNOWN: Final = frozenset({"otel_train", *sys.stdlib_module_names})
 """Packages whose classes the agent has."""
 

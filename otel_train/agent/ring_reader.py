@@ -265,10 +265,8 @@ class FlightCopy:
         Raises:
             OSError: the disk is full, or gone.
         """
-        if (
-            self._file >= 0 and not os.fstat(self._file).st_nlink
-        ):  # the disk was cleaned while the run goes on
-            self.close()
+        if self._file >= 0 and not os.fstat(self._file).st_nlink:
+            self.close()  # the file was removed while the run goes on
             make_folder(self._path.parent)
         if self._file < 0:
             self._file = open_to_write(self._path)

@@ -211,10 +211,8 @@ class _Parser(argparse.ArgumentParser):
         """Prints the help, as output of the command."""
         print(self.format_help(), end="", file=file)
 
-    def parse_known_args(
-        self, args: Any = None, namespace: Any = None
-    ) -> Any:  # argparse's own leaves the error to the first parser
-        """Refuses what is unknown, with the usage of the command that it was given to."""
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses what is unknown, with the usage of the command that it was given to, not that of ``otel-train``."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
