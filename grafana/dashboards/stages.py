@@ -14,14 +14,26 @@ _STAGE: Final = "run_loader_stage:train_stage_duration_seconds"
 _DEVICE: Final = "run_loader_stage:train_stage_device_duration_seconds"
 _WORKERS: Final = "train_loader_worker_count"
 _BUILD: Final = "train_loader_batch_build_duration_seconds"
+_BEGIN: Final = "train_loader_start_duration_seconds"
 
 
-def _mean(metric: str) -> str:
-    """Returns the mean over an hour, however the histogram is kept."""
-    total, count = (
-        f"sum by (train_loader) (rate({run(f'{metric}_{part}', _HERE)}[1h]))" for part in ("sum", "count")
-    )
-    return f"{total} / ({count} > 0) or histogram_avg(sum by (train_loader) (rate({run(metric, _HERE)}[1h])))"
+def _by(labels: str, metric: str) -> str:
+    """Returns how fast a counter or a histogram grew over an hour."""
+    return f"sum by ({labels}) (rate({run(metric, _HERE)}[1h]))"
+
+
+_FIRST_BATCH: Final = (
+    f"{_by('train_loader', f'{_BEGIN}_sum')} / ({_by('train_loader', f'{_BEGIN}_count')} > 0)"
+    f" or histogram_avg({_by('train_loader', _BEGIN)})"
+)
+"""The mean, however the histogram is kept."""
+
+_RANKS: Final = "train_loader, train_rank"
+_PASS: Final = (
+    f"{_by('train_loader', 'train_batch_time_seconds_total')} / (max by (train_loader) ("
+    f"{_by(_RANKS, f'{_BEGIN}_count')} or histogram_count({_by(_RANKS, _BEGIN)})) > 0)"
+)
+"""The time of the batches of rank 0 over the passes that began: all ranks begin the same."""
 
 
 LOADER: Final = Row(
@@ -140,8 +152,7 @@ LOADER: Final = Row(
             "Begin of a pass", "lines", "s",
             "Mean time from the ask for a new pass to its first batch, and of a whole pass; over an hour.",
             "the begin is a large part of the pass: keep the workers (`persistent_workers`)",
-            [Query(_mean("train_loader_start_duration_seconds"), "{{train_loader}} first batch"),
-             Query(_mean("train_epoch_duration_seconds"), "{{train_loader}} pass")],
+            [Query(_FIRST_BATCH, "{{train_loader}} first batch"), Query(_PASS, "{{train_loader}} pass")],
         ),
     ),
     repeat="loader",
