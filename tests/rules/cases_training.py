@@ -450,6 +450,19 @@ CASES = (
         ),
     ),
     Case(
+        "a run saves every two seconds; what has arrived of it is 14 s old, until it saves no more",
+        15,
+        {
+            f"train_checkpoint_last_success_time_seconds{{{R}}}": "-14+15x60 886x60",
+            f"train_checkpoint_interval_seconds{{{R}}}": "2x121",
+            f'train_run_status{{{R},train_run_state="training"}}': "1x121",
+        },
+        (
+            quiet("TrainCheckpointStale", 14),
+            fires("TrainCheckpointStale", 24, "9m 14s", train_run_id="r"),
+        ),
+    ),
+    Case(
         "a run that saves every ten minutes evaluates for forty; in another one saving ends",
         60,
         {
