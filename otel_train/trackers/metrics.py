@@ -412,6 +412,9 @@ class FlatMetrics:
         self._unix = unix
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
+        self._beside_ns = (
+            0  # when the last call ended that belongs to no training step, if the last row is older
+        )
         self._means = StageMeans(names, epochs.safe)
         self._operations = Operations(names, epochs.safe)
         self._epochs = epochs
@@ -431,6 +434,8 @@ class FlatMetrics:
             self._means.add(part)
             self._operations.add(part)
             self._epochs.add(part)
+            if (beside := (part.phase == EVAL) | (part.kind == SourceKind.STAGE)).any():
+                self._beside_ns = int((part.started_ns + part.lasted_ns)[beside].max())
             if mark is not None:
                 self._step = max(self._step, mark.step)
                 made += (
@@ -457,15 +462,17 @@ class FlatMetrics:
         return row
 
     def so_far(self) -> list[FlatRow]:
-        """Returns a row of the steps since the last one, if there were any."""
-        return self._step_row(self._stepped_ns) if self._step > self._logged else []
+        """Returns a row of what came since the last one: steps, an evaluation, user-defined stages."""
+        if self._step > self._logged:
+            return self._step_row(self._stepped_ns)
+        return self._step_row(self._beside_ns) if self._beside_ns else []
 
     def finish(self, last: EpochBoundary) -> list[FlatRow]:
-        """Returns a row of the steps since the last one, if there were any, and one of the epoch, if one ends here."""
+        """Returns a row of what came since the last one, if anything did, and one of the epoch, if one ends here."""
         return [*self.so_far(), *self._epoch_row(last, self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
-        self._logged = self._step
+        self._logged, self._beside_ns = self._step, 0
         values = {**self._means.take(), **self._operations.values()}
         return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 

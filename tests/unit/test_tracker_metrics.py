@@ -406,6 +406,27 @@ def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> Non
     assert [row for row in rows.metrics.finish(rows.account.epochs.close()) if row.of_epoch] == []
 
 
+def test_an_evaluation_after_the_last_row_is_in_a_row_of_its_own() -> None:
+    """It is often the one that counts: the last step has its row, and the session ends."""
+    rows = Rows(every_steps=2)
+    made = len(rows.play(Tape().step().step().stop().validate(3)))
+
+    (last,) = [row for row in rows.metrics.finish(rows.account.epochs.close()) if not row.of_epoch]
+
+    assert made
+    assert last.step == 2
+    assert last.values["profile/val/dl_val/time_forward_ms"] == pytest.approx(11e-6)
+    assert rows.metrics.so_far() == []
+
+
+def test_a_session_that_only_evaluates_has_a_row() -> None:
+    """As after `trainer.validate()`."""
+    rows = Rows()
+    rows.play(Tape().validate(3))
+
+    assert [row.step for row in rows.metrics.so_far()] == [0]
+
+
 def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
     """The step that had its update is in it: the program said "now" between two steps."""
     tape = rounds(Tape(), 3).report(1)
