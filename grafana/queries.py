@@ -29,7 +29,7 @@ def run(metric: str, *matchers: str) -> str:
 
 def reporting() -> str:
     """Ranks that report: none, and not the last number, while the run is silent and still known."""
-    return f"{run('run:train_ranks_reporting:count')} or 0 * {run('run:train_heartbeat_age_seconds:min')}"
+    return f"max by (train_run_id) ({run('run:train_ranks_reporting:count')}) or 0 * {run('run:train_heartbeat_age_seconds:min')}"
 
 
 def grown(metric: str, *matchers: str) -> str:

@@ -54,6 +54,12 @@ def test_a_panel_asks_for_what_is_published(name: str) -> None:
             assert impossible(selector) == {}
 
 
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_what_replaces_a_missing_value_is_the_same_series(name: str) -> None:
+    """A selector keeps the name of its metric, an operation drops it: a stat would show both, the older with its last value."""
+    assert not re.match(r"[\w:]+\{[^{}]*\} or 0 ", EXPRESSIONS[name])
+
+
 @pytest.mark.parametrize("name", PANELS)
 def test_a_panel_says_what_it_shows_and_when_to_worry(name: str) -> None:
     """Who reads it at night did not build it."""
