@@ -99,6 +99,7 @@ class Batch:
         row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
         left_over: the pass before whose end it was fetched, and after which it is used.
         asked_in: the training step that was open when it was asked for.
+        between: it was not asked for, and follows the end of a pass.
         fresh: it waits since this boundary.
     """
 
@@ -110,6 +111,7 @@ class Batch:
     row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
     asked_in: Step | None = None
+    between: bool = False
     fresh: bool = True
 
     def add(self, asked: Pass) -> None:
@@ -124,7 +126,9 @@ class Batch:
 
     def part(self, items: list[Item]) -> Batch:
         """Returns some of its time, as a batch that waits."""
-        return Batch(self.passes, self.loader, items, fetched=self.fetched, asked_in=self.asked_in)
+        part = Batch(self.passes, self.loader, items, fetched=self.fetched, asked_in=self.asked_in)
+        part.left_over = self.left_over
+        return part
 
     @property
     def has_forward(self) -> bool:
@@ -133,8 +137,9 @@ class Batch:
 
     @property
     def shown(self) -> int:
-        """Phase that its passes have shown; -1 for none yet."""
-        return next((each.phase for each in self.passes if each.phase >= 0), -1)
+        """Phase that its passes have shown, or the one before whose end it was fetched; -1 for none yet."""
+        passes = self.passes if self.left_over is None else (*self.passes, self.left_over)
+        return next((each.phase for each in passes if each.phase >= 0), -1)
 
     @property
     def loaders(self) -> list[int]:
@@ -189,7 +194,7 @@ class BatchPhases:
         self._begin()
         self._join_or_part(asked)
         batch, row = self.batch, []
-        if batch is not None and not batch.shows:
+        if batch is not None and batch.passes and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
             elif asked.source in self._mates.get(batch.passes[0].source, ()):
@@ -206,12 +211,19 @@ class BatchPhases:
     def compute(self) -> None:
         """Handles the begin of a stage that only training and evaluation have."""
         if self.batch is None:
+            began = self.began
             self._begin()
-            loader = self.left_over.source if self.left_over is not None else -1
-            self.batch = Batch(loader=loader, left_over=self.left_over)
+            self.batch = self._batch_in_hand(between=began)
         self.batch.shows = True
         for each in self.batch.passes:
             each.computed = True
+
+    def _batch_in_hand(self, *, between: bool = True) -> Batch:
+        """Returns a batch that is not asked for: the one that was fetched before the end of its pass, if there is one."""
+        drawn = self.left_over
+        if drawn is None:
+            return Batch(between=between)
+        return Batch(loader=drawn.source, left_over=drawn, between=not drawn.drawn_again)
 
     def fetched(self, source: int) -> None:
         """Handles a batch that a loader returned."""
@@ -302,8 +314,9 @@ class BatchPhases:
             self._drawn.add(gone.source)
         else:
             self._drawn.discard(gone.source)
-        if self.batch is not None and (gone in self.batch.passes or gone is self.batch.left_over):
-            self._leave_open(self.batch)
+        batch = self.batch
+        if batch is not None and (gone in batch.passes or (batch.shows and gone is batch.left_over)):
+            self._leave_open(batch)
 
     def _leave_open(self, batch: Batch) -> None:
         if batch.fetched and not batch.shows:
@@ -312,6 +325,8 @@ class BatchPhases:
             if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
                 self.left_over, self.batch = whole.passes[-1], None
                 self.waiting.append(whole)
+                if self.left_over.drawn_again:
+                    self.batch = self._batch_in_hand()
             return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
         self.batch = None
@@ -330,6 +345,8 @@ class BatchPhases:
             else:  # between loaders that are asked together, for a batch that did not come
                 self._book.apart((item,), Activity.OUTSIDE)
         self.batch = None
+        if self.left_over is not None:
+            self.batch = self._batch_in_hand()
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
         """Judges the open batch up to here. ``asked``: the pass that is asked next."""
@@ -409,6 +426,14 @@ class BatchPhases:
     def _show(self, batch: Batch, phase: int) -> None:
         for each in batch.passes:
             each.phase = self._phases[each.source] = phase
+
+    def _show_training(self, batch: Batch) -> None:
+        """Records that the passes of a batch train, before those of their batches are booked that wait."""
+        drawn = batch.left_over
+        if drawn is not None and drawn.phase < 0 and self._purpose(drawn.source) <= TRAIN:
+            drawn.phase = self._phases[drawn.source] = TRAIN
+        for each in batch.passes:
+            each.phase = TRAIN
 
     def _attacks(self, batch: Batch) -> bool:
         """Returns whether its gradients are those of an attack, unless an update follows: names and the model's mode say evaluation."""
@@ -498,6 +523,7 @@ class BatchPhases:
                 last = place
         if last >= 0:
             waiting, self.waiting = self.waiting, []
+            self._show_training(batch)
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 self._book_batch(before, TRAIN if any(item[SHOWS] for item in before.items) else -1)
             self._trained, self._in_hand = True, -1
@@ -549,7 +575,7 @@ class BatchPhases:
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead, evaluated = self._looks(tail)
+        drawn, (ahead, evaluated) = batch.left_over, self._looks(tail)
         if not batch.passes or ahead == len(tail):
             evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
         elif not trained:  # a teacher's, while the student's backward is to come
@@ -558,9 +584,9 @@ class BatchPhases:
         if evaluated:
             if batch.passes and not trained:
                 self._judge_batch(batch.part(tail))
-            elif batch.left_over is not None:  # fetched before the end of its pass
-                if batch.left_over.phase < 0:  # as after next(iter(loader))
-                    batch.left_over.phase = self._eval_phase(batch)
+            elif drawn is not None and drawn.phase != TRAIN:  # fetched before the end of its pass
+                if drawn.phase < 0:  # as after next(iter(loader))
+                    drawn.phase = self._eval_phase(batch)
                 end = self._end_of_forward(tail[:ahead], evaluated[-1])
                 self._book.beside(tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
                 self._book.apart(tail[end:ahead], Activity.OUTSIDE)
@@ -580,13 +606,14 @@ class BatchPhases:
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """Returns whether the loop's own code after an update is the step's: it goes on with the pass, or with another that trains."""
-        if not self._book.open.updated:  # with manual steps, time without a loader belongs to the step
+        drawn, step = batch.left_over, self._book.open
+        if asked is not None and drawn is not None and drawn.drawn_again and drawn.source == asked.source:
+            return True
+        if not step.updated:  # with manual steps, time without a loader belongs to the step
             manual = self._decision.manual and not batch.passes and why is not _CLOSE
-            return manual or self._book.open.trained or self._book.open.fetched
+            return manual or (not batch.between and (step.trained or step.fetched))
         if asked is not None:
-            drawn = batch.left_over
-            again = drawn is not None and drawn.drawn_again and drawn.source == asked.source
-            return again or asked.phase == TRAIN
+            return asked.phase == TRAIN
         return why is _MARK or (why is _SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question

@@ -218,6 +218,45 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a teacher without grad in a loop without a loader is no eval step",
          times(2, lambda t: t.forward(11, "teacher", flags=0).forward().backward().update()),
          durations=[68] * 2, evals=[]),
+    # The loader of training is evaluated after an epoch, then asked one batch ahead.
+    loop("a batch that was fetched ahead is for what its pass trains, whatever its loader was evaluated for before",
+         Tape().step().stop().ask(iterator=1).forward(11, flags=0).dispose("code", 1).ask(iterator=2).ask(iterator=2)
+         .forward().backward().update().stop(iterator=2).forward().backward().update(),
+         durations=[STEP, 5 + STEP, STEP - 5], evals=[16]),
+    # ``next(iter(loader))`` in every step, and augmentation before the forward.
+    loop("the loop's own work on a batch of a new iterator is of its step",
+         Tape().repeat(3, lambda t: t.start().ask().dispose("code").spend(9).forward().backward().update()),
+         durations=[3 + STEP, 3 + STEP + 9, 3 + STEP + 9],
+         activity={"data_wait": 24, "productive": 3 * 57 + 18, "outside": 9}),
+    loop("a batch of a new iterator that is not used is of the next step",
+         Tape().repeat(3, lambda t: t.step().dispose("code")).ask().dispose("code").spend(9).step().dispose("code").spend(4),
+         durations=[STEP, STEP, STEP, 5 + 9 + STEP], activity={"data_wait": 25, "productive": 4 * 57 + 9, "outside": 4}),
+    loop("the loop's own work on the last batch of a loop that looks ahead is of its step",
+         Tape().ask().repeat(3, lambda t: t.ask().spend(9).forward().backward().update()).stop().spend(9)
+         .forward().backward().update().spend(4),
+         durations=[5 + STEP + 9, STEP + 9, STEP + 9, 9 + STEP - 5],
+         activity={"data_wait": 25, "productive": 4 * 66, "outside": 4}),
+    # A loss that is not finite, on the last batch.
+    loop("a step given up on the last batch of a loop that looks ahead is training",
+         Tape().ask(iterator=1).repeat(2, lambda t: t.ask(iterator=1).forward().backward().update()).stop(iterator=1)
+         .forward().dispose("code", 1).spend(4),
+         durations=[5 + STEP, STEP], evals=[], partial=[20]),
+    loop("a batch of a new iterator at which the model raises is for what the loader trains, whatever it was evaluated for",
+         Tape().step().stop().ask().forward(11, flags=0).stop()
+         .repeat(2, lambda t: t.ask().dispose("code").forward().backward().update()).ask().dispose("code")
+         .run(FORWARD, "model", 20, flags=3, end=Op.FAIL).step(),
+         durations=[STEP, STEP, STEP, 25 + STEP], evals=[16]),
+    # A remainder of two batches; the loop saves after its evaluation.
+    loop("a pause after an evaluation without a loader is not of a step that the pass before it left open",
+         Tape().micro().micro().update().micro().stop().forward(11, flags=0).spend(9).micro().update().stop(),
+         durations=[2 * MICRO + 7, 2 * MICRO + 7], evals=[11],
+         activity={"data_wait": 30, "productive": 4 * 50 + 14, "eval": 11, "outside": 9}),
+    # accelerate looks ahead; diffusers samples images after the epoch.
+    loop("evaluation without a loader after the last batch of a loop that looks ahead has its steps",
+         Tape().ask().repeat(2, lambda t: t.ask().forward().backward().update()).stop().forward().backward().update()
+         .spend(4).repeat(2, lambda t: t.forward(11, flags=0)).spend(4),
+         durations=[5 + STEP, STEP, STEP - 5], evals=[11, 11],
+         activity={"data_wait": 20, "productive": 171, "eval": 22, "outside": 8}),
     # A forward without gradients that no update follows is no step.
     loop("batches of two loaders whose iterators are gone before they are used are one batch",
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
