@@ -330,6 +330,14 @@ def process_mark(pid: int) -> str:
             return ""
 
 
+def namespace_of(kind: str) -> str:
+    """Returns the namespace of that kind which this process is in, such as ``pid:[4026531836]``; "" where that is not known."""
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115 - it is no path
+    except OSError:
+        return ""
+
+
 def user_id() -> int:
     """Returns the account that this process runs under; 0 on systems that have none."""
     return os.getuid() if hasattr(os, "getuid") else 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.resource import namespace_of
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
     """Returns the socket name of the agent, from everything that must be equal for its ranks."""
-    spaces = [_namespace(name) for name in ("pid", "mnt", "net", "user")]
+    spaces = [namespace_of(name) for name in ("pid", "mnt", "net", "user")]
     variables = sorted(
         (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
     )
@@ -143,13 +144,6 @@ def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
         b"\0otel-train/"
         + hashlib.sha256(repr(shared).encode(errors="surrogateescape")).hexdigest()[:32].encode()
     )
-
-
-def _namespace(name: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/ns/{name}")  # noqa: PTH115 - it is no path
-    except OSError:
-        return ""
 
 
 def _folder() -> str:
@@ -344,4 +338,4 @@ def descriptor_of(pid: int) -> int:
 
 def ends_its_container() -> bool:
     """Returns whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
-    return _namespace("pid") != f"pid:[{_MACHINE}]"
+    return namespace_of("pid") != f"pid:[{_MACHINE}]"

@@ -33,6 +33,7 @@ examples:
   otel-train postmortem 20260131-x7 --rank 3
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
+_BADGES = {"alive": ("● alive", "cyan"), "gone": ("✖ gone", "red"), "unknown": ("● unknown", "yellow")}
 _STAGES_SHOWN = 5
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
@@ -67,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def render(page: TextLayout, report: Report) -> str:
     """Returns one rank's report as a page to read."""
-    ended = report.get("state") not in (None, "running")
-    gone = ("● ended", "green") if ended else ("✖ gone", "red")
-    badge = ("● alive", "cyan") if report.get("alive") else gone
+    badge = _BADGES.get(_state(report), ("● ended", "green"))
     lines = [
         *_head(page, report, badge, headline(report)),
         *(page.line(line, "dim") for line in _facts(page, report)),

@@ -19,6 +19,7 @@ from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.shared_memory import FlightMemory, PendingEntries
+from otel_train.resource import namespace_of, process_mark
 from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
@@ -61,16 +62,7 @@ class InstrumentationManager:
         self._job = job
         self.memory = FlightMemory(config.flight_recorder_events, anchor)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
-        self.recorder.set_identity(
-            {
-                "run_id": info.run_id,
-                "rank": info.rank,
-                "attempt": info.attempt,
-                "world_size": info.world_size,
-                "host": info.host,
-                "started_unix_ns": anchor.unix_ns,
-            }
-        )
+        self.recorder.set_identity(_identity(info, anchor))
         driver = find_driver(environ)
         self._driver = driver
         self._wants_times = config.cuda_timing != "off"
@@ -204,6 +196,20 @@ class InstrumentationManager:
         self.devices.close()
         self.recorder.release_memory()
         self.memory.close()
+
+
+def _identity(info: RunInfo, anchor: Anchor) -> dict[str, object]:
+    """Returns what the flight file says of this rank, and of its process."""
+    return {
+        "run_id": info.run_id,
+        "rank": info.rank,
+        "attempt": info.attempt,
+        "world_size": info.world_size,
+        "host": info.host,
+        "pid_namespace": namespace_of("pid"),
+        "process": process_mark(info.pid),
+        "started_unix_ns": anchor.unix_ns,
+    }
 
 
 def _device_probes(

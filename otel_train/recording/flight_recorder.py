@@ -52,7 +52,8 @@ _FIELDS: Final[dict[str, tuple[int, int]]] = {
 }
 """What a header may hold."""
 
-_TEXTS, _NUMBERS = ("run_id", "host"), ("rank", "attempt", "world_size", "started_unix_ns")
+_TEXTS = ("run_id", "host", "pid_namespace", "process")
+_NUMBERS = ("rank", "attempt", "world_size", "started_unix_ns")
 _KINDS = frozenset(map(int, SourceKind))
 
 
@@ -80,7 +81,7 @@ class Flight(NamedTuple):
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         polled_unix_ns: when the agent last polled.
-        identity: any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
+        identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, its mark (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
             (whole numbers from 0).
     """
 

@@ -16,6 +16,7 @@ from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
+from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import FLIGHT, SUMMARY, mapping, number, summary_of
 from otel_train.rundata.liveness import is_running, written_until
 from otel_train.rundata.schemas import checked
@@ -277,10 +278,15 @@ def _seconds(unix_ns: object) -> float | None:
 
 
 def _alive(flight: Flight) -> bool | None:
-    """Returns whether the process still runs on this host; None if it ran on another."""
-    host = flight.identity.get("host")
-    elsewhere = host is not None and host != os.uname().nodename
-    return None if elsewhere or flight.pid <= 0 else is_running(flight.pid)
+    """Returns whether the process still runs here; None if it ran on another host, or in another container.
+
+    A process that has its number by now is not taken for it.
+    """
+    known, node, space = flight.identity, os.uname().nodename, namespace_of("pid")
+    elsewhere = known.get("host", node) != node or (known.get("pid_namespace") or space) != space
+    if elsewhere or flight.pid <= 0:
+        return None
+    return is_running(flight.pid) and (known.get("process") or "") in ("", process_mark(flight.pid))
 
 
 OTHER = "other"

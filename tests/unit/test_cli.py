@@ -570,6 +570,20 @@ def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: st
     assert postmortem.headline(report(**facts)) == sentence
 
 
+@pytest.mark.parametrize(
+    ("facts", "badge"),
+    [
+        ({}, "✖ gone"),
+        ({"alive": True}, "● alive"),
+        ({"alive": None}, "● unknown"),
+        ({"alive": True, "state": "finished"}, "● ended"),
+    ],
+)
+def test_the_title_of_a_postmortem_says_no_more_than_its_sentence(facts: dict[str, Any], badge: str) -> None:
+    """A rank of another host may well be alive, and a program may live on after its session."""
+    assert badge in postmortem.render(TextLayout(80, False, True), report(**facts)).splitlines()[0]
+
+
 def test_a_flight_file_that_knows_nothing_still_makes_a_page() -> None:
     """A process may die before its first edge."""
     assert "no stage open" in postmortem.render(PLAIN, dict.fromkeys(report()))

@@ -15,6 +15,7 @@ from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
+from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
 from tests.support.flight import PrivateMemory
@@ -74,6 +75,31 @@ def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Pat
     for step in dead["recent_steps"]:
         assert sum(step["stages"].values()) == pytest.approx(step["duration_s"])
     json.dumps(dead)
+
+
+@pytest.mark.parametrize(
+    ("left", "alive"),
+    [
+        ({"process": process_mark(os.getpid()), "pid_namespace": namespace_of("pid")}, True),
+        ({"process": f"a-boot/{os.getpid()}/1", "pid_namespace": namespace_of("pid")}, False),
+        ({"process": f"a-boot/{os.getpid()}/1", "pid_namespace": "pid:[1]"}, None),
+        ({"process": "", "pid_namespace": ""}, True),
+        ({}, True),
+    ],
+    ids=["this one", "a later one", "in another container", "no /proc", "an earlier version"],
+)
+def test_a_process_that_only_has_the_number_of_a_rank_is_not_the_rank(
+    left: dict[str, str], alive: bool | None, tmp_path: Path
+) -> None:
+    """A training process is number 1 of its container: number 1 of the machine always lives."""
+    memory, recorder = flight_of(tmp_path, FakeClock(1000))
+    recorder.set_identity({"run_id": "r1", "rank": 0, **left})
+    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+
+    report = read_postmortem(tmp_path)
+
+    assert report["alive"] is alive
+    memory.close()
 
 
 def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[PrivateMemory, Recorder]:
