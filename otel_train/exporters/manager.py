@@ -276,7 +276,14 @@ class ExportManager:
             port += self.info.local_rank if port and self._shared.alone else 0
             return PrometheusExporter(host, port, labels, resource, servers=self._shared.servers)
 
-        exporter = self._or_default("prometheus_address", served)
+        try:
+            exporter = self._or_default("prometheus_address", served)
+        except ConfigError as error:
+            if self._config.prometheus_address != Config().prometheus_address and (
+                self.origins.get("prometheus_address", CODE) == CODE
+            ):
+                raise
+            raise OSError(str(error).rstrip(".")) from error  # the program has not asked for this address
         if self.rank_folder is not None:
             try:
                 exporter.write_target(self.rank_folder)

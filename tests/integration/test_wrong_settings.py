@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -68,6 +69,28 @@ def test_a_wrong_variable_stops_no_training_and_is_in_the_summary(
     assert ignored["from"] == "environment"
     [path] = (tmp_path / "runs").glob("*/rank0/summary.json")
     assert json.loads(path.read_text(encoding="utf-8"))["settings_ignored"] == [ignored]
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.1:9464"], ids=["default", "environment"])
+def test_a_machine_without_the_loopback_address_runs_without_metrics_page(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host with IPv6 alone has no 127.0.0.1; a sandbox may allow Unix sockets alone."""
+
+    def refuse(host: str, port: int) -> None:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("otel_train.exporters.prometheus._Server", refuse)
+    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_ADDRESS", address)
+
+    with otel_train.instrument(console=False, agent="thread") as session:
+        url = session.metrics_url
+
+    assert url is None
+    assert caplog.text.count("/metrics could not start: Prometheus endpoint 127.0.0.1:9464") == 1
+    [path] = (tmp_path / "runs").glob("*/rank0/summary.json")
+    assert json.loads(path.read_text(encoding="utf-8"))["state"] == "finished"
 
 
 @pytest.mark.parametrize(
