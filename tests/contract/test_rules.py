@@ -142,3 +142,11 @@ def test_a_runbook_answers_the_four_questions(name: str) -> None:
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
     for part in re.split(r"^## .+$", text, flags=re.MULTILINE)[1:]:
         assert part.strip()
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_runbook_asks_for_the_rate_of_one_metric(name: str) -> None:
+    """Of several, rate() drops the names: series that differ in nothing else collide, and the query fails."""
+    text = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
+
+    assert not re.search(r"\b(rate|increase|deriv|delta)\(\{", text)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from tests.rules.promtool import Case, fires, quiet
+from tests.rules.promtool import Case, Expectation, fires, quiet
 
 R = 'train_run_id="r"'
 QUEUE = 'instance="c",exporter="otlp_http/prometheus",data_type="metrics"'
 DRAINING = 'instance="d",exporter="otlp_http/prometheus",data_type="metrics"'
 QUEUED = {"instance": "c", "exporter": "otlp_http/prometheus", "data_type": "metrics"}
+
+LOSSES = [
+    f"otelcol_exporter_{what}_failed_{records}{total}"
+    for what in ("send", "enqueue")
+    for records in ("spans", "metric_points", "log_records")
+    for total in ("", "_total")
+]
 
 
 def drops(signal: str, reason: str) -> str:
@@ -137,6 +144,18 @@ CASES = (
             quiet("OtelCollectorDown", 45),
             fires("OtelCollectorDown", 55, job="otel-collector", instance="c:8888"),
             fires("OtelCollectorDown", 75, job="otel-collector"),
+        ),
+    ),
+    Case(
+        "each exporter of a Collector loses data of its own kind, counted under one name of two",
+        60,
+        {f'{counter}{{instance="c:8888",exporter="{counter}"}}': "0+5x60" for counter in LOSSES},
+        (
+            Expectation(
+                "OtelCollectorExportFailing",
+                15,
+                tuple(({"instance": "c:8888", "exporter": counter}, "") for counter in LOSSES),
+            ),
         ),
     ),
     Case(
