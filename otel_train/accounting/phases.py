@@ -548,7 +548,8 @@ class BatchPhases:
 
     def _without_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
         # With a batch in hand a generator's are for the critic, which trains first.
-        first, looks = self._looks(head, several=not batch.passes)
+        in_hand = batch.passes or batch.left_over is not None
+        first, looks = self._looks(head, several=not in_hand)
         if not looks:
             return head
         before, after = self._cut_out(head[:first], looks)

@@ -236,6 +236,11 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .forward().backward().update().spend(4),
          durations=[5 + STEP + 9, STEP + 9, STEP + 9, 9 + STEP - 5],
          activity={"data_wait": 25, "productive": 4 * 66, "outside": 4}),
+    # ``next(iter(loader))`` in every step: the batch is in hand although its iterator is gone.
+    loop("what a generator makes for its critic, of a batch of a new iterator, is of the step",
+         times(3, lambda t: t.ask().dispose("code").repeat(2, lambda u: u.forward(11, "G", flags=0).forward(20, "D").backward()
+         .update(7, "D")).forward(20, "G").backward().update(7, "G")),
+         durations=[5 + 68, 68 + 57] * 3, evals=[]),
     # A loss that is not finite, on the last batch.
     loop("a step given up on the last batch of a loop that looks ahead is training",
          Tape().ask(iterator=1).repeat(2, lambda t: t.ask(iterator=1).forward().backward().update()).stop(iterator=1)
