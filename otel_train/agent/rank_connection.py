@@ -133,9 +133,9 @@ class RankConnection:
                 break
             if self._hangs():
                 self.rings.limit(None)
-        self.left_s = time.monotonic()
+        self.left_s, left_ns = time.monotonic(), system_clock()
         if not self._ended.is_set():
-            self._finish_without_it()
+            self._finish_without_it(left_ns)
         self._asked.put(None)
         self._worker.join(ANSWER_S)  # the last answer is on its way
         if self._assumed:
@@ -318,8 +318,8 @@ class RankConnection:
                 self.service.correct(state, cause)
         self._close_files()
 
-    def _finish_without_it(self) -> None:
-        """Finishes for a rank that has died or lost its connection."""
+    def _finish_without_it(self, left_ns: int) -> None:
+        """Finishes for a rank that has died or lost its connection, at ``left_ns``: the other ranks may have to be finished first."""
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
             return
@@ -338,6 +338,7 @@ class RankConnection:
         self.rings.limit(None)
         with Guard(LOGGED_VALUES):
             self._remote.take_in_unreported()
+        self._ended_ns = self._ended_ns or left_ns
         self._finish(state, cause=cause)
         self.exporters.disk.written(self._deliver_s)  # a launcher reads it next
         steps = self.service.run.totals.steps_by_phase().get("train", 0)

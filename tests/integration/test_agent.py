@@ -161,6 +161,40 @@ def test_a_program_that_closes_all_its_descriptors_is_counted_to_its_end(
     assert said.count("closed the connection") <= 1, said
 
 
+LATE = """
+import sys, time
+if "otel_train.agent.node" in "".join(sys.orig_argv):
+    from otel_train.agent import rank_connection
+    how_it_ended = rank_connection.how_it_ended
+    rank_connection.how_it_ended = lambda *rank: (time.sleep(3), how_it_ended(*rank))[1]
+"""
+
+
+def test_a_killed_rank_ends_as_its_process_does_however_late_its_agent_is(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """The agent finishes the ranks of a node one after the other: the post-mortem names the one that ended first."""
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(LATE)
+    process = begin(
+        """
+        session = start()
+        session.run_directory
+        for (batch,) in data:
+            model(batch)
+            say("in a step")
+            time.sleep(60)
+        """,
+        PYTHONPATH=f"{tmp_path / 'late'}:{ROOT}",
+    )
+    line(process)
+    process.kill()
+    killed_s = time.time()
+
+    found = summary(tmp_path, "killed")
+    assert found["started_unix_s"] + found["wall_seconds"] - killed_s < 2.0
+
+
 def test_sigkill_loses_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> None:
     """The last loss before an end is what explains it; it is reported twice a second, and written at once."""
     process = begin(
