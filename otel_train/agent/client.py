@@ -456,21 +456,36 @@ class AgentClient:
             )  # fmt: skip
             return
         try:
-            if self._found and not self._is_up.is_set():  # it was about to leave
-                link = self._connect()
-            elif self.opened is None and self._starts > 1:  # it cannot run here
-                _log.warning("The agent ended before it began: a thread of this process does its work")
-                link = self._agent_here()
-            else:
-                _log.warning("The agent has ended; another one goes on")
-                link = self._connect() if self.here is None else self._agent_here()
-        except OSError as error:
-            _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
-            link = self._agent_here()
-        self._channel = link
+            self._channel = link = self._next_agent()
+        except (OSError, RuntimeError) as error:
+            self._over = True
+            _log.error(
+                "Nothing more is exported: no other agent can be started (%s). Raise pids.max, ulimit -u or ulimit -n",
+                error,
+            )
+            return
         self._update_end_work()
         with suppress(OSError):  # it has left since: the end of the connection tells so
             self._send_hello(link)
+
+    def _next_agent(self) -> MessageChannel:
+        """Connects to another agent, or begins one in a thread of this process.
+
+        Raises:
+            OSError: no process and no descriptor is left for one.
+            RuntimeError: no thread is left for one.
+        """
+        try:
+            if self._found and not self._is_up.is_set():  # it was about to leave
+                return self._connect()
+            if self.opened is None and self._starts > 1:  # it cannot run here
+                _log.warning("The agent ended before it began: a thread of this process does its work")
+                return self._agent_here()
+            _log.warning("The agent has ended; another one goes on")
+            return self._connect() if self.here is None else self._agent_here()
+        except OSError as error:
+            _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
+            return self._agent_here()
 
     def report(self, *, fresh: bool = False) -> None:
         """Reports what is new. Waits for another report, but not for long."""

@@ -375,6 +375,36 @@ def test_an_agent_that_cannot_run_is_replaced_by_a_thread(begin: Begin, tmp_path
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+def test_an_agent_that_nothing_can_follow_is_said_in_one_line(begin: Begin, tmp_path: Path) -> None:
+    """A container's limit of processes counts threads as well."""
+    process = begin("""
+        import subprocess
+
+        def refuse(*_, **__):
+            raise RuntimeError("can't start new thread")
+
+        def no_fork(*_, **__):
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        session = start()
+        session.run_directory
+        starts = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+        setattr(threading, starts, refuse)
+        subprocess.Popen = no_fork
+        say("up")
+        sys.stdin.readline()
+        train()
+        """)
+    line(process)
+    for agent in agents(tmp_path):
+        agent.kill()
+    _, errors = process.communicate("\n", timeout=60)
+
+    assert process.returncode == 0, errors
+    assert errors.count("no other agent can be started (can't start new thread). Raise pids.max") == 1
+    assert "Traceback" not in errors
+
+
 def test_sigterm_to_the_agent_alone_is_not_how_its_rank_ends(begin: Begin, tmp_path: Path) -> None:
     """The kernel knows better."""
     process = begin("session = start(); train(); say(session.run_directory); time.sleep(60)")
