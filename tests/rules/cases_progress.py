@@ -238,14 +238,18 @@ CASES = (
     ),
     Case(
         # At 5 minutes. Rank 1 loses its connection to a rank that Ctrl-C ends; torchrun ends the others with SIGTERM when
-        # one fails. The scheduler starts `preempted` again at 12 minutes.
-        "Ctrl-C ends a run, a scheduler ends two and starts one of them again, a failure ends one",
+        # one fails. The scheduler starts `preempted` again at 12 minutes, and `smaller` with one rank of two.
+        "Ctrl-C ends a run, a scheduler ends three and starts two of them again, a failure ends one",
         30,
         {
             **ended("interrupted", "interrupted", "failed"),
             **ended("terminated", "terminated", "terminated"),
             **ended("failed", "failed", "terminated"),
             **ended("preempted", "terminated", "terminated", again=True),
+            **ended("smaller", "terminated", again=True),
+            'train_ranks_expected{train_run_id="smaller",train_rank="0"}': "2x10 _x13 1x56",
+            status("training", "smaller", "1"): "1x9 0",
+            status("terminated", "smaller", "1"): "_x10 1",
         },
         (
             every("TrainRunFailed", 8, {"train_run_id": "failed"}),
@@ -325,6 +329,7 @@ CASES = (
             f"train_ranks_expected{{{R}}}": "1x60",
             status("training"): "1x60",
             f'train_ranks_events_total{{{R},train_rank_event="oom"}}': "0x30 1x30",
+            f'train_ranks_events_total{{{R},train_rank_event="nonfinite"}}': "_x42 1x18",
             f'train_ranks_events_total{{{R},train_rank_event="drop"}}': "0+1x60",
         },
         (
@@ -332,6 +337,9 @@ CASES = (
             fires("TrainRankReportsMissing", 30, "7", train_run_id="r"),
             quiet("TrainRankEvents", 29),
             fires("TrainRankEvents", 35, train_run_id="r", train_rank_event="oom"),
+            # Its first sample is above zero.
+            fires("TrainRankEvents", 45, train_run_id="r", train_rank_event="nonfinite"),
+            quiet("TrainRankEvents", 55),
         ),
     ),
     Case(
