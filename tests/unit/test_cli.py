@@ -143,6 +143,21 @@ def test_the_summary_of_a_live_run_says_how_old_it_is(
     assert ("Written 60.0 min ago." in capsys.readouterr().out) == said
 
 
+@pytest.mark.parametrize(("host", "said"), [(os.uname().nodename, True), ("another", False)])
+def test_the_summary_of_a_run_whose_process_is_gone_says_so(
+    host: str, said: bool, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its state is what was written last, and that was before the container ended."""
+    found = rank_summary(
+        0, state="running", host=host, pid=(1 << 22) + 1, started_unix_s=time.time() - 3610.0
+    )
+    (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
+
+    main(["summary", str(run_of_two)])
+
+    assert ("min ago, and its process is gone. " in capsys.readouterr().out) == said
+
+
 def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """A traceback says 'we broke'; a wrong path is not that."""
     ended = command("summary", "no\nsuch", "--run-dir", str(tmp_path))
