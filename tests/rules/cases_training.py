@@ -57,7 +57,7 @@ def one_of_each(at_min: float, *runs: str) -> Expectation:
 
 CASES = (
     Case(
-        "one run waits for data a third of the time, another a tenth",
+        "one run waits for data a third of the time, another a tenth, and in its evaluation half",
         30,
         {},
         (
@@ -69,6 +69,10 @@ CASES = (
             step("0", 1.0, 80),
             stage("data", "0", 0.1, 80, run="fed"),
             step("0", 1.0, 80, run="fed"),
+            *(
+                made._replace(labels=made.labels.replace('train_phase="train"', 'train_phase="eval"'))
+                for made in (stage("data", "0", 0.5, 80, run="fed"), step("0", 1.0, 80, run="fed"))
+            ),
         ),
     ),
     Case(
