@@ -208,7 +208,8 @@ def test_values_are_in_mib_under_their_flat_names() -> None:
 
     values = found.values(["code"], clock())
 
-    assert values.pop("memory_peak_mb") == pytest.approx(psutil.Process().memory_info().rss / MIB, rel=0.5)
+    own = psutil.Process().memory_info().rss / MIB
+    assert 0.5 < values.pop("memory_peak_mb") / own < 20  # with the children of other tests
     assert values == {"memory_dataset_mb": 5, "memory_cache_mb": 3, "memory_peak_device_mb": 6}
     clock.tick(s=1)
     assert found.values(["code"], clock())["memory_peak_device_mb"] == 2
