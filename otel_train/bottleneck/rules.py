@@ -219,9 +219,10 @@ def findings(  # noqa: PLR0913 - all but one by keyword
         long = _since_first_batch_s(run) >= LONG_S
         return [early, *(_apply(run, RUN_RULES) if long else ())]
     beside = _apply(run, SIDE_RULES)
-    leading = _apply(run, LEADING_RULES) or [_limit(run, beside)]
-    most = [finding for finding in _apply(run, RUN_RULES[1:]) if finding.share >= MOST_SHARE]
-    leading = sorted([*leading, *most], key=lambda finding: -finding.seconds)
+    leading = _apply(run, LEADING_RULES)
+    # What limits the steps accounts for unattributed time and slow starts; a leading rule does not.
+    most = _most(run, beside if leading else _apply(run, RUN_RULES[1:]))
+    leading = sorted([*(leading or [_limit(run, beside)]), *most], key=lambda finding: -finding.seconds)
     named = {finding.name for finding in leading}
     if "recompiling" in named:  # it gives the cause
         leading = [finding for finding in leading if finding.name != "compile_heavy"]
@@ -231,6 +232,12 @@ def findings(  # noqa: PLR0913 - all but one by keyword
 def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
     found = [finding for rule in rules if (finding := rule.find(run)) is not None]
     return sorted(found, key=lambda finding: -finding.seconds)
+
+
+def _most(run: RuleInput, found: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings that are main ones for their share; not time in no stage where the loop may wait there for a device."""
+    of_device = {"unattributed"} if run.pace.seen else set()
+    return [each for each in found if each.share >= MOST_SHARE and each.name not in of_device]
 
 
 def _limit(run: RuleInput, beside: Sequence[Finding]) -> Finding:
@@ -664,7 +671,8 @@ SIDE_RULES = (
     Rule(
         "slow_start",
         f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
-        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do",
+        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do. From {MOST_SHARE:.0%} on it is a "
+        "main finding, where another one is",
         ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
          "first_batch_seconds", "ending_seconds", "passes"),
         "`DataLoader(persistent_workers=True)`",
@@ -674,7 +682,8 @@ SIDE_RULES = (
     Rule(
         "unattributed",
         f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage or in a data stage without a "
-        "loader, or in one stage of the program's own or `h2d`",
+        f"loader, or in one stage of the program's own or `h2d`. From {MOST_SHARE:.0%} on it is a main finding, where another one is "
+        "and no device is timed",
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'instrument what the summary names; `with otel_train.stage("name"):` around suspects',
