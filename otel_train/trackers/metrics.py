@@ -412,9 +412,7 @@ class FlatMetrics:
         self._unix = unix
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
-        self._beside_ns = (
-            0  # when the last call ended that belongs to no training step, if the last row is older
-        )
+        self._beside_ns = 0  # when the last evaluation or user-defined stage ended, if no row has it
         self._means = StageMeans(names, epochs.safe)
         self._operations = Operations(names, epochs.safe)
         self._epochs = epochs
