@@ -331,6 +331,12 @@ CASES = (
             f'train_ranks_events_total{{{R},train_rank_event="oom"}}': "0x30 1x30",
             f'train_ranks_events_total{{{R},train_rank_event="nonfinite"}}': "_x42 1x18",
             f'train_ranks_events_total{{{R},train_rank_event="drop"}}': "0+1x60",
+            # One that has ended: its ranks leave one after the other.
+            'train_ranks_reporting{train_run_id="over"}': "8x20 7x40",
+            'train_world_size{train_run_id="over"}': "8x60",
+            'train_ranks_expected{train_run_id="over"}': "1x60",
+            status("training", run="over"): "1x20 0x40",
+            status("finished", run="over"): "0x20 1x40",
         },
         (
             quiet("TrainRankReportsMissing", 22),

@@ -120,6 +120,24 @@ CASES = (
         ),
     ),
     Case(
+        "a rank arrives twice that has no heartbeat",
+        30,
+        {
+            f'train_run_info{{{R},train_rank="3",instance="r/3"}}': "1x60",
+            f'train_run_info{{{R},train_rank="3",instance="other"}}': "1x60",
+        },
+        (fires("TrainDuplicateMetricPath", 15, "2", train_run_id="r", train_rank="3"),),
+    ),
+    Case(
+        "the Collector is started again within a minute, and a program that is none is down",
+        30,
+        {
+            'up{job="otel-collector",instance="c:8888"}': "1x10 0x1 1x20",
+            'up{job="app",instance="a:80"}': "0x32",
+        },
+        (quiet("OtelCollectorDown", 6), quiet("OtelCollectorDown", 12)),
+    ),
+    Case(
         # A launcher that starts a run again numbers its ranks anew.
         "a rank is on another host every four minutes",
         30,

@@ -534,9 +534,13 @@ CASES = (
             'train_host_memory_limit_bytes{train_run_id="r",host_name="n"}': "1000x200",
             'train_host_memory_usage_bytes{train_run_id="flat",host_name="n"}': "900x200",
             'train_host_memory_limit_bytes{train_run_id="flat",host_name="n"}': "1000x200",
+            # It still has more than half of it.
+            'train_host_memory_usage_bytes{train_run_id="small",host_name="n"}': "20+3x155 485x45",
+            'train_host_memory_limit_bytes{train_run_id="small",host_name="n"}': "1000x200",
         },
         (
             quiet("TrainHostMemoryLeak", 60),
+            quiet("TrainHostMemoryLeak", 150),
             fires("TrainHostMemoryLeak", 195, train_run_id="r", host_name="n"),
         ),
     ),
