@@ -9,6 +9,25 @@ QUEUE = 'instance="c",exporter="otlp_http/prometheus",data_type="metrics"'
 DRAINING = 'instance="d",exporter="otlp_http/prometheus",data_type="metrics"'
 QUEUED = {"instance": "c", "exporter": "otlp_http/prometheus", "data_type": "metrics"}
 
+EVENTS = {
+    "TrainLoaderErrors": ("train_loader_errors_total", {"train_loader": "main"}),
+    "TrainLoaderWorkerDied": (
+        "train_loader_worker_exits_total",
+        {"train_rank": "3", "train_loader": "main", "host_name": "n", "error_type": "SIGKILL"},
+    ),
+    "TrainCheckpointFailed": ("train_checkpoint_failures_total", {"train_checkpoint_operation": "save"}),
+    "TrainAcceleratorOOM": (
+        "train_accelerator_memory_ooms_total",
+        {"train_rank": "3", "host_name": "n"},
+    ),
+    "TrainTelemetryFault": ("train_telemetry_faults_total", {"train_telemetry_component": "/metrics"}),
+    "TrainCardinalityOverflow": (
+        "train_telemetry_attribute_overflows_total",
+        {"train_telemetry_attribute": "train.loader"},
+    ),
+}
+"""Alerts on a counter of events that may never happen: its metric and labels."""
+
 LOSSES = [
     f"otelcol_exporter_{what}_failed_{records}{total}"
     for what in ("send", "enqueue")
@@ -28,6 +47,13 @@ def overhead(run: str, rank: int) -> str:
 
 def spent(run: str) -> str:
     return f'train_run_time_seconds_total{{train_run_id="{run}",train_run_activity="productive"}}'
+
+
+def counter(alert: str) -> str:
+    """Returns the series that an alert of ``EVENTS`` watches."""
+    metric, labels = EVENTS[alert]
+    written = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"{metric}{{{R},{written}}}"
 
 
 CASES = (
@@ -146,6 +172,22 @@ CASES = (
             f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="b"}}': "0+30x7 _x8 " * 4,
         },
         tuple(quiet("TrainDuplicateMetricPath", minute) for minute in (16, 20, 24, 28)),
+    ),
+    Case(
+        # A counter is exported from its first event on.
+        "the first samples of counters are above zero",
+        60,
+        {counter(alert): "_x30 1x30" for alert in EVENTS},
+        (
+            *(quiet(alert, 29) for alert in EVENTS),
+            *(fires(alert, 32, "1", train_run_id="r", **labels) for alert, (_, labels) in EVENTS.items()),
+        ),
+    ),
+    Case(
+        "counters come back as they were after a gap",
+        60,
+        {counter(alert): "0x5 2x15 _x20 2x20" for alert in EVENTS},
+        tuple(quiet(alert, minute) for alert in EVENTS for minute in (43, 50)),
     ),
     Case(
         "the Collector loses spans",
