@@ -319,7 +319,7 @@ class RankConnection:
         self._close_files()
 
     def _finish_without_it(self, left_ns: int) -> None:
-        """Finishes for a rank that has died or lost its connection, at ``left_ns``: the other ranks may have to be finished first."""
+        """Finishes for a rank that died or lost its connection at ``left_ns``, which may be long ago: other ranks come first."""
         if self._reported_state:  # it has said how, and did not wait for us
             self._finish(self._reported_state)
             return

@@ -671,8 +671,8 @@ SIDE_RULES = (
     Rule(
         "slow_start",
         f"the beginning of passes, and their end where workers stop, takes {WARNING_SHARE:.0%} of training time or more, over "
-        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do. From {MOST_SHARE:.0%} on it is a "
-        "main finding, where another one is",
+        f"{MIN_PASSES} passes or more; also if all passes began as those but the longest do. From {MOST_SHARE:.0%} on it leads "
+        "a smaller main finding",
         ("repeated_start_seconds", "repeated_start_ratio", "repeated_end_seconds", "training_seconds", "making_seconds",
          "first_batch_seconds", "ending_seconds", "passes"),
         "`DataLoader(persistent_workers=True)`",
@@ -682,8 +682,8 @@ SIDE_RULES = (
     Rule(
         "unattributed",
         f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage or in a data stage without a "
-        f"loader, or in one stage of the program's own or `h2d`. From {MOST_SHARE:.0%} on it is a main finding, where another one is "
-        "and no device is timed",
+        f"loader, or in one stage of the program's own or `h2d`. From {MOST_SHARE:.0%} on it leads a smaller main finding, "
+        "where no device is timed",
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'instrument what the summary names; `with otel_train.stage("name"):` around suspects',

@@ -81,8 +81,8 @@ class Flight(NamedTuple):
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         polled_unix_ns: when the agent last polled.
-        identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, its mark (text), ``rank``, ``attempt``, ``world_size`` and ``started_unix_ns``
-            (whole numbers from 0).
+        identity: any of ``run_id``, ``host``, ``pid_namespace`` and ``process``, its mark (text), ``rank``, ``attempt``,
+            ``world_size`` and ``started_unix_ns`` (whole numbers from 0).
     """
 
     pid: int
