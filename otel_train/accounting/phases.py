@@ -126,9 +126,10 @@ class Batch:
 
     def part(self, items: list[Item]) -> Batch:
         """Returns some of its time, as a batch that waits."""
-        part = Batch(self.passes, self.loader, items, fetched=self.fetched, asked_in=self.asked_in)
-        part.left_over = self.left_over
-        return part
+        return Batch(
+            self.passes, self.loader, items,
+            fetched=self.fetched, left_over=self.left_over, asked_in=self.asked_in,
+        )  # fmt: skip
 
     @property
     def has_forward(self) -> bool:
@@ -548,8 +549,7 @@ class BatchPhases:
 
     def _without_evaluation(self, head: list[Item], batch: Batch) -> list[Item]:
         # With a batch in hand a generator's are for the critic, which trains first.
-        in_hand = batch.passes or batch.left_over is not None
-        first, looks = self._looks(head, several=not in_hand)
+        first, looks = self._looks(head, several=not batch.passes and batch.left_over is None)
         if not looks:
             return head
         before, after = self._cut_out(head[:first], looks)

@@ -236,8 +236,10 @@ def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
 
 def _most(run: RuleInput, found: Sequence[Finding]) -> list[Finding]:
     """Returns the findings that are main ones for their share; not time in no stage where the loop may wait there for a device."""
-    of_device = {"unattributed"} if run.pace.seen else set()
-    return [each for each in found if each.share >= MOST_SHARE and each.name not in of_device]
+    return [
+        each for each in found
+        if each.share >= MOST_SHARE and not (each.name == "unattributed" and run.pace.seen)
+    ]  # fmt: skip
 
 
 def _limit(run: RuleInput, beside: Sequence[Finding]) -> Finding:

@@ -279,9 +279,8 @@ class ExportManager:
         try:
             exporter = self._or_default("prometheus_address", served)
         except ConfigError as error:
-            if self._config.prometheus_address != Config().prometheus_address and (
-                self.origins.get("prometheus_address", CODE) == CODE
-            ):
+            by_program = self.origins.get("prometheus_address", CODE) == CODE
+            if by_program and self._config.prometheus_address != Config().prometheus_address:
                 raise
             raise OSError(str(error).rstrip(".")) from error  # the program has not asked for this address
         if self.rank_folder is not None:
