@@ -12,8 +12,9 @@ from otel_train.console.summary import activity_shares, render_run_summary, step
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
-from otel_train.rundata.files import FLIGHT, SUMMARY, current_document
-from otel_train.rundata.liveness import heartbeat_of, liveness, written_until
+from otel_train.rundata.files import SUMMARY, current_document
+from otel_train.rundata.live_view import state_of
+from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import read_summary
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     print(render_run_summary(page, summaries[0]), end="")
     written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
     if written_s is not None:
-        now_s, last = time.time(), heartbeat_of(next(iter(folders.values())) / FLIGHT)
-        state = liveness(summaries[0], {}, last, written_s=written_s, now_s=now_s)
+        now_s = time.time()
+        state, _ = state_of(next(iter(folders.values())), summaries[0], {}, now_s)
         gone = ", and its process is gone" if state.word == "gone" else ""
         print(
             f"Written {duration(max(0.0, now_s - written_s))} ago{gone}. 'otel-train postmortem' has the last steps."

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
-from otel_train.files import open_binary, parse_json
+from otel_train.files import open_binary, parse_json, read_part
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.recording.shared_memory import (
     ENTRY,
@@ -94,6 +95,24 @@ class Flight(NamedTuple):
     threads: tuple[ThreadEdges, ...]
 
 
+class Heartbeat(NamedTuple):
+    """The last poll of the agent: the process that it records, the time, and the identity of a ``Flight``."""
+
+    pid: int
+    unix_s: float
+    identity: dict[str, Any]
+
+
+def heartbeat_of(path: Path) -> Heartbeat | None:
+    """Returns the heartbeat in a flight file; None if there is none to be read."""
+    try:
+        header = _header(read_part(path, 0, PAGE))
+        names = _names(read_part(path, NAMES_OFFSET + header.names_half * NAMES_HALF, header.names_bytes))
+    except (OSError, ValueError):
+        return None
+    return Heartbeat(header.pid, header.polled_unix_ns / NS_PER_S, _identity(names.get("identity")))
+
+
 def read_flight(path: Path) -> Flight:
     """Reads a flight file, also one whose process was killed or still runs.
 
@@ -123,15 +142,10 @@ def flight_in(before: bytes, data: bytes) -> Flight:
         ValueError: it is not a flight file, or something in it cannot be right.
     """
     header = _header(data)
-    if len(before) < RINGS_OFFSET:
-        raise ValueError("it was cut off while it was read.")
+    if min(len(before), len(data)) < RINGS_OFFSET:
+        raise ValueError("it is cut off.")
     start = NAMES_OFFSET + header.names_half * NAMES_HALF
-    try:
-        names = parse_json(data[start : start + header.names_bytes] or b"{}")
-    except ValueError as error:
-        raise ValueError(f"its table of names cannot be read ({error}).") from error
-    if not isinstance(names, dict):
-        raise ValueError("its table of names is no JSON object.")  # noqa: TRY004  # of the file, not of an argument
+    names = _names(data[start : start + header.names_bytes])
     return Flight(
         header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.polled_unix_ns,
         _identity(names.get("identity")), _sources(names.get("sources")),
@@ -140,13 +154,23 @@ def flight_in(before: bytes, data: bytes) -> Flight:
 
 
 def _header(data: bytes) -> Header:
-    if len(data) < RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"not a flight file of this version (expected {MAGIC.decode()}).")
     header = Header(*HEADER.unpack_from(data))
     for name, (least, most) in _FIELDS.items():
         if not least <= (value := getattr(header, name)) <= most:
             raise ValueError(f"its header cannot be right: {name} is {value}, expected {least} to {most}.")
     return header
+
+
+def _names(text: bytes) -> dict[str, Any]:
+    try:
+        names = parse_json(text or b"{}")
+    except ValueError as error:
+        raise ValueError(f"its table of names cannot be read ({error}).") from error
+    if not isinstance(names, dict):
+        raise ValueError("its table of names is no JSON object.")  # noqa: TRY004  # of the file, not of an argument
+    return names
 
 
 def _identity(field: object) -> dict[str, Any]:

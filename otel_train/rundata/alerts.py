@@ -36,7 +36,7 @@ _ENDS = {
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
     "gone": "Its process has ended, and no end is recorded: 'otel-train postmortem' shows what it was doing.",
-    "silent": "Nothing has been written for a while. Its process may hang, be stopped, or run on another host.",
+    "silent": "Nothing has been written for a while. Its process may hang, be stopped, or run on another host or in another container.",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +15,8 @@ from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
-from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import FLIGHT, SUMMARY, mapping, number, summary_of
-from otel_train.rundata.liveness import is_running, written_until
+from otel_train.rundata.liveness import is_alive, written_until
 from otel_train.rundata.schemas import checked
 
 if TYPE_CHECKING:
@@ -102,7 +100,8 @@ def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
     An exception ends the stages that are open: without this, a rank that failed or hung would be in none.
     """
     state = summary.get("state")
-    if state == "finished" or (state in (None, "running") and _alive(flight) is not False):
+    goes_on = state in (None, "running") and is_alive(flight.pid, flight.identity) is not False
+    if goes_on or state == "finished":
         return flight
     polled_ns, ended_s = flight.polled_unix_ns, _ended_unix_s(summary)
     if ended_s is not None and 0 <= ended_s < polled_ns / NS_PER_S:
@@ -165,7 +164,7 @@ class FlightHistory:
             "rank": identity.get("rank", summary.get("rank")),
             "attempt": identity.get("attempt", summary.get("attempt")),
             "pid": flight.pid,
-            "alive": _alive(flight),
+            "alive": is_alive(flight.pid, identity),
             "state": summary.get("state"),
             "end_cause": summary.get("end_cause"),
             "ended_unix_s": _ended_unix_s(summary),
@@ -275,18 +274,6 @@ def _closed_before(timeline: Timeline, summary: Mapping[str, Any], warnings: lis
 
 def _seconds(unix_ns: object) -> float | None:
     return unix_ns / NS_PER_S if isinstance(unix_ns, int) else None
-
-
-def _alive(flight: Flight) -> bool | None:
-    """Returns whether the process still runs here; None if it ran on another host, or in another container.
-
-    A process that has its number by now is not taken for it.
-    """
-    known, node, space = flight.identity, os.uname().nodename, namespace_of("pid")
-    elsewhere = known.get("host", node) != node or (known.get("pid_namespace") or space) != space
-    if elsewhere or flight.pid <= 0:
-        return None
-    return is_running(flight.pid) and (known.get("process") or "") in ("", process_mark(flight.pid))
 
 
 OTHER = "other"

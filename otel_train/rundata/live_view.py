@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
-from otel_train.recording.flight_recorder import read_flight
+from otel_train.recording.flight_recorder import heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
     ABOUT,
@@ -26,7 +26,7 @@ from otel_train.rundata.files import (
     whole,
 )
 from otel_train.rundata.flight import FlightHistory
-from otel_train.rundata.liveness import Liveness, heartbeat_of, liveness, written_until
+from otel_train.rundata.liveness import Liveness, liveness, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
 from otel_train.rundata.schemas import message_of, wrong_values
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.files import Mark
-    from otel_train.recording.flight_recorder import ThreadEdges
+    from otel_train.recording.flight_recorder import Heartbeat, ThreadEdges
     from otel_train.rundata.flight import Timeline
-    from otel_train.rundata.liveness import Heartbeat
 
 STEPS_SHOWN = 200
 _NOW_STEPS = 50
@@ -64,7 +63,6 @@ class LiveProgress:
         problem: why there is nothing; "" if there is.
     """
 
-    heartbeat: Heartbeat | None = None
     steps: int | None = None
     exact: bool = False
     open: list[dict[str, Any]] = field(default_factory=list)
@@ -96,15 +94,13 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         postmortem, timeline = history.postmortem(summary), history.timeline
     except (RunDirectoryError, *FOREIGN) as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")
-    heartbeat = heartbeat_of(path)
     if timeline is None:
-        return LiveProgress(heartbeat=heartbeat, problem="no thread has written an edge yet")
+        return LiveProgress(problem="no thread has written an edge yet")
     steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
     selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / NS_PER_S).T.tolist(), strict=True))
     return LiveProgress(
-        heartbeat=heartbeat,
         steps=steps,
         exact=exact,
         open=postmortem["open"],

@@ -9,15 +9,14 @@ import psutil
 
 from otel_train.config.deprecated import present
 from otel_train.config.settings import Config
-from otel_train.datamodel import NS_PER_S
 from otel_train.errors import ConfigError
-from otel_train.files import read_part
-from otel_train.recording.shared_memory import HEADER, MAGIC, Header
+from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import mapping, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from otel_train.recording.flight_recorder import Heartbeat
 
 QUIET_S = 15.0
 """The agent polls twice a second; a busy machine may delay it, but not that long."""
@@ -30,13 +29,6 @@ _SAYS = {
     "finished": "ok", "failed": "critical", "killed": "critical", "interrupted": "warning", "terminated": "warning",
     "running": "live", "silent": "warning", "gone": "critical", "unknown": "info"
 }  # fmt: skip
-
-
-class Heartbeat(NamedTuple):
-    """The last poll of the agent: process and time."""
-
-    pid: int
-    unix_s: float
 
 
 class Liveness(NamedTuple):
@@ -56,18 +48,6 @@ class Liveness(NamedTuple):
     def live(self) -> bool:
         """Whether further data may follow."""
         return self.word in {"running", "silent", "unknown"}
-
-
-def heartbeat_of(flight: Path) -> Heartbeat | None:
-    """Returns the heartbeat in a flight file; None if there is none to be read."""
-    try:
-        data = read_part(flight, 0, HEADER.size)
-    except OSError:
-        return None
-    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        return None
-    header = Header(*HEADER.unpack(data))
-    return Heartbeat(header.pid, header.polled_unix_ns / NS_PER_S)
 
 
 def liveness(
@@ -99,9 +79,9 @@ def liveness(
         return Liveness("unknown", "info")
     if quiet_s <= patience_s:
         return Liveness("running", "live", max(0.0, quiet_s))
-    here = (summary.get("host") or about.get("host")) == os.uname().nodename
-    pid = heartbeat.pid if heartbeat is not None else summary.get("pid")
-    word = "gone" if here and isinstance(pid, int) and not is_running(pid) else "silent"
+    pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})
+    known = {"host": summary.get("host") or about.get("host"), **known}
+    word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "silent"
     return Liveness(word, _SAYS[word], quiet_s)
 
 
@@ -127,6 +107,17 @@ def _intervals(settings: object) -> tuple[float, float]:
     except ConfigError:  # any user may have written the file
         tuned = Config().tuned()
     return tuned.poll_interval_s, tuned.summary_interval_s
+
+
+def is_alive(pid: int, identity: Mapping[str, Any]) -> bool | None:
+    """Returns whether the process of a rank runs; None if it ran on another host, or in another container.
+
+    A process that has its number by now is not taken for it.
+    """
+    node, space = os.uname().nodename, namespace_of("pid")
+    if (identity.get("host") or node) != node or (identity.get("pid_namespace") or space) != space:
+        return None
+    return is_running(pid) and (identity.get("process") or "") in ("", process_mark(pid))
 
 
 def is_running(pid: int) -> bool:

@@ -107,7 +107,7 @@ def _run_time(view: RankView) -> str:
 
 
 def _current_stage(view: RankView) -> str:
-    if view.state.word not in {"running", "silent"} or not view.progress.heartbeat:
+    if view.state.word not in {"running", "silent"} or view.progress.problem:
         return ""
     return str(view.progress.open[-1]["stage"]) if view.progress.open else "between stages"
 

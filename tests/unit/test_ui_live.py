@@ -24,9 +24,12 @@ from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import Heartbeat, heartbeat_of
 from otel_train.recording.recorder import Recorder
-from otel_train.rundata.live_view import RankReader, RankView
-from otel_train.rundata.liveness import QUIET_S, Heartbeat, heartbeat_of, liveness
+from otel_train.resource import namespace_of, process_mark
+from otel_train.rundata.flight import read_postmortem
+from otel_train.rundata.live_view import RankReader, RankView, RunList
+from otel_train.rundata.liveness import QUIET_S, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
 from otel_train.ui.server import PageServer, address_of, has_screen, listen
@@ -43,7 +46,7 @@ NO_PROCESS = 2**22 + 1  # more than a pid can be on Linux
 class Training:
     """A process that trains, as its flight file shows it: 10 ms steps, of which forward takes 4."""
 
-    def __init__(self, runs: Path, *, edges: int = 1 << 12) -> None:
+    def __init__(self, runs: Path, *, edges: int = 1 << 12, **identity: str) -> None:
         self.run = runs / "r1"
         (self.run / "rank0").mkdir(parents=True)
         (self.run / "run.json").write_text(json.dumps({"run_id": "r1", "host": HERE}))
@@ -52,7 +55,7 @@ class Training:
             edges, Anchor(START_S * 10**9, self.clock()), self.run / "rank0/flight.bin"
         )
         self._recorder = Recorder(self._memory, clock=self.clock)
-        self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0})
+        self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0, **identity})
         kinds = {"data": SourceKind.DATA, "forward": SourceKind.FORWARD, "optimizer": SourceKind.OPTIMIZER}
         self.sources = {name: self._recorder.source(kind, name) for name, kind in kinds.items()}
 
@@ -155,7 +158,7 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
 
 
 def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
-    return Heartbeat(pid, START_S + 100 - quiet_s)
+    return Heartbeat(pid, START_S + 100 - quiet_s, {})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,52 @@ def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Heartbe
     state = liveness(summary, {}, last, written_s=None, now_s=START_S + 100.0)
 
     assert state.word == word
+
+
+OF_A_LATER_PROCESS = f"a-boot/{os.getpid()}/1"
+
+
+@pytest.mark.parametrize(
+    ("identity", "alive"),
+    [
+        ({"host": HERE, "process": process_mark(os.getpid()), "pid_namespace": namespace_of("pid")}, True),
+        ({"host": HERE, "process": OF_A_LATER_PROCESS, "pid_namespace": namespace_of("pid")}, False),
+        ({"host": HERE, "process": OF_A_LATER_PROCESS, "pid_namespace": "pid:[1]"}, None),
+        ({"host": "elsewhere"}, None),
+        ({"host": HERE}, True),
+        ({}, True),
+    ],
+    ids=["this one", "a later one", "in another container", "on another host", "no /proc", "an earlier version"],
+)  # fmt: skip
+def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
+    identity: dict[str, str],
+    alive: bool | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The page said silent, for ever, of a rank whose number another process had, and the post-mortem that it died."""
+    training = Training(tmp_path, **identity)
+    training.train(1)
+    training.heartbeat()
+    training.clock.tick(int(QUIET_S + 1) * 1000 * MS)
+    say_summary(training.run, state="running", host=identity.get("host", HERE), started_unix_s=float(START_S))
+
+    main(["summary", str(training.run)])
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    words = {look(viewer(training), training).state.word, row.state.word}
+    assert words == {"gone" if alive is False else "silent"}
+    assert read_postmortem(training.run / "rank0")["alive"] is alive
+    assert ("its process is gone" in capsys.readouterr().out) == (alive is False)
+    training.close()
+
+
+def test_a_number_that_no_process_has_means_nothing_in_another_container() -> None:
+    """The page said gone of a rank of another container that had not written for a while."""
+    about = {"state": "running", "host": HERE}
+    last = heartbeat(QUIET_S + 1)._replace(identity={"host": HERE, "pid_namespace": "pid:[1]"})
+
+    assert liveness(about, {}, last, written_s=None, now_s=START_S + 100.0).word == "silent"
 
 
 def test_a_zombie_process_is_gone() -> None:
