@@ -46,7 +46,7 @@ NO_PROCESS = 2**22 + 1  # more than a pid can be on Linux
 class Training:
     """A process that trains, as its flight file shows it: 10 ms steps, of which forward takes 4."""
 
-    def __init__(self, runs: Path, *, edges: int = 1 << 12, **identity: str) -> None:
+    def __init__(self, runs: Path, *, edges: int = 1 << 12, identity: dict[str, str] | None = None) -> None:
         self.run = runs / "r1"
         (self.run / "rank0").mkdir(parents=True)
         (self.run / "run.json").write_text(json.dumps({"run_id": "r1", "host": HERE}))
@@ -55,7 +55,7 @@ class Training:
             edges, Anchor(START_S * 10**9, self.clock()), self.run / "rank0/flight.bin"
         )
         self._recorder = Recorder(self._memory, clock=self.clock)
-        self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0, **identity})
+        self._recorder.set_identity({"run_id": "r1", "rank": 0, "attempt": 0, **(identity or {})})
         kinds = {"data": SourceKind.DATA, "forward": SourceKind.FORWARD, "optimizer": SourceKind.OPTIMIZER}
         self.sources = {name: self._recorder.source(kind, name) for name, kind in kinds.items()}
 
@@ -207,7 +207,7 @@ def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The page said silent, for ever, of a rank whose number another process had, and the post-mortem that it died."""
-    training = Training(tmp_path, **identity)
+    training = Training(tmp_path, identity=identity)
     training.train(1)
     training.heartbeat()
     training.clock.tick(int(QUIET_S + 1) * 1000 * MS)
