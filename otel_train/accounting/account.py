@@ -8,6 +8,7 @@ from otel_train.accounting.nesting import (
     BACKWARD,
     CHECKPOINT,
     COMPUTES,
+    COMPUTES_BY_KIND,
     DATA,
     FORWARD,
     GRADIENTS,
@@ -60,8 +61,7 @@ _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
 
 _COUNTED: Final = [(GRADIENTS | UPDATES | 1 << SCALER | 1 << H2D) >> kind & 1 for kind in range(16)]
-_COMPUTES: Final = [COMPUTES >> kind & 1 for kind in range(16)]
-"""By kind: its end is counted or shows something; it is one of ``COMPUTES``. To shift and mask takes four times as long, at every edge."""
+"""By kind: its end is counted or shows something. To shift and mask takes four times as long, at every edge."""
 
 _REPORTED: Final = -1
 
@@ -83,7 +83,7 @@ class ThreadAccount(Nesting):
         began: the thread goes on with a run in which another one has worked.
 
     Attributes:
-        accounted_ns: time of the last edge that was processed.
+        accounted_ns: up to when time was placed: the last edge that was processed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ThreadAccount(Nesting):
         began: bool = False,
     ) -> None:
         super().__init__(sources.kinds)
-        self.accounted_ns = started_ns
+        self.accounted_ns = self.now_ns = started_ns
         self._sources = sources
         self._decision = StepSourceDecision()
         self._book = StepBook(sources, reclaimed, by_step=by_step)
@@ -178,8 +178,9 @@ class ThreadAccount(Nesting):
         """
         edges, decision, kinds = zip(times, codes, strict=True), self._decision, self._sources.kinds
         if decision.final and self._latest is self:  # nearly always
+            edge = self.edge
             for ns, code in edges:
-                self.edge(ns, code)
+                edge(ns, code)
                 if self._ahead is not None:
                     self._hold(ns, code)
                     break
@@ -237,7 +238,8 @@ class ThreadAccount(Nesting):
         """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
         idle = self._phases.began and self._phases.batch is None and not self.stages
         if idle and not self._held and now_ns > self.accounted_ns:
-            self._add(self._spend(now_ns))
+            self.now_ns = now_ns
+            self._add()
 
     def take(self) -> ClosedSteps:
         """Returns everything that became final since the last call."""
@@ -249,8 +251,10 @@ class ThreadAccount(Nesting):
         while self._held:
             self._raised = True if self._ahead is not None else None  # no end of it will come
             self._release()
-        self._latest = self
-        self._add(self._spend(at_ns))
+        self._latest, self.now_ns = self, max(self.now_ns, at_ns)
+        if self._phases.stopped is not None:
+            self._go_on_after_stop(-1)
+        self._add()
         self._phases.close()
         for each in self._passes.values():
             self._forget(each)
@@ -262,18 +266,10 @@ class ThreadAccount(Nesting):
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _spend(self, ns: int, begins: int = -1) -> int:
-        """Advances to an edge; returns the time of the edge before.
-
-        ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
-        """
-        if self._phases.stopped is not None:
-            self._phases.after_stop(begins)
-            self._go_on_computing()
-        begun_ns = self.accounted_ns
-        if ns > begun_ns:
-            self.accounted_ns = ns
-        return begun_ns
+    def _go_on_after_stop(self, begins: int) -> None:
+        """Decides whether a row of asks in which a pass has ended goes on. ``begins``: source of what begins, or -1."""
+        self._phases.after_stop(begins)
+        self._go_on_computing()
 
     def goes_on(self, stage: OpenStage) -> None:
         """Records that a stage has an interval and is not over: further ones may lie in other batches."""
@@ -281,19 +277,21 @@ class ThreadAccount(Nesting):
             stage.home = Home(stage.source)
             self._homes = (*self._homes, stage.home)
 
-    def _spend_inside(self, ns: int, begins: int = -1) -> None:
-        """Accounts the time since the edge before, at whose end the open stages go on."""
-        begun_ns = self._spend(ns, begins)
+    def _add_inside(self, begins: int = -1) -> None:
+        """Places the time since the edge before, at whose end the open stages go on. ``begins``: as above."""
+        if self._phases.stopped is not None:
+            self._go_on_after_stop(begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self.goes_on(self.stages[-1])
-        self._add(begun_ns)
+        self._add()
 
-    def _add(self, begun_ns: int, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
-        """Puts the time since ``begun_ns``, and what happened at its end, where it belongs."""
-        homes, place = self._homes, self._place
+    def _add(self, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
+        """Puts the time that is not accounted for yet, and what happened at its end, where it belongs."""
+        begun_ns, homes = self.accounted_ns, self._homes
+        now_ns = self.accounted_ns = self.now_ns
         for home in homes:
             home.waiting += 1
-        place((self.stack, begun_ns, self.accounted_ns - begun_ns, shows, call, batch, homes))
+        self._place((self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes))
 
     def _choose_place(self) -> None:
         """Decides where time belongs from here on: to a checkpoint, the making of an iterator, or the open batch."""
@@ -310,7 +308,7 @@ class ThreadAccount(Nesting):
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         kind, phases = stage.kind, self._phases
-        self._spend_inside(ns, stage.source)
+        self._add_inside(stage.source)
         if kind == DATA and stage.counts:
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
@@ -323,7 +321,7 @@ class ThreadAccount(Nesting):
             phases.boundary(Boundary.CHECKPOINT)
             self._saving = True
             self._choose_place()
-        elif _COMPUTES[kind] and not self._saving:
+        elif COMPUTES_BY_KIND[kind] and not self._saving:
             if stage.counts or not self.stack:
                 phases.compute()
             if kind == FORWARD and stage.counts:
@@ -347,10 +345,11 @@ class ThreadAccount(Nesting):
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
         """See ``Nesting.end``."""
-        begun_ns = self._spend(ns)
+        if self._phases.stopped is not None:
+            self._go_on_after_stop(-1)
         kind, counts, source = stage.kind, stage.counts, stage.source
         if kind == DATA:
-            self._end_data(begun_ns, stage, op, payload)
+            self._end_data(stage, op, payload)
             return
         shows, call = NOTHING, None
         if kind == STAGE:
@@ -362,7 +361,7 @@ class ThreadAccount(Nesting):
         home = stage.home
         if home is not None and self._homes[-1] is not home:  # others that began later go on
             self._homes = (*(each for each in self._homes if each is not home), home)
-        self._add(begun_ns, shows, call)
+        self._add(shows, call)
         if home is not None:
             self._homes = self._homes[:-1]
         if kind == CHECKPOINT and counts:
@@ -389,7 +388,7 @@ class ThreadAccount(Nesting):
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:
         """Ends a user stage; returns the call if it is over. ``token``: of a stage that goes on, or has gone on, after it was suspended."""
-        ns = self.accounted_ns - stage.begun_ns
+        ns = self.now_ns - stage.begun_ns
         if op == SUSPEND:
             self.goes_on(stage)
         if token in self._pieces and stage.counts:
@@ -403,19 +402,19 @@ class ThreadAccount(Nesting):
                 self._book.book_home(forgotten, over=True)
         return None
 
-    def _end_data(self, begun_ns: int, stage: OpenStage, op: int, payload: int) -> None:
+    def _end_data(self, stage: OpenStage, op: int, payload: int) -> None:
         source, asked = stage.source, self._pass_of(stage.source, stage.payload)
         starts = stage.flags & _START
         call, batch = None, None
         if op == END and not starts:
-            waited_ns = self.accounted_ns - stage.begun_ns
+            waited_ns = self.now_ns - stage.begun_ns
             batch = source, payload - 1, asked.making_ns, waited_ns
             asked.making_ns = -1
             self._ended.pop(source, None)
             if stage.counts:
                 call = source, stage.begun_ns, waited_ns, 0
                 self._phases.fetched(source)
-        self._add(begun_ns, NOTHING, call, batch)
+        self._add(NOTHING, call, batch)
         if starts and stage.counts:
             self._starting = None
             self._choose_place()
@@ -454,7 +453,7 @@ class ThreadAccount(Nesting):
         """See ``Nesting.mark``."""
         phases = self._phases
         restarts = op == PASS_END and source == phases.stopped
-        self._spend_inside(ns, source if restarts else -1)
+        self._add_inside(source if restarts else -1)
         if restarts:  # perhaps: of a loader that has ended the iterator goes before the next is made
             phases.stopped = source
         if op == PASS_END:

@@ -380,7 +380,9 @@ class BatchPhases:
         if shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch):
             return
         if source in self._book.open.updated and self.batch is not None and not asking:
-            _, self.batch.items = self._train_up_to((shows,), self.batch)
+            head, self.batch.items = self._split_training((shows,), self.batch)
+            if head:
+                self._train(head, self.batch)
             self._book.close_step()
         self._book.open.updated = (*self._book.open.updated[:1], source)
 
@@ -456,8 +458,13 @@ class BatchPhases:
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
         ends = (UPDATED,) if self._attacks(batch) else ends
-        trained, tail = self._train_up_to(() if declared else ends, batch)
-        of_step = self._is_of_step(batch, why, asked)
+        head, tail = self._split_training(() if declared else ends, batch)
+        if head and self._goes_on(tail) and self._is_of_step(batch, why, asked):
+            self._train(head + tail, batch)
+            return
+        if head:
+            self._train(head, batch)
+        of_step, trained = self._is_of_step(batch, why, asked), bool(head)
         if declared or (not trained and any(item[SHOWS] == GRADIENTS_MADE for item in tail)):
             self._judge_batch(batch.part(tail))
         elif any(item[SHOWS] in FORWARDS for item in tail):
@@ -504,8 +511,12 @@ class BatchPhases:
         declared = self._sources.declared[loader]
         return declared if declared >= 0 else self._sources.named[loader]
 
-    def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
-        """Books a batch as training up to the last item that shows one of these: whether there is one, and the rest.
+    def _goes_on(self, tail: list[Item]) -> bool:
+        """Returns whether an update ends the step, and what follows it is the loop's own code: nearly always."""
+        return bool(self._book.open.updated) and not any(item[SHOWS] for item in tail)
+
+    def _split_training(self, ends: tuple[int, ...], batch: Batch) -> tuple[list[Item], list[Item]]:
+        """Splits a batch after the last item that shows one of these: what is training, and is to be booked, and the rest.
 
         But where no ask came in this step, forwards without gradients of a model that then trains in it (with a batch in
         hand: that trains first), before its first forward with them, are evaluation.
@@ -513,8 +524,10 @@ class BatchPhases:
         self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, NOTHING
-        for place in reversed([place for place, item in enumerate(items) if item[SHOWS]]):
+        for place in range(len(items) - 1, -1, -1):
             shows = items[place][SHOWS]
+            if not shows:
+                continue
             if shows == FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == GRADIENTS_MADE and not self._certain
                 shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
@@ -532,8 +545,8 @@ class BatchPhases:
             asked = step.asked or step is batch.asked_in
             head = items[: last + 1] if asked else self._without_evaluation(items[: last + 1], batch)
             self._show(batch, TRAIN)
-            self._train(head, batch)
-        return last >= 0, items[last + 1 :]
+            return head, items[last + 1 :]
+        return [], items
 
     def _looks(self, items: list[Item], *, several: bool = False) -> tuple[int, list[int]]:
         """Returns where training begins, and the forwards before it, without gradients, of the model that begins it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_train.accounting.nesting import BACKWARD, COMPUTES, DATA, FORWARD, GRAD, UPDATES
+from otel_train.accounting.nesting import BACKWARD, COMPUTES_BY_KIND, DATA, FORWARD, GRAD, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
 from otel_train.recording.events import (
     BEGIN,
@@ -186,7 +186,7 @@ class StepBook:
         if not home.known:
             return
         phase, loader, serial = home.row
-        self.gathered.times[phase, loader, serial if self._by_step else -1][home.source][1] += home.open_ns
+        self.gathered.around[phase, loader, serial if self._by_step else -1][home.source] += home.open_ns
         home.open_ns = 0
         if home.ended:
             begun_ns, ns, failed, ended_in = home.ended
@@ -204,8 +204,6 @@ class StepBook:
         if not items:
             return
         had_ns, had_waited_ns = step.duration_ns, step.wait_ns
-        if step.training_from_ns < 0 and step.phase == TRAIN:
-            self._find_training(items, step)
         self._book_items(items, step)
         spent_ns, waited_ns = step.duration_ns - had_ns, step.wait_ns - had_waited_ns
         begun_ns, ended_ns = items[0][BEGUN_NS], items[-1][BEGUN_NS] + items[-1][NS]
@@ -227,31 +225,18 @@ class StepBook:
                     activity_ns[reclaimed] += ns
                     activity_ns[owner] -= ns
 
-    def _find_training(self, items: Sequence[Item], step: Step) -> None:
-        """Records where a step first computed, if it did; see ``StepRows.training_ns``."""
-        kinds, losses, from_ns = self._sources.kinds, self._sources.losses, step.duration_ns
-        for item in items:
-            stack = item[STACK]
-            if stack and (COMPUTES >> kinds[stack[-1]] & 1 or losses[stack[-1]]):
-                step.training_from_ns = from_ns
-                return
-            from_ns += item[NS]
-
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
-        times = self.gathered.times[step.phase, step.loader, step.serial if self._by_step else -1]
-        kinds = self._sources.kinds
+        row = step.phase, step.loader, step.serial if self._by_step else -1
+        times, kinds, losses = self.gathered.times[row], self._sources.kinds, self._sources.losses
+        computed = step.training_from_ns >= 0 or step.phase != TRAIN
         for stack, begun_ns, ns, shows, call, batch, homes in items:
+            if not computed and stack and (COMPUTES_BY_KIND[kinds[stack[-1]]] or losses[stack[-1]]):
+                step.training_from_ns, computed = step.duration_ns, True
             if ns:
                 step.duration_ns += ns
-                if stack:
-                    source = stack[-1]
-                    times[source][0] += ns
-                    for outer in stack[:-1]:
-                        times[outer][1] += ns
-                    if kinds[source] == DATA:
-                        step.wait_ns += ns
-                else:
-                    times[-1][0] += ns
+                times[stack] += ns
+                if stack and kinds[stack[-1]] == DATA:
+                    step.wait_ns += ns
             if call is not None:
                 self._book_call(call, homes, step)
             if batch is not None:
@@ -261,7 +246,7 @@ class StepBook:
             if shows:
                 self._follow(shows, call, step)
             for home in homes:
-                times[home.source][1] -= ns
+                self.gathered.around[row][home.source] -= ns
                 self._book_at_home(home, ns, step)
 
     def _book_at_home(self, home: Home, ns: int, step: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -245,12 +245,16 @@ _COLUMNS: Final = {"steps": StepRows, "occurrences": StageCalls, "times": StageT
 """Those of them that leave as columns."""
 
 
+_Row: TypeAlias = "tuple[int, int, int]"
+
+
 class Gathered:
     """What becomes a ``ClosedSteps``.
 
     Attributes:
         rows: by field: its rows, one after another. A list of integers grows, and becomes a table, faster than an array or rows.
-        times: by phase, loader and step, and by source: time as the innermost, and time around that of others.
+        times: by phase, loader and step, and by the sources of the open stages, outermost first: time.
+        around: by the same and by source: time around that of others, beyond what ``times`` says.
         activity_ns: by ``Activity``.
         updates: see ``ClosedSteps``.
         skipped_updates: see ``ClosedSteps``.
@@ -258,17 +262,23 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {name: [] for name in _TABLES}
-        self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(
-            lambda: defaultdict(lambda: [0, 0])
-        )
+        self.times: dict[_Row, dict[tuple[int, ...], int]] = defaultdict(lambda: defaultdict(int))
+        self.around: dict[_Row, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
     def close(self, open_step: int = -1) -> ClosedSteps:
         """Returns all of it; ``open_step``: serial number of the step that has not closed."""
-        for (phase, loader, step), by_source in self.times.items():
-            for source, (self_ns, around_ns) in by_source.items():
-                inclusive_ns = self_ns + around_ns if source >= 0 else 0
+        for row in {**self.times, **self.around}:
+            by_source: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+            for stack, ns in self.times[row].items():
+                for source in stack:
+                    by_source[source][1] += ns
+                by_source[stack[-1] if stack else -1][0] += ns
+            for source, ns in self.around[row].items():
+                by_source[source][1] += ns
+            phase, loader, step = row
+            for source, (self_ns, inclusive_ns) in by_source.items():
                 self.rows["times"].extend((source, loader, phase, self_ns, inclusive_ns, step))
         tables: dict[str, Any] = {name: _table(self.rows[name], *form) for name, form in _TABLES.items()}
         steps, calls, times = (tables[name] for name in _COLUMNS)
