@@ -205,16 +205,31 @@ class AgentClient:
 
     def _first_agent(self) -> MessageChannel:
         if self._config.agent == "process" and self.recording.memory.descriptor < 0:
-            _log.warning("No memory can be shared with an agent: a thread of this process does its work")
-        elif self._config.agent == "process":
+            return self._agent_instead("no memory can be shared")
+        if self._config.agent == "process":
             launcher = self._launcher() if self._environ.get(FOLDER) else None
             try:
                 return self._connect()
             except OSError as error:
                 if launcher is not None:
                     launcher.closed()
-                _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
+                return self._agent_instead(error)
         return self._agent_here()
+
+    def _agent_instead(self, problem: object) -> MessageChannel:
+        """Begins an agent in a thread, because of a problem of one in a process.
+
+        Raises:
+            OSError: no thread is left for one, or no socket.
+        """
+        try:
+            link = self._agent_here()
+        except (OSError, RuntimeError) as error:
+            raise OSError(
+                f"no agent can run beside this process ({problem}) or in a thread of it ({error})"
+            ) from error
+        _log.warning("No agent can run beside this process (%s): a thread of it does its work", problem)
+        return link
 
     def _launcher(self) -> LauncherFolder:
         from otel_train.agent.rank_end import LauncherFolder
@@ -378,8 +393,17 @@ class AgentClient:
     def _send_first_hello(self) -> None:
         # An agent that is gone already has left after its last rank, or was killed: the thread starts another. One in a thread could
         # not begin: what waits for it says why.
-        with suppress(ConnectionError):
+        try:
             self._send_hello(self._channel)
+        except ConnectionError:
+            pass
+        except OSError as error:  # a sandbox in which no descriptor can be passed
+            if self.here is not None:
+                raise
+            self._channel.close()
+            self._channel = self._agent_instead(error)
+            with suppress(ConnectionError):
+                self._send_hello(self._channel)
 
     def _send_hello(self, link: MessageChannel) -> None:
         page = terminal_of(sys.stderr) if sys.stderr is not None else ()

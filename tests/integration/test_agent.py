@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from otel_train.agent.node import _FIRST_S
 from otel_train.agent.process import _PROGRAM, ends_its_container
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
@@ -625,6 +626,66 @@ def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path, 
     assert errors.count("a thread of it does its work") == 1
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
     assert not (tmp_path / "trained-again").exists()
+
+
+def test_where_no_descriptor_can_be_passed_a_thread_does_the_work(begin: Begin, tmp_path: Path) -> None:
+    """A sandbox that filters sendmsg. The process that has been started leaves at once: nothing will connect to it."""
+    process = begin("""
+        import socket
+
+        def refuse(*_, **__):
+            raise PermissionError(1, "Operation not permitted")
+
+        socket.send_fds = refuse
+        start()
+        train()
+        """)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 0, errors
+    assert errors.count("a thread of it does its work") == 1
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+def test_an_agent_whose_rank_is_gone_before_it_listens_leaves_at_once() -> None:
+    """A program that fails at once. No other rank can connect where there is no listener."""
+    program = """
+import socket, time
+from otel_train.agent.node import NodeAgent
+agent = NodeAgent(None)
+ours, theirs = socket.socketpair()
+ours.close()
+agent.take(theirs)
+while agent.links:
+    time.sleep(0.01)
+began_s = time.monotonic()
+agent.run()
+print(time.monotonic() - began_s)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert float(done.stdout) < _FIRST_S / 2
+
+
+def test_where_neither_a_process_nor_a_thread_can_be_reached_one_line_says_so(begin: Begin) -> None:
+    """A sandbox that filters socketpair. That a thread did the work was logged before it was tried."""
+    process = begin("""
+        import socket
+
+        def refuse(*_, **__):
+            raise PermissionError(1, "Operation not permitted")
+
+        socket.socketpair = refuse
+        start()
+        train()
+        """)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 0, errors
+    assert errors.count("could not start") == errors.count("\n") == 1
+    assert "no agent can run beside this process" in errors
 
 
 @pytest.mark.parametrize("safe", ["", "1"])
