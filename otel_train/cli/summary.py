@@ -51,15 +51,16 @@ def run(args: argparse.Namespace) -> int:
             print_json(summary)
         return 0
     arguments.print_earlier_trainings(next(iter(folders.values())).parent)
-    page = TextLayout.of(sys.stdout)
+    page, now_s = TextLayout.of(sys.stdout), time.time()
+    written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
+    for number, (folder, summary) in enumerate(zip(folders.values(), summaries, strict=True)):
+        if summary.get("state") == "running":
+            summaries[number] = {**summary, "state": state_of(folder, summary, {}, now_s)[0].word}
     if len(summaries) > 1:
         print(rank_table(page, summaries))
     print(render_run_summary(page, summaries[0]), end="")
-    written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
     if written_s is not None:
-        now_s = time.time()
-        state, _ = state_of(next(iter(folders.values())), summaries[0], {}, now_s)
-        gone = ", and its process is gone" if state.word == "gone" else ""
+        gone = ", and its process is gone" if summaries[0]["state"] == "gone" else ""
         print(
             f"Written {duration(max(0.0, now_s - written_s))} ago{gone}. 'otel-train postmortem' has the last steps."
         )

@@ -249,6 +249,8 @@ _STATES = {
     "interrupted": "yellow",
     "terminated": "yellow",
     "killed": "red",
+    "silent": "yellow",
+    "gone": "red",
 }
 _SEVERITIES = {
     "ok": ("✓", "green"),

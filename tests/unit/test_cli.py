@@ -143,19 +143,39 @@ def test_the_summary_of_a_live_run_says_how_old_it_is(
     assert ("Written 60.0 min ago." in capsys.readouterr().out) == said
 
 
+def left_an_hour_ago(path: Path, host: str) -> None:
+    """Write what a rank leaves whose process and agent were killed together."""
+    now_s, rank = time.time(), int(path.parent.name.removeprefix("rank"))
+    found = rank_summary(rank, state="running", host=host, pid=(1 << 22) + 1, started_unix_s=now_s - 3610.0)
+    path.write_text(json.dumps(found))
+    os.utime(path, (now_s - 3600.0, now_s - 3600.0))
+
+
 @pytest.mark.parametrize(("host", "said"), [(os.uname().nodename, True), ("another", False)])
 def test_the_summary_of_a_run_whose_process_is_gone_says_so(
     host: str, said: bool, run_of_two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its state is what was written last, and that was before the container ended."""
-    found = rank_summary(
-        0, state="running", host=host, pid=(1 << 22) + 1, started_unix_s=time.time() - 3610.0
-    )
-    (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
+    left_an_hour_ago(run_of_two / "rank0" / "summary.json", host)
 
     main(["summary", str(run_of_two)])
 
     assert ("min ago, and its process is gone. " in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize(("host", "word"), [(os.uname().nodename, "gone"), ("another", "silent")])
+def test_the_summary_shows_each_rank_as_the_list_of_runs_does(
+    host: str, word: str, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node was lost with its agent, and nothing said that its rank was: the others had ended."""
+    left_an_hour_ago(run_of_two / "rank1" / "summary.json", host)
+
+    main(["summary", str(run_of_two)])
+    main(["summary", str(run_of_two), "--rank", "1"])
+
+    out = capsys.readouterr().out
+    assert re.search(rf"^ +1 +{word} ", out, re.MULTILINE)
+    assert f"● {word} " in out
 
 
 def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
