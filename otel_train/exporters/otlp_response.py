@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
+_NOT_VALID: Final = "has a certificate that {}: have it renewed, or correct the clock of this machine"
+
 _CLOSED: Final = (
     "socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe", "eof occurred",
     "unwrap failed"
@@ -50,7 +52,8 @@ _REASONS: Final = {
     "hostname verification": _OTHER_NAME,
     "unauthenticated": UNAUTHORIZED.format("UNAUTHENTICATED"),
     "permission_denied": UNAUTHORIZED.format("PERMISSION_DENIED"),
-    "has expired": _UNTRUSTED.format("it has expired"),
+    "has expired": _NOT_VALID.format("has expired"),
+    "not yet valid": _NOT_VALID.format("is not valid yet"),
     "key values mismatch": "is not asked: OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE; correct both",
     "mismatch": _OTHER_NAME,
     "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
