@@ -127,11 +127,11 @@ def project_file(folder: Path | None = None) -> Path | None:
     """Returns the nearest ``pyproject.toml``, up to the root of the repository of ``folder``; outside of one, in ``folder``."""
     try:
         begin = Path.cwd() if folder is None else folder.absolute()
-    except OSError:  # the working directory is gone
+        places = [begin, *begin.parents]
+        root = next((number for number, place in enumerate(places) if (place / ".git").exists()), 0)
+        return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
+    except OSError:  # the working directory is gone, or lies below a folder that may not be searched
         return None
-    places = [begin, *begin.parents]
-    root = next((number for number, place in enumerate(places) if (place / ".git").exists()), 0)
-    return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
 
 
 def _read(path: Path) -> bytes:

@@ -150,6 +150,22 @@ def test_outside_of_a_repository_only_the_folder_itself_is_looked_at(tmp_path: P
     assert project_file(tmp_path) == here
 
 
+def test_a_folder_whose_parents_may_not_be_searched_has_no_project_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that root has begun in a folder of its own, as another user: nothing was recorded."""
+    stat = os.stat
+
+    def refuse(path: Any, *args: Any, **how: Any) -> os.stat_result:
+        if str(path).startswith(str(project)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+
+    assert project_file(project) is None
+
+
 @pytest.mark.parametrize("dependency", ["", '\ndependencies = ["otel-train"]', '\n  "otel-train==1.0",'])
 def test_a_project_file_without_our_table_is_not_parsed(project: Path, dependency: str) -> None:
     """A slip elsewhere in it is not for us to complain of."""
