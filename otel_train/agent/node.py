@@ -76,7 +76,7 @@ class NodeAgent:
 
     def run(self) -> None:
         """Serves until the last rank has ended and everything of it is delivered, or kept."""
-        until_s = 0.0 if self._listener is None else time.monotonic() + _FIRST_S
+        until_s = 0.0 if self.links or self._listener is None else time.monotonic() + _FIRST_S
         while True:
             waited = [self._wake_read] + ([self._listener] if self._listener is not None else [])
             select.select(waited, [], [], 1.0)

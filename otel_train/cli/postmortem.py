@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments, print_json
 from otel_train.console import text
+from otel_train.console.summary import STATES
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import FLIGHT
@@ -33,7 +34,6 @@ examples:
   otel-train postmortem 20260131-x7 --rank 3
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
-_BADGES = {"alive": ("● alive", "cyan"), "gone": ("✖ gone", "red"), "unknown": ("● unknown", "yellow")}
 _STAGES_SHOWN = 5
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(page: TextLayout, report: Report) -> str:
     """Returns one rank's report as a page to read."""
-    badge = _BADGES.get(_state(report), ("● ended", "green"))
+    state = _state(report)
+    badge = f"● {page.safe(state)}", STATES.get(state, "")
     lines = [
         *_head(page, report, badge, headline(report)),
         *(page.line(line, "dim") for line in _facts(page, report)),

@@ -242,7 +242,7 @@ _ACTIVITIES = {
     "other": ("░", "dim"),
     "outside": ("□", "yellow"),
 }
-_STATES = {
+STATES = {
     "running": "cyan",
     "finished": "green",
     "failed": "red",
@@ -251,7 +251,10 @@ _STATES = {
     "killed": "red",
     "silent": "yellow",
     "gone": "red",
+    "alive": "cyan",
+    "unknown": "yellow",
 }
+"""The colour of each state of a rank, in the titles of run summary and post-mortem."""
 _SEVERITIES = {
     "ok": ("✓", "green"),
     "info": ("•", "cyan"),
@@ -284,7 +287,7 @@ def render_run_summary(page: TextLayout, summary: Summary) -> str:
 def _header(page: TextLayout, summary: Summary) -> list[str]:
     name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
     state = page.safe(summary.get("state") or ABSENT)
-    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", _STATES.get(state, "")))
+    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", STATES.get(state, "")))
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
     per_second = steps_per_second(summary)

@@ -526,6 +526,16 @@ def test_a_rank_that_left_nothing_is_named(
     assert ("Ranks that have one: 0, 1" if words else "Has training begun?") in capsys.readouterr().err
 
 
+def test_a_run_without_a_flight_recorder_has_no_postmortem_and_the_command_says_why(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flight in run_of_two.glob("rank*/flight.bin"):
+        flight.unlink()
+
+    assert main(["postmortem", str(run_of_two)]) == 2
+    assert "switched off (flight_recorder=False)?" in capsys.readouterr().err
+
+
 def report(**facts: Any) -> dict[str, Any]:
     """A process that was killed in a backward."""
     backward = {
@@ -608,10 +618,11 @@ def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: st
 @pytest.mark.parametrize(
     ("facts", "badge"),
     [
-        ({}, "✖ gone"),
+        ({}, "● gone"),
         ({"alive": True}, "● alive"),
         ({"alive": None}, "● unknown"),
-        ({"alive": True, "state": "finished"}, "● ended"),
+        ({"alive": True, "state": "finished"}, "● finished"),
+        ({"alive": False, "state": "killed"}, "● killed"),
     ],
 )
 def test_the_title_of_a_postmortem_says_no_more_than_its_sentence(facts: dict[str, Any], badge: str) -> None:
