@@ -139,7 +139,9 @@ def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
     variables = sorted(
         (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
     )
-    shared = (os.getuid(), spaces, info.run_id, sys.executable, str(_ROOT), _folder(), variables)
+    version = sys.modules["otel_train"].__version__  # an import would be of the session, a layer above
+    place = (sys.executable, str(_ROOT), version, _folder())
+    shared = (os.getuid(), spaces, info.run_id, place, variables)
     return (
         b"\0otel-train/"
         + hashlib.sha256(repr(shared).encode(errors="surrogateescape")).hexdigest()[:32].encode()

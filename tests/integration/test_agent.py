@@ -1125,6 +1125,19 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(begin: Begin
     assert {each["state"] for each in found} == {"finished"}
 
 
+def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) -> None:
+    """The package was upgraded while a run goes on: an agent of the old version may not read what a new rank sends."""
+    begun = [begin(WAITING, **place(0, 2))]
+    line(begun[0])
+    begun.append(begin('    otel_train.__version__ = "99"' + WAITING, **place(1, 2)))
+    line(begun[1])
+
+    assert len(agents(tmp_path)) == 2
+    for process in begun:
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+
+
 @pytest.mark.parametrize("ports", [("29501", "29502"), ("29501", "29501")])
 def test_two_jobs_with_one_run_id_at_once_are_two_runs(
     begin: Begin, tmp_path: Path, ports: tuple[str, str]
