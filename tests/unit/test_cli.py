@@ -529,6 +529,7 @@ def test_a_rank_that_left_nothing_is_named(
 def test_a_run_without_a_flight_recorder_has_no_postmortem_and_the_command_says_why(
     run_of_two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It asked only whether training had begun, of a run that had ended."""
     for flight in run_of_two.glob("rank*/flight.bin"):
         flight.unlink()
 
