@@ -459,8 +459,8 @@ class BatchPhases:
         ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
         ends = (UPDATED,) if self._attacks(batch) else ends
         head, tail = self._split_training(() if declared else ends, batch)
-        if head and self._goes_on(tail) and self._is_of_step(batch, why, asked):
-            self._train(head + tail, batch)
+        if head and self._is_own_code(tail) and self._is_of_step(batch, why, asked):
+            self._train(head + tail, batch)  # to book both at once costs less
             return
         if head:
             self._train(head, batch)
@@ -511,8 +511,8 @@ class BatchPhases:
         declared = self._sources.declared[loader]
         return declared if declared >= 0 else self._sources.named[loader]
 
-    def _goes_on(self, tail: list[Item]) -> bool:
-        """Returns whether an update ends the step, and what follows it is the loop's own code: nearly always."""
+    def _is_own_code(self, tail: list[Item]) -> bool:
+        """Returns whether an update ends the step, and what follows is the loop's own code: nearly always."""
         return bool(self._book.open.updated) and not any(item[SHOWS] for item in tail)
 
     def _split_training(self, ends: tuple[int, ...], batch: Batch) -> tuple[list[Item], list[Item]]:
