@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments, print_json
 from otel_train.console import text
-from otel_train.console.summary import STATES
+from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.files import FLIGHT
@@ -68,10 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(page: TextLayout, report: Report) -> str:
     """Returns one rank's report as a page to read."""
-    state = _state(report)
-    badge = f"● {page.safe(state)}", STATES.get(state, "")
     lines = [
-        *_head(page, report, badge, headline(report)),
+        *_head(page, report, state_badge(page, _state(report)), headline(report)),
         *(page.line(line, "dim") for line in _facts(page, report)),
         "",
         *_open_stages(page, report.get("open") or ()),

@@ -242,7 +242,7 @@ _ACTIVITIES = {
     "other": ("░", "dim"),
     "outside": ("□", "yellow"),
 }
-STATES = {
+_STATES = {
     "running": "cyan",
     "finished": "green",
     "failed": "red",
@@ -254,7 +254,6 @@ STATES = {
     "alive": "cyan",
     "unknown": "yellow",
 }
-"""The colour of each state of a rank, in the titles of run summary and post-mortem."""
 _SEVERITIES = {
     "ok": ("✓", "green"),
     "info": ("•", "cyan"),
@@ -284,10 +283,16 @@ def render_run_summary(page: TextLayout, summary: Summary) -> str:
     return page.finish([*lines[:-1], page.paint("━" * page.columns, "dim")])
 
 
+def state_badge(page: TextLayout, state: object) -> tuple[str, str]:
+    """Returns the state of a rank as it stands in a title, and its colour."""
+    word = page.safe(state)
+    return f"● {word}", _STATES.get(word, "")
+
+
 def _header(page: TextLayout, summary: Summary) -> list[str]:
     name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
-    state = page.safe(summary.get("state") or ABSENT)
-    title = page.rule([("otel_train", "bold"), (name, "cyan")], (f"● {state}", STATES.get(state, "")))
+    badge = state_badge(page, summary.get("state") or ABSENT)
+    title = page.rule([("otel_train", "bold"), (name, "cyan")], badge)
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
     per_second = steps_per_second(summary)
