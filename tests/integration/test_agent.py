@@ -628,18 +628,21 @@ def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path, 
     assert not (tmp_path / "trained-again").exists()
 
 
+REFUSED = """
+    import socket
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    socket.{function} = refuse
+    start()
+    train()
+"""
+
+
 def test_where_no_descriptor_can_be_passed_a_thread_does_the_work(begin: Begin, tmp_path: Path) -> None:
     """A sandbox that filters sendmsg. The process that has been started leaves at once: nothing will connect to it."""
-    process = begin("""
-        import socket
-
-        def refuse(*_, **__):
-            raise PermissionError(1, "Operation not permitted")
-
-        socket.send_fds = refuse
-        start()
-        train()
-        """)
+    process = begin(REFUSED.format(function="send_fds"))
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
@@ -671,16 +674,7 @@ print(time.monotonic() - began_s)
 
 def test_where_neither_a_process_nor_a_thread_can_be_reached_one_line_says_so(begin: Begin) -> None:
     """A sandbox that filters socketpair. That a thread did the work was logged before it was tried."""
-    process = begin("""
-        import socket
-
-        def refuse(*_, **__):
-            raise PermissionError(1, "Operation not permitted")
-
-        socket.socketpair = refuse
-        start()
-        train()
-        """)
+    process = begin(REFUSED.format(function="socketpair"))
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
