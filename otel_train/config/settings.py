@@ -13,6 +13,7 @@ from otel_train.config.validation import (
     FORMER_VALUES,
     MIB,
     MOST_CHARS,
+    MOST_NAMED,
     PREFIX,
     RESERVED,
     Address,
@@ -38,7 +39,7 @@ from otel_train.fast_classes import FastNamedTuple, fast_dataclass
 from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 CODE, ENVIRONMENT = "code", "environment"
 """What ``ResolvedConfig.origins`` says of settings that no file has; else it has the path of the file."""
@@ -420,6 +421,18 @@ def unknown(name: str, *, variables: bool = False) -> str:
     return deprecated.unknown(name, known, variables=variables)
 
 
+def unknown_names(
+    names: Sequence[str], origin: str, where: str = "", *, variables: bool = False
+) -> list[IgnoredSetting]:
+    """Returns a message for each of the first names that are no settings, and one with the number of the others."""
+    shown = [name[:MOST_CHARS] for name in names[:MOST_NAMED]]
+    ignored = [IgnoredSetting(name, origin, f"{where}{unknown(name, variables=variables)}") for name in shown]
+    if more := len(names) - len(shown):
+        problem = f"{where}names that are no settings of otel_train: {more} more. Remove them"
+        ignored.append(IgnoredSetting(f"{more} more", origin, problem))
+    return ignored
+
+
 class GivenSettings(FastNamedTuple):
     """Settings of one source: values, ignored ones, and former names with their replacement."""
 
@@ -438,17 +451,18 @@ def settings_in(environ: Mapping[str, str]) -> GivenSettings:
     texts, deprecated = present(texts, variables=True)
     values: dict[str, Any] = {}
     ignored: list[IgnoredSetting] = []
+    strange: list[str] = []
     for name, text in texts.items():
         variable = name if name.startswith(PREFIX) else variable_of(name)
         try:
             known = SETTINGS.get(name)
             if known is None:
-                problem = unknown(variable[:MOST_CHARS], variables=True)
-                ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, problem))
+                strange.append(variable)
             else:
                 values[name] = known.read(variable, text_of(text))
         except ConfigError as error:
             ignored.append(IgnoredSetting(variable[:MOST_CHARS], ENVIRONMENT, str(error)))
+    ignored += unknown_names(strange, ENVIRONMENT, variables=True)
     _read_standard_interval(environ, values, ignored)
     return GivenSettings(values, ignored, deprecated)
 

@@ -25,8 +25,9 @@ from otel_train.config.settings import (
     present,
     settings_in,
     unknown,
+    unknown_names,
 )
-from otel_train.config.validation import FILE_VARIABLE, MOST_CHARS, IgnoredSetting
+from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -190,21 +191,23 @@ def _checked(held: object, origin: str, where: str) -> _Source:
     values: dict[str, Any] = {}
     ignored = []
     named, deprecated = present(held or {})
+    strange = [str(name) for name in named if name not in DEFAULTS]
     for name, value in named.items():
+        if name not in DEFAULTS:
+            continue
         try:
             native = _native(name, value)
         except ConfigError as error:
-            ignored.append(IgnoredSetting(str(name)[:MOST_CHARS], origin, f"{where}: {error}"))
+            ignored.append(IgnoredSetting(name, origin, f"{where}: {error}"))
             continue
         if native is not None:  # null is as an empty variable
             values[name] = native
+    ignored += unknown_names(strange, origin, f"{where}: ")
     return origin, GivenSettings(values, ignored, tuple(f"{where}: {each}" for each in deprecated))
 
 
 def _native(name: str, value: object) -> object:
     """Converts a value of a file to the form that code uses."""
-    if name not in DEFAULTS:
-        raise ConfigError(unknown(str(name)[:MOST_CHARS]))
     known = SETTINGS[name]
     if value is None:
         return None

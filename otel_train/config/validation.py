@@ -35,6 +35,9 @@ MIB: Final = 1 << 20
 MOST_CHARS: Final = 200
 """Of a name or a value, in a message about a mistake in it."""
 
+MOST_NAMED: Final = 10
+"""Of the names in one source that are no settings: a file of another program may have thousands."""
+
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),

@@ -228,7 +228,7 @@ def test_a_settings_file_nested_without_end_is_not_honoured(tmp_path: Path, proj
 
     layers = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
     bomb = yaml_file(tmp_path, f"a0: &a0 [x]\n{layers}\nrun_id: *a11\n")
-    problem = resolve(environ={FILE_VARIABLE: str(bomb)}).origins.ignored[-1].problem
+    problem = resolve(environ={FILE_VARIABLE: str(bomb)}).origins.ignored[0].problem
     assert "expected text" in problem
     assert len(problem) < 3000
 
@@ -373,6 +373,34 @@ def test_a_variable_close_to_that_of_the_file_gets_its_name() -> None:
     message = ignored(environ={"OTEL_TRAIN_CONFIG_FILE": "x.yaml"})
 
     assert message.endswith("Did you mean OTEL_TRAIN_CONFIG?")
+
+
+def test_of_many_names_that_are_no_settings_ten_are_said_and_the_rest_counted(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of another program has thousands: each took a kilobyte of log, of ``run.json`` and of ``summary.json``."""
+    names = [f"key_{number}" for number in range(5000)]
+    toml = table(project, "max_label_values = -1\n" + "\n".join(f"{name} = 1" for name in names))
+    file = yaml_file(tmp_path, "\n".join(f"{name}: 1" for name in names))
+    looked_up: list[str] = []
+    monkeypatch.setattr("otel_train.config.deprecated.near", lambda name, _: looked_up.append(name))
+    environ = {"OTEL_TRAIN_CONFIG": str(file), **{f"OTEL_TRAIN_{name}": "1" for name in names[:12]}}
+
+    ignored = resolve(environ=environ, folder=project).origins.ignored
+
+    rest = "names that are no settings of otel_train: {} more. Remove them"
+    assert [one.problem for one in ignored if "more. Remove them" in one.problem] == [
+        rest.format(2),
+        f"OTEL_TRAIN_CONFIG={str(file)!r}: {rest.format(4990)}",
+        f"{toml}: [tool.otel_train]: {rest.format(4990)}",
+    ]
+    assert [one.name for one in ignored if one.origin == str(file)] == [*names[:10], "4990 more"]
+    assert [one.name for one in ignored if one.origin == str(toml)] == [
+        "max_label_values",
+        *names[:10],
+        "4990 more",
+    ]
+    assert len(looked_up) == 30
 
 
 # --- where it shows -------------------------------------------------------------------------------
