@@ -331,7 +331,7 @@ def read_word(path: Path) -> str:
 
 def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Reads a regular file that the user named; links are followed."""
-    return _bounded(_named(path), most_bytes)
+    return _bounded(_named(path), most_bytes, "the most that is read of it")
 
 
 def _named(path: str | os.PathLike[str]) -> int:
@@ -342,14 +342,14 @@ def _named(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def _bounded(descriptor: int, most_bytes: int) -> bytes:
+def _bounded(descriptor: int, most_bytes: int, rule: str = "more than otel_train writes") -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if size <= most_bytes:
             data = file.read(most_bytes + 1)
             size = len(data)
     if size > most_bytes:
-        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than otel_train writes")
+        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, {rule}")
     return data
 
 

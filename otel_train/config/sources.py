@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -149,13 +150,19 @@ def _from_project(path: Path) -> _Source:
         toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         tool = toml.loads(raw.decode("utf-8", "replace")).get("tool")
     except OSError as error:
-        return _unread(path, f"{path}: cannot be read: {error.strerror}. Make it readable")
+        return _unread(path, f"{path}: {_unreadable(error, 'Make it readable')}")
     except (ValueError, RecursionError) as error:
         return _unread(path, f"{path}: no TOML: {error}. Correct it; otel_train reads [tool.{TABLE}] in it")
     tables = tool if isinstance(tool, dict) else {}
     if "otel-train" in tables:
         return _unread(path, f"{path}: [tool.otel-train]: not a table that is read. Write [tool.{TABLE}]")
     return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
+
+
+def _unreadable(error: OSError, remedy: str) -> str:
+    if error.errno == errno.EFBIG:
+        remedy = f"Give the settings in a smaller YAML file, which {FILE_VARIABLE} names"
+    return f"cannot be read: {error.strerror}. {remedy}"
 
 
 def _unread(path: Path, problem: str) -> _Source:
@@ -175,9 +182,7 @@ def _from_yaml(path: Path, named: str) -> _Source:
     try:
         held = yaml.safe_load(_read(path))
     except OSError as error:
-        raise ConfigError(
-            f"{named}: cannot be read: {error.strerror}. Give the path of a YAML file"
-        ) from None
+        raise ConfigError(f"{named}: {_unreadable(error, 'Give the path of a YAML file')}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: the 31st of February
         return _unread(path.absolute(), f"{named}: no YAML: {' '.join(str(error).split())}. Correct it")
     return _checked(held, str(path.absolute()), named)

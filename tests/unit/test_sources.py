@@ -221,6 +221,20 @@ def test_a_settings_file_that_never_ends_or_never_begins_is_not_read(tmp_path: P
     assert "has more than 4,194,304 bytes" in ignored(environ={FILE_VARIABLE: str(endless)})
 
 
+def test_a_settings_file_that_is_too_large_is_said_with_its_bound_and_what_to_do(
+    project: Path, tmp_path: Path
+) -> None:
+    """otel_train writes no ``pyproject.toml``, and this one is readable."""
+    toml, yaml = table(project, "#" * (4 << 20)), yaml_file(tmp_path, "#" * (5 << 20))
+    said = (
+        "cannot be read: has more than 4,194,304 bytes, the most that is read of it. "
+        "Give the settings in a smaller YAML file, which OTEL_TRAIN_CONFIG names"
+    )
+
+    assert ignored(folder=project) == f"{toml}: {said}"
+    assert refused(config_file=yaml) == f"config_file={str(yaml)!r}: {said}"
+
+
 def test_a_settings_file_nested_without_end_is_not_honoured(tmp_path: Path, project: Path) -> None:
     """Parsers that call themselves run out of stack; one that expands aliases runs out of memory."""
     deep = yaml_file(tmp_path, "run_id: " + "[" * 5000)
