@@ -26,6 +26,7 @@ from otel_train.exporters.otlp_response import (
     ExportResponse,
     HttpResponse,
     read_http,
+    why_untrusted,
 )
 from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
 from otel_train.exporters.otlp_transport import (
@@ -429,8 +430,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> _ConnectionPr
     if "mismatch" in said or "doesn't match" in said or "not valid for" in said:
         remedy = "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT"
         return _ConnectionProblem(f"has a certificate for another name than {host} ({said})", remedy)
-    remedy = "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it"
-    return _ConnectionProblem(what, f"{remedy}, and use a host name that it has")
+    return _ConnectionProblem(what, why_untrusted(said)[1])
 
 
 def _alert(target: Target, proxy: _Proxy | None) -> _ConnectionProblem | None:

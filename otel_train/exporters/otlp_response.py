@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
-_UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
+_UNTRUSTED: Final = "has a certificate that is not trusted ({}): {}"
+_VERIFY_REASON: Final = re.compile(r"verify.failed: (.+?)(?= \(_ssl|: OK$|$)", re.IGNORECASE)
+_NO_ISSUER: Final = ("local issuer", "get issuer", "in certificate chain", "first certificate")
+"""What OpenSSL says where the authority of a certificate is not among the trusted ones."""
 
 _NOT_VALID: Final = "has a certificate that {}: have it renewed, or correct the clock of this machine"
 
@@ -56,7 +60,7 @@ _REASONS: Final = {
     "not yet valid": _NOT_VALID.format("is not valid yet"),
     "key values mismatch": "is not asked: OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE; correct both",
     "mismatch": _OTHER_NAME,
-    "verify_failed": _UNTRUSTED.format("its issuer is unknown here"),
+    "verify_failed": _UNTRUSTED,
     "security handshaker": "cannot be talked to: OTEL_EXPORTER_OTLP_CERTIFICATE or CLIENT_CERTIFICATE names a file without a certificate, or one that "
     "does not belong to OTEL_EXPORTER_OTLP_CLIENT_KEY",
     "certificate required": "wants a certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to the PEM file",
@@ -89,7 +93,22 @@ def why(said: str, *, tls: bool = False) -> str:
     if tls and any(word in text for word in _CLOSED):
         return _CLOSED_TLS
     unknown = f"does not accept requests ({first_line(said) or 'no reason given'})"
-    return next((reason for word, reason in _REASONS.items() if word in text), unknown)
+    reason = next((reason for word, reason in _REASONS.items() if word in text), unknown)
+    if reason is not _UNTRUSTED:
+        return reason
+    found = _VERIFY_REASON.search(said)
+    return _UNTRUSTED.format(*why_untrusted(first_line(found[1] if found else said)))
+
+
+def why_untrusted(said: str) -> tuple[str, str]:
+    """Returns why a certificate is not trusted, by what OpenSSL says of it, and the remedy."""
+    text = said.lower()
+    if any(words in text for words in _NO_ISSUER):
+        remedy = "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
+        return "its issuer is unknown here", remedy
+    if text in {"self-signed certificate", "self signed certificate"}:
+        return said, "set OTEL_EXPORTER_OTLP_CERTIFICATE to its own PEM file"
+    return said, "have it, or the certificate of its authority, issued again without this fault"
 
 
 MOST_ANSWER_BYTES: Final = 64 << 10

@@ -267,7 +267,7 @@ def test_what_speaks_neither_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of a stack, and one that has expired (``old.crt``)."""
+    """Certificates of a stack, one that has expired (``old.crt``), and one that is for clients only (``client.crt``)."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not on PATH")
     state = tmp_path_factory.mktemp("keys")
@@ -279,6 +279,9 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     signed += ["-extfile", str(folder / "names")]
     subprocess.run(["openssl", *signed, "-out", str(folder / "old.crt")], check=True, capture_output=True)
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=clientAuth")
+    signed[signed.index("-1")] = "9"
+    subprocess.run(["openssl", *signed, "-out", str(folder / "client.crt")], check=True, capture_output=True)
     return folder
 
 
@@ -326,6 +329,15 @@ def test_what_is_wrong_with_a_certificate_is_named(pems: Path) -> None:
         assert "renewed" in expired.remedy
         other = problem(f"https://{other_name}", **trusted(pems))
         assert "certificate for another name than 127.0.0.2" in other.what
+
+
+def test_a_certificate_with_another_fault_is_not_said_to_lack_its_authority(pems: Path) -> None:
+    """The file of the authority was asked for, which was given and changes nothing."""
+    with secure(pems, "client.crt") as there:
+        finding = problem(f"https://{there}", **trusted(pems, "client.crt"))
+
+    assert finding.what.endswith("that is not trusted: unsuitable certificate purpose")
+    assert finding.remedy == "have it, or the certificate of its authority, issued again without this fault"
 
 
 def test_a_certificate_of_the_client_that_is_missed_is_named(pems: Path) -> None:

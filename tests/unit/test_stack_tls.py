@@ -194,6 +194,26 @@ def test_a_file_that_is_no_certificate_is_refused_before_training(tmp_path: Path
             "not trusted",
             "OTLP_CERT",
         ),
+        (
+            "CERTIFICATE_VERIFY_FAILED: self signed certificate in certificate chain: OK",
+            "its issuer is unknown here",
+            "OTLP_CERTIFICATE to the PEM file of its authority",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+            "not trusted (self-signed certificate)",
+            "OTLP_CERTIFICATE to its own PEM file",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: EE certificate key too weak (_ssl.c:1006)",
+            "not trusted (EE certificate key too weak)",
+            "issued again",
+        ),
+        (
+            "CERTIFICATE_VERIFY_FAILED: unsupported certificate purpose: OK",
+            "not trusted (unsupported certificate purpose)",
+            "issued again",
+        ),
         ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "expired", "have it renewed"),
         ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", "not valid yet", "correct the clock"),
         ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch", "another name", "OTLP_ENDPOINT"),
