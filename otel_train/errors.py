@@ -100,6 +100,18 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
+_KINDS: Final = {
+    "int": "a whole number", "float": "a number", "str": "text", "NoneType": "None", "type": "a class",
+    "function": "a function",
+}  # fmt: skip
+
+
+def kind_of(value: object) -> str:
+    """Returns what a value is, in a message: the rest of a sentence that begins with its name and ``is``."""
+    name = type(value).__name__
+    return _KINDS.get(name, f"of type {name}")
+
+
 def text(call: str, value: object, remedy: str) -> str:
     """Checks that ``value`` is a name: text, not empty, without control characters.
 

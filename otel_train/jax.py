@@ -7,7 +7,7 @@ import types
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.errors import ConfigError, require, shown, truth
+from otel_train.errors import refused, require, shown, truth
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, active_session, stage_name
 from otel_train.recording.events import WAIT, SourceKind
@@ -72,10 +72,8 @@ def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
     if callable(function) or active_session.off():
         given: Callable[..., Any] = function
         return given
-    raise ConfigError(
-        f"{shown(function)} is a {type(function).__name__}: expected a function. "
-        'Wrap what is called, make_step(jax.jit(f)) or stage(f, "loss"), and call what comes back'
-    )
+    remedy = 'Wrap what is called, make_step(jax.jit(f)) or stage(f, "loss"), and call what comes back'
+    raise refused(shown(function), "a function", remedy)
 
 
 class Jax(NamedTuple):

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.errors import ConfigError, callable_, name_of, one_of, text
+from otel_train.errors import ConfigError, callable_, kind_of, name_of, one_of, text
 from otel_train.fast_classes import FastNamedTuple
 
 if TYPE_CHECKING:
@@ -69,15 +69,15 @@ def _entry(loader: Any, name: str) -> Loader:  # Any: the user's own
 
 
 def _check(entry: Loader) -> None:
-    kind = type(entry.loader).__name__
+    kind = kind_of(entry.loader)
     if not isinstance(entry.loader, (Iterable, Iterator)) and not hasattr(entry.loader, "__getitem__"):
         raise ConfigError(
-            f"loader {entry.name!r} is a {kind}: expected a DataLoader or another iterable. "
+            f"loader {entry.name!r} is {kind}: expected a DataLoader or another iterable. "
             "For a loop without a loader leave it out and mark steps with otel_train.step()"
         )
-    if isinstance(entry.loader, (str, bytes)) or kind == "Tensor":
+    if isinstance(entry.loader, (str, bytes)) or type(entry.loader).__name__ == "Tensor":
         raise ConfigError(
-            f"loader {entry.name!r} is a {kind}: expected an iterable of batches. "
+            f"loader {entry.name!r} is {kind}: expected an iterable of batches. "
             'To pass a list of batches name it: {"train": batches}'
         )
     if entry.phase != "":
@@ -109,7 +109,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
         text("model name {}", name, 'Give the name that metrics show: {"student": model}')
         if not _is_module(one):
             raise ConfigError(
-                f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "
+                f"model {name!r} is {kind_of(one)}: expected a torch.nn.Module, a sequence or a mapping "
                 "of them. For anything else mark its calls with otel_train.stage('forward'); for JAX wrap the step "
                 "with otel_train.jax.make_step"
             )

@@ -113,7 +113,9 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         r"end\('load'\): expected a token that begin\(\) returned",
     ),
     "no token": (lambda _: otel_train.end(None), r"end\(None\)"),  # type: ignore[arg-type]
-    "what cannot be iterated": (lambda _: otel_train.watch(5), "expected a DataLoader or another iterable"),
+    "what cannot be iterated": (lambda _: otel_train.watch(5), "is a whole number: expected a DataLoader or another iterable"),
+    "an object for a model": (lambda s: s.add({"a": object()}), "model 'a' is of type object: expected a torch.nn.Module"),
+    "nothing for a model": (lambda s: s.add({"a": None}), "model 'a' is None: expected a torch.nn.Module"),
     "a loader by number": (lambda _: otel_train.watch(ROWS, name=5), r"watch\(\.\.\., name=5\)"),  # type: ignore[arg-type]
     "a loader without a name": (lambda _: otel_train.watch(ROWS, name=""), r"name=''"),
     "a phase with a slip": (
@@ -146,7 +148,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "settings in a dict": (lambda _: otel_train.instrument(config={"run_id": "a"}), "expected an otel_train.Config"),  # type: ignore[arg-type]
     "a setting with a slip": (lambda _: otel_train.instrument(run_nam="a"), "Did you mean run_name"),
     "a project of W&B": (lambda _: otel_train.instrument(wandb="myproject"), r"wandb=\{'project': 'myproject'\}"),
-    "a step of JAX without a function": (lambda _: otel_train.jax.make_step(5), "expected a function"),  # type: ignore[arg-type]
+    "a step of JAX without a function": (lambda _: otel_train.jax.make_step(5), "^5: expected a function"),  # type: ignore[arg-type]
     "a step of JAX by number": (lambda _: otel_train.jax.make_step(nothing, name=5), r"make_step\(\.\.\., name=5\)"),  # type: ignore[arg-type]
     "a stage of JAX by number": (lambda _: otel_train.jax.stage(nothing, 5), r"stage\(\.\.\., 5\): expected text"),  # type: ignore[arg-type]
     "a wait in words": (lambda _: otel_train.jax.stage(nothing, "a", wait="no"), "wait='no'.: expected True or False"),  # type: ignore[arg-type]
