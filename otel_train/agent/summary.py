@@ -56,7 +56,7 @@ def summary_values(
         "partial_steps": {
             phase: int(count) for phase, count in zip(PHASES, totals.partial_steps, strict=False) if count
         },
-        "updates": max(0, totals.updates - totals.on_device.skipped),
+        "updates": _updates(totals, steps.get("train", 0)),
         "skipped_updates": totals.skips,
         "batches": {**dict.fromkeys(loaders, 0), **totals.by_loader(totals.batches)},
         "samples": totals.by_loader(totals.samples),
@@ -70,6 +70,13 @@ def summary_values(
         "checkpoints": _checkpoints(rows),
         "findings": [asdict(finding) for finding in found],
     }
+
+
+def _updates(totals: Totals, trained: int) -> int | None:
+    """Returns the updates made; None where training steps are counted by something else and no update was seen."""
+    if trained and not totals.updates and not totals.skipped_updates:
+        return None
+    return max(0, totals.updates - totals.on_device.skipped)
 
 
 def _activities(totals: Totals, wall_s: float) -> dict[str, float]:

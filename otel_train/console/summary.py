@@ -325,7 +325,7 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
 def _updates(summary: Summary) -> list[str]:
     updates, skipped = summary.get("updates"), summary.get("skipped_updates")
     trained = (summary.get("steps") or {}).get("train")
-    facts = []
+    facts = ["no update seen"] if updates is None and trained else []
     if updates is not None and (updates != (trained or 0) or skipped):
         facts.append(plural(updates, "update") + (f" ({count(skipped)} skipped)" if skipped else ""))
     source = summary.get("step_source")

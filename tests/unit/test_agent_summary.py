@@ -16,6 +16,8 @@ from otel_train.agent.summary import summary_values, with_straggler, with_suspec
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.bottleneck.dataloader import LoaderFacts
+from otel_train.console.summary import render_run_summary
+from otel_train.console.text import TextLayout
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.distributed.hang import HangSuspect
 from otel_train.distributed.straggler import Straggler, finding
@@ -143,6 +145,18 @@ def test_a_summary_holds_the_values_by_name() -> None:
     assert found["step_source"] == "update"
     assert found["checkpoints"] == {"count": 2, "seconds": pytest.approx(18e-9)}
     assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"])
+
+
+def test_updates_that_cannot_be_seen_are_unknown_and_not_none() -> None:
+    """An optimizer that is none of torch's has made updates; before training, and in an evaluation alone, there is none."""
+    unseen = document(
+        Tape().repeat(12, lambda tape: tape.ask("loader0").forward().backward()).stop("loader0")
+    )
+
+    assert (unseen["steps"], unseen["updates"]) == ({"train": 12}, None)
+    assert "no update seen" in render_run_summary(TextLayout(), unseen)
+    assert document(Tape().spend(5))["updates"] == 0
+    assert document(Tape().validate(12, "val0"))["updates"] == 0
 
 
 def test_time_that_is_not_final_yet_is_in_the_ledger() -> None:
