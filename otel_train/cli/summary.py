@@ -11,8 +11,9 @@ from otel_train.cli import arguments, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.datamodel import CAPTURES_FOLDER
+from otel_train.files import JsonFileCache
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
-from otel_train.rundata.files import SUMMARY, current_document
+from otel_train.rundata.files import ABOUT, SUMMARY, current_document
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import read_summary
@@ -50,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
         for summary in summaries:
             print_json(summary)
         return 0
-    arguments.print_earlier_trainings(next(iter(folders.values())).parent)
+    run_directory = next(iter(folders.values())).parent
+    arguments.print_earlier_trainings(run_directory)
+    about = JsonFileCache().get_or_empty(run_directory / ABOUT, [])
     page, now_s = TextLayout.of(sys.stdout), time.time()
     written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
     for number, (folder, summary) in enumerate(zip(folders.values(), summaries, strict=True)):
         if summary.get("state") == "running":
-            summaries[number] = {**summary, "state": state_of(folder, summary, {}, now_s)[0].word}
+            summaries[number] = {**summary, "state": state_of(folder, summary, about, now_s)[0].word}
     if len(summaries) > 1:
         print(rank_table(page, summaries))
     print(render_run_summary(page, summaries[0]), end="")

@@ -26,6 +26,8 @@ from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_response import why
+from otel_train.files import JsonFileCache
+from otel_train.rundata.live_view import RunList
 from tests.support.left_run import leave_run
 from tests.support.made_trace import training
 from tests.support.waiting import until
@@ -176,6 +178,22 @@ def test_the_summary_shows_each_rank_as_the_list_of_runs_does(
     out = capsys.readouterr().out
     assert re.search(rf"^ +1 +{word} ", out, re.MULTILINE)
     assert f"● {word} " in out
+
+
+def test_the_summary_is_as_patient_as_the_list_of_runs(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a flight recorder a sign of life is a new summary, here one in two hours; it took that for gone."""
+    (run_of_two / "run.json").write_text('{"settings": {"tuning": "summary_interval_s=7200"}}')
+    left_an_hour_ago(run_of_two / "rank0" / "summary.json", os.uname().nodename)
+    [row] = RunList(run_of_two.parent, documents=JsonFileCache()).rows()
+
+    main(["summary", str(run_of_two), "--rank", "0"])
+
+    out = capsys.readouterr().out
+    assert row.state.word == "running"
+    assert "● running " in out
+    assert "Written 60.0 min ago." in out
 
 
 def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
