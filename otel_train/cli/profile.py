@@ -23,7 +23,7 @@ from otel_train.files import JsonFileCache, names_in, read_json
 from otel_train.profiler.requests import MOST_STEPS, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import ABOUT, FLIGHT, current_document, summary_of
+from otel_train.rundata.files import ABOUT, FLIGHT, current_document, has_postmortem, summary_of
 from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable
 
@@ -186,7 +186,8 @@ def _say(args: argparse.Namespace, rank: int, record: Mapping[str, Any] | None, 
     if args.json:
         print_json({"rank": rank, **(record or {"problem": nothing})})
     elif record is None:
-        print(f"rank {rank}: {nothing}. 'otel-train postmortem' shows whether it hangs")
+        more = ". 'otel-train postmortem' shows whether it hangs" if has_postmortem(captures.parent) else ""
+        print(f"rank {rank}: {nothing}{more}")
     else:
         said = [record["problem"], *record["warnings"], record["finding"].get("summary", "")]
         if record["file"]:

@@ -138,12 +138,12 @@ def _print_ends(ends: Sequence[RankEnd]) -> None:
 
     for end in ends:
         try:
-            said = headline(read_postmortem(end.rank_path))
+            said, more = headline(read_postmortem(end.rank_path)), "postmortem"
         except OtelTrainError as error:
-            said = f"rank {end.rank} is gone ({error})"
+            said, more = f"rank {end.rank} is gone ({error})", "summary"
         lost = f", {end.lost} edges had been overwritten" if end.lost else ""
         complain(f"{said}; {end.steps} steps exported{lost}")
-        complain(f"more: otel-train postmortem {shlex.quote(str(end.rank_path))}")
+        complain(f"more: otel-train {more} {shlex.quote(str(end.rank_path))}")
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pa
 from otel_train.datamodel import CAPTURES_FOLDER
 from otel_train.files import JsonFileCache
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
-from otel_train.rundata.files import ABOUT, SUMMARY, current_document
+from otel_train.rundata.files import ABOUT, SUMMARY, current_document, has_postmortem
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import read_summary
@@ -64,9 +64,8 @@ def run(args: argparse.Namespace) -> int:
     print(render_run_summary(page, summaries[0]), end="")
     if written_s is not None:
         gone = ", and its process is gone" if summaries[0]["state"] == "gone" else ""
-        print(
-            f"Written {duration(max(0.0, now_s - written_s))} ago{gone}. 'otel-train postmortem' has the last steps."
-        )
+        more = " 'otel-train postmortem' has the last steps." if has_postmortem(run_directory) else ""
+        print(f"Written {duration(max(0.0, now_s - written_s))} ago{gone}.{more}")
     return 0
 
 

@@ -35,7 +35,7 @@ _ENDS = {
     "killed": "A signal killed it: it ran out of memory, native code crashed, or another process sent the signal.",
     "interrupted": "Ctrl-C ended it.",
     "terminated": "SIGTERM ended it.",
-    "gone": "Its process has ended, and no end is recorded: 'otel-train postmortem' shows what it was doing.",
+    "gone": "Its process has ended, and no end is recorded.",
     "silent": "Nothing has been written for a while. Its process may hang, be stopped, or run on another host or in another container.",
 }
 
@@ -72,6 +72,7 @@ def notices(
     warnings: Iterable[str],
     *,
     others: Mapping[int, Mapping[str, Any]],
+    postmortem: bool,
 ) -> list[Notice]:
     """Returns all notices about a rank, the most severe first.
 
@@ -81,18 +82,22 @@ def notices(
         events: of the rank, the oldest first.
         warnings: files that could not be read.
         others: the summary of every rank of the run.
+        postmortem: whether ``otel-train postmortem`` has something to read.
     """
     found = [
         *_findings(summary),
         *_alerts(events),
         *_ranks(summary),
-        *_failed_ranks(summary, others),
+        *_failed_ranks(summary, others, "'otel-train postmortem' names the first one." if postmortem else ""),
         *_missing(summary),
         *_trainings(summary),
     ]
     if (said := _ENDS.get(state.word)) is not None:
         cause = "" if state.live else text(summary.get("end_cause"))
-        found.insert(0, Notice(state.severity, state.word, said, facts=(cause,) if cause else ()))
+        advice = (
+            "'otel-train postmortem' shows what it was doing." if postmortem and state.word == "gone" else ""
+        )
+        found.insert(0, Notice(state.severity, state.word, said, advice, (cause,) if cause else ()))
     found += [Notice("info", "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
@@ -158,7 +163,9 @@ def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice("critical", "ranks are silent", f"No report has come lately from rank {named}.")
 
 
-def _failed_ranks(summary: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]]) -> Iterator[Notice]:
+def _failed_ranks(
+    summary: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]], advice: str
+) -> Iterator[Notice]:
     """Yields one notice about the other ranks that failed or were killed since the last start."""
     failed = {
         rank: text(found.get("end_cause")) or text(found.get("state"))
@@ -173,13 +180,8 @@ def _failed_ranks(summary: Mapping[str, Any], others: Mapping[int, Mapping[str, 
         said = (
             f"{plural(len(failed), 'other rank')} failed or {'was' if len(failed) == 1 else 'were'} killed."
         )
-        yield Notice(
-            "critical",
-            "other ranks failed",
-            said,
-            "'otel-train postmortem' names the first one.",
-            (*named[:_RANKS_NAMED], *more),
-        )
+        facts = (*named[:_RANKS_NAMED], *more)
+        yield Notice("critical", "other ranks failed", said, advice, facts)
 
 
 def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:

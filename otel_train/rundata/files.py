@@ -24,6 +24,11 @@ def is_run(path: Path) -> bool:
     return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
 
 
+def has_postmortem(run: Path) -> bool:
+    """Returns whether a rank of a run has a flight file, which ``otel-train postmortem`` reads."""
+    return any(mark_of(folder / FLIGHT) is not None for folder in rank_folders(run).values())
+
+
 _FORMER_SCHEMAS = {
     "otel_train.summary/1": SUMMARY_SCHEMA,
     "otel_train.artifacts.profiler_summary/1": "otel_train.artifacts.profiler_summary/2",

@@ -17,6 +17,7 @@ from otel_train.rundata.files import (
     FLIGHT,
     FOREIGN,
     SUMMARY,
+    has_postmortem,
     is_run,
     mapping,
     number,
@@ -163,7 +164,7 @@ class RankView:
     def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
         """Builds the view from a summary alone; ``run`` is its folder."""
         state = liveness(summary, {}, None, written_s=None, now_s=0.0)
-        said = notices(state, summary, (), (), others={})
+        said = notices(state, summary, (), (), others={}, postmortem=False)
         return cls(run=run, rank=whole(summary.get("rank")), summary=summary, state=state, notices=said)
 
     @property
@@ -221,7 +222,8 @@ class RankReader:
         return RankView(
             run=run, rank=shown, ranks=list(folders), about=about, summary=summary, written_unix_s=written_s, state=state,
             progress=progress, series=series, histograms=histograms, events=events,
-            notices=notices(state, summary, events, warnings, others=others), others=others, records=records_below(run),
+            notices=notices(state, summary, events, warnings, others=others, postmortem=has_postmortem(run)),
+            others=others, records=records_below(run),
         )  # fmt: skip
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:

@@ -14,7 +14,7 @@ from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import is_folder, read_json
 from otel_train.profiler.storage import is_trace
-from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
+from otel_train.rundata.files import MOST_FILES, files_of, has_postmortem, number, text, whole
 from otel_train.ui.charts import lines
 from otel_train.ui.components import address, finding, flame_graph, moment, section, share_bar, table, texts
 
@@ -226,5 +226,5 @@ def _settings(view: RankView) -> str:
 
 def _commands(view: RankView) -> str:
     where = shlex.quote(str(view.run))
-    commands = ("summary", "report", "postmortem", "export", "validate")
+    commands = ["summary", "report", *["postmortem"] * has_postmortem(view.run), "export", "validate"]
     return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"

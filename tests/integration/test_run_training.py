@@ -146,6 +146,17 @@ def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
     assert ends == ["SIGKILL"]
 
 
+def test_of_a_killed_training_without_a_flight_recorder_the_summary_is_named(tmp_path: Path) -> None:
+    """``otel-train postmortem`` has nothing to read there."""
+    script = written(tmp_path / "script.py", TRAINING, "train(5); os.kill(os.getpid(), 9)")
+
+    done = run_zero_code([script], tmp_path / "runs", flight_recorder="false")
+
+    [folder] = (tmp_path / "runs").glob("*/rank0")
+    assert f"otel-train: more: otel-train summary {folder}\n" in done.stderr
+    assert "otel-train postmortem" not in done.stderr
+
+
 @pytest.mark.parametrize("before", [0, 3], ids=["parent not yet trained", "parent has trained"])
 def test_a_forked_training_is_a_run_of_its_own(before: int, tmp_path: Path) -> None:
     """Neither counts what the other does."""

@@ -27,7 +27,8 @@ from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_response import why
 from otel_train.files import JsonFileCache
-from otel_train.rundata.live_view import RunList
+from otel_train.rundata.live_view import RankReader, RunList
+from otel_train.ui.captures import artifacts
 from tests.support.left_run import leave_run
 from tests.support.made_trace import training
 from tests.support.waiting import until
@@ -162,7 +163,7 @@ def test_the_summary_of_a_run_whose_process_is_gone_says_so(
 
     main(["summary", str(run_of_two)])
 
-    assert ("min ago, and its process is gone. " in capsys.readouterr().out) == said
+    assert ("min ago, and its process is gone." in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(("host", "word"), [(os.uname().nodename, "gone"), ("another", "silent")])
@@ -194,6 +195,28 @@ def test_the_summary_is_as_patient_as_the_list_of_runs(
     assert row.state.word == "running"
     assert "● running " in out
     assert "Written 60.0 min ago." in out
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_post_mortem_is_named_where_there_is_one(
+    recorded: bool, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a flight recorder ``otel-train postmortem`` refuses the run, and everything pointed there."""
+    for rank in (0, 1):
+        left_an_hour_ago(run_of_two / f"rank{rank}" / "summary.json", os.uname().nodename)
+    (run_of_two / "rank1" / "summary.json").write_text(json.dumps(rank_summary(1, state="failed")))
+    if recorded:
+        (run_of_two / "rank1" / "flight.bin").write_bytes(b"")
+
+    main(["summary", str(run_of_two)])
+    view = RankReader(documents=JsonFileCache()).view(run_of_two, 0)
+
+    said = {notice.title: notice.advice for notice in view.notices}
+    assert ("otel-train postmortem" in capsys.readouterr().out) is recorded
+    assert ("otel-train postmortem" in artifacts(view, None)) is recorded
+    assert ("otel-train postmortem" in said["gone"], "otel-train postmortem" in said["other ranks failed"]) == (
+        recorded, recorded,
+    )  # fmt: skip
 
 
 def test_an_expected_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
