@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,9 +15,9 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
-from otel_train.recording.flight_recorder import read_flight
-from otel_train.rundata.files import FLIGHT, SUMMARY, mapping, number, summary_of
-from otel_train.rundata.liveness import is_alive, written_until
+from otel_train.recording.flight_recorder import Heartbeat, read_flight
+from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, mapping, number, summary_of
+from otel_train.rundata.liveness import is_alive, liveness, written_until
 from otel_train.rundata.schemas import checked
 
 if TYPE_CHECKING:
@@ -85,12 +86,17 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the flight recorder file is missing or unreadable.
     """
-    flight = read_flight(rank_dir / FLIGHT)
+    flight, documents = read_flight(rank_dir / FLIGHT), JsonFileCache()
     warnings: list[str] = []
-    summary = summary_of(JsonFileCache(), rank_dir, warnings)
+    summary = summary_of(documents, rank_dir, warnings)
     summary = checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False)
     report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["warnings"] += warnings
+    if report["alive"] is None:  # its process cannot be seen from here, its heartbeat can
+        last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)
+        about = documents.get_or_empty(rank_dir.parent / ABOUT, [])
+        state = liveness(summary, about, last, written_s=None, now_s=time.time())
+        report["alive"] = True if state.word == "running" else None
     return report
 
 

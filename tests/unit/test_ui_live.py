@@ -223,6 +223,24 @@ def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
     training.close()
 
 
+@pytest.mark.parametrize(("quiet_s", "alive"), [(1.0, True), (QUIET_S + 1, None)])
+def test_the_post_mortem_goes_by_the_heartbeat_of_another_container(
+    quiet_s: float, alive: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said unknown of a rank that the list of runs showed as running."""
+    training = Training(tmp_path, identity={"host": HERE, "pid_namespace": "pid:[1]"})
+    training.train(1)
+    training.heartbeat()
+    monkeypatch.setattr("time.time", lambda: training.now_s + quiet_s)
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    report = read_postmortem(training.run / "rank0")
+
+    assert report["alive"] is alive
+    assert row.state.word == ("running" if alive else "silent")
+    training.close()
+
+
 def test_a_number_that_no_process_has_means_nothing_in_another_container() -> None:
     """The page said gone of a rank of another container that had not written for a while."""
     about = {"state": "running", "host": HERE}
