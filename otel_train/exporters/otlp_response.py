@@ -125,7 +125,6 @@ _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 """Statuses with which the specification lets a collector ask for another try."""
 
 _STATUS_REASONS: Final = {
-    "hostname verification": _OTHER_NAME,
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
     415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json; or "

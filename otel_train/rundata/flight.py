@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_train.accounting.nesting import OpenStage
-    from otel_train.accounting.types import ClosedSteps
     from otel_train.recording.events import Instrumented
     from otel_train.recording.flight_recorder import Flight, ThreadEdges
 
