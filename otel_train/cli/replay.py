@@ -428,14 +428,14 @@ class _Signal:
     def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
         """Retries a request until it is accepted, a few times at most; ``send`` receives whether it is the last attempt."""
         backoff = Backoff()
-        for left in range(_PATIENCE - 1, -1, -1):
-            delivery = send(not left)
+        for attempt in range(1, _PATIENCE + 1):
+            delivery = send(attempt == _PATIENCE)
             answer = delivery.answer
             if answer is None or answer.result is not ExportResult.RETRY:
-                return delivery
-            if not left or (answer.retry_after_s or 0.0) > _REQUEST_TIMEOUT_S:
+                break
+            if attempt == _PATIENCE or (answer.retry_after_s or 0.0) > _REQUEST_TIMEOUT_S:
                 self._away = answer.reason
-                return delivery
+                break
             time.sleep(backoff.pause_s(answer.retry_after_s))
         return delivery
 
