@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import FOLDER, SUMMARY, without_secrets
-from otel_train.console.text import ABSENT, bytes_of, duration, percent, rounded
+from otel_train.console.text import ABSENT, bytes_of, duration, percent, plural, rounded
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import is_folder, read_json
@@ -194,7 +194,7 @@ def _artifact_entry(row: Mapping[str, Any]) -> str:
         return f"✓ {bytes_of(size)}"
     files = row.get("files")
     if isinstance(files, list):
-        return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
+        return f"✓ {plural(len(files), 'file')}"
     return f'<span class="dim">absent: {escape(text(row.get("absent")) or "no reason recorded")}</span>'
 
 
