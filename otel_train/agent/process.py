@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.messages import MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
-from otel_train.resource import namespace_of
+from otel_train.resource import VERSION, namespace_of
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
     variables = sorted(
         (name, value) for name, value in environ.items() if re.match(_OF_THE_AGENT, name, re.IGNORECASE)
     )
-    version = sys.modules["otel_train"].__version__  # an import would be of the session, a layer above
-    place = (sys.executable, str(_ROOT), version, _folder())
+    place = (sys.executable, str(_ROOT), VERSION, _folder())
     shared = (os.getuid(), spaces, info.run_id, place, variables)
     return (
         b"\0otel-train/"

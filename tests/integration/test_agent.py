@@ -1123,7 +1123,9 @@ def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) 
     """The package was upgraded while a run goes on: an agent of the old version may not read what a new rank sends."""
     begun = [begin(WAITING, **place(0, 2))]
     line(begun[0])
-    begun.append(begin('    otel_train.__version__ = "99"' + WAITING, **place(1, 2)))
+    begun.append(
+        begin('    from otel_train.agent import process; process.VERSION = "99"' + WAITING, **place(1, 2))
+    )
     line(begun[1])
 
     assert len(agents(tmp_path)) == 2
