@@ -145,20 +145,11 @@ class Snapshot(FastNamedTuple):
     families: tuple[MetricFamily, ...]
 
 
-class SpanEvent(FastNamedTuple):
-    """Something that happened inside a span."""
-
-    name: str
-    time_unix_ns: int
-    attributes: Mapping[str, AttributeValue] = {}
-
-
 class SpanLink(FastNamedTuple):
     """A pointer to a span of another trace."""
 
     trace_id: int
     span_id: int
-    attributes: Mapping[str, AttributeValue] = {}
 
 
 @fast_dataclass(frozen=True, kw_only=True)
@@ -182,7 +173,6 @@ class Span:
     end_unix_ns: int
     parent_id: int = 0
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    events: Sequence[SpanEvent] = ()
     links: Sequence[SpanLink] = ()
     error: str = ""
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.metrics.export import AggregationTemporality, Buckets, MetricsData
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
@@ -173,15 +173,13 @@ def _histogram_point(point: Any, times: Mapping[str, int]) -> sdk.ExponentialHis
 
 def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
     """Returns a finished span, with the ids it was given."""
-    events = [Event(each.name, dict(each.attributes), timestamp=each.time_unix_ns) for each in span.events]
-    links = [Link(_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links]
+    links = [Link(_context(link.trace_id, link.span_id)) for link in span.links]
     return ReadableSpan(
         name=span.name,
         context=_context(span.trace_id, span.span_id),
         parent=_context(span.trace_id, span.parent_id) if span.parent_id else None,
         resource=resource,
         attributes=dict(span_attributes(span)),
-        events=events,
         links=links,
         status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
         start_time=span.start_unix_ns,

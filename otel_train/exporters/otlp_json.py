@@ -172,19 +172,10 @@ def _span(span: Span) -> Json:
         "startTimeUnixNano": str(span.start_unix_ns),
         "endTimeUnixNano": str(span.end_unix_ns),
         "attributes": _attributes(span_attributes(span)),
-        "events": [
-            {
-                "timeUnixNano": str(event.time_unix_ns),
-                "name": event.name,
-                "attributes": _attributes(event.attributes),
-            }
-            for event in span.events
-        ],
         "links": [
             {
                 "traceId": f"{link.trace_id:032x}",
                 "spanId": f"{link.span_id:016x}",
-                "attributes": _attributes(link.attributes),
                 "flags": SPAN_FLAGS_HAS_IS_REMOTE,
             }
             for link in span.links

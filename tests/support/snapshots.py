@@ -13,7 +13,6 @@ from otel_train.datamodel import (
     Point,
     Snapshot,
     Span,
-    SpanEvent,
     SpanLink,
 )
 
@@ -73,7 +72,7 @@ def snapshot(steps: float = 7.0, *, second: int = 10) -> Snapshot:
 
 
 def spans() -> tuple[Span, ...]:
-    """A failed step with one child, an event and a link to another trace."""
+    """A failed step with one child and a link to another trace."""
     step = Span(
         name="train.step",
         trace_id=TRACE_ID,
@@ -81,8 +80,7 @@ def spans() -> tuple[Span, ...]:
         start_unix_ns=START_NS,
         end_unix_ns=START_NS + 4_000_000_000,
         attributes={"train.step.index": 12, "train.keep.reason": "slow", "train.losses": (1.5, 2.5)},
-        events=(SpanEvent("checkpoint", START_NS + 5, {"train.path": "a"}),),
-        links=(SpanLink(TRACE_ID + 1, SPAN_ID + 1, {"train.link": "run"}),),
+        links=(SpanLink(TRACE_ID + 1, SPAN_ID + 1),),
         error="ValueError",
     )
     child = Span(

@@ -50,7 +50,7 @@ def test_the_json_line_of_a_snapshot_says_what_the_protobuf_says() -> None:
 
 
 def test_the_json_line_of_spans_says_what_the_protobuf_says() -> None:
-    """Ids, parents, links, events and status must survive in both forms."""
+    """Ids, parents, links and status must survive in both forms."""
     line = spans_line(spans(), RESOURCE)
     assert from_spec_json(line, ExportTraceServiceRequest()) == trace_request()
 
