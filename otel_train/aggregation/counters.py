@@ -174,11 +174,6 @@ class LoaderStart(NamedTuple):
     waiting_s: float = 0.0
     longest_s: float = 0.0
 
-    @property
-    def total_s(self) -> float:
-        """Sum of both."""
-        return self.making_s + self.waiting_s
-
     def minus(self, earlier: LoaderStart) -> LoaderStart:
         """Returns the difference to ``earlier``. The longest is 0 if it was there before."""
         longest_s = self.longest_s if self.longest_s > earlier.longest_s else 0.0

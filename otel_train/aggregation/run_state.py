@@ -51,14 +51,6 @@ REMEMBERED_STEPS = 8192
 """Steps whose time is kept."""
 
 
-class NamedStage(NamedTuple):
-    """An open stage, as of the last look."""
-
-    stage: str
-    source: str
-    begun_ns: int
-
-
 class StepPosition(NamedTuple):
     """Position of a thread within its step, as of the last look.
 
@@ -242,7 +234,7 @@ class RunState:
         attributes: dict[str, AttributeValue] = {
             STEP_NUMBER.name: self.step_number,
             RUN_END_CAUSE.name: cause,
-            SPAN_STAGE.name: doing[-1].stage if doing else "other",
+            SPAN_STAGE.name: doing[-1] if doing else "other",
         }
         self.spans.event(RUN_KILLED_EVENT.name, self.final_ns, attributes)
         self.spans.end(self.final_ns, self.step_number, error=cause)
@@ -324,15 +316,11 @@ class RunState:
             names = [self._last_reader]
         return list(dict.fromkeys(_NUMBER.sub("", name) for name in names))
 
-    def open_stages(self) -> list[NamedStage]:
-        """Returns the open stages of the leading thread at the last look, outermost first."""
+    def open_stages(self) -> list[str]:
+        """Returns the names of the open stages of the leading thread at the last look, outermost first."""
         if self._leading is None:
             return []
-        sources = self.names.sources
-        return [
-            NamedStage(sources[stage.source].stage, sources[stage.source].name, stage.begun_ns)
-            for stage in self._leading.account.open
-        ]
+        return [self.names.sources[stage.source].stage for stage in self._leading.account.open]
 
     def state(self) -> str:
         """Returns the current state: one of ``catalog.RUN_STATES``."""
@@ -340,7 +328,7 @@ class RunState:
             return "stalled"
         if self._leading is None:
             return "initializing"
-        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+        if "checkpoint" in self.open_stages():
             return "checkpointing"
         return "training" if self._phase == TRAIN else "evaluating"
 
@@ -354,7 +342,7 @@ class RunState:
     def _doing(self, leading: ThreadState) -> StallContext:
         if leading.idle:
             return StallContext.OUTSIDE
-        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+        if "checkpoint" in self.open_stages():
             return StallContext.CHECKPOINT
         if self._phase != TRAIN:
             return StallContext.EVALUATION

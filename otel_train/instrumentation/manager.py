@@ -83,11 +83,6 @@ class InstrumentationManager:
         self._torch: TorchProbes | None = None
 
     @property
-    def spent_ns(self) -> int:
-        """Sampled overhead on the training thread, in nanoseconds."""
-        return self.recorder.spent_ns + self.devices.spent_ns
-
-    @property
     def dropped(self) -> int:
         """Logged values, readings and operations that exceeded a queue."""
         return self.values.dropped + self.devices.dropped + self.timers.dropped

@@ -64,15 +64,11 @@ class ThreadEdges(NamedTuple):
     Attributes:
         times: int64[n], monotonic nanoseconds.
         codes: int64[n].
-        slot: which ring of the file.
-        ended: edges the thread has written in all, the last of ``times`` being the last of them.
     """
 
     entry: RingEntry
     times: np.ndarray
     codes: np.ndarray
-    slot: int = 0
-    ended: int = 0
 
 
 class Flight(NamedTuple):
@@ -219,10 +215,10 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         if not used and not pairs.any():  # it may have been used since the agent last polled
             continue
         known = written or _oldest_position(pairs[:, 1])
-        times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
+        times, codes = _in_order(pairs, (earlier == pairs).all(axis=1), known)
         name = thread.rstrip(b"\0").decode(errors="replace")
         entry = RingEntry(used, ident, written, name, bool(engine))
-        yield ThreadEdges(entry, times, codes, index, known + newer)
+        yield ThreadEdges(entry, times, codes)
 
 
 def _oldest_position(times: np.ndarray) -> int:
@@ -231,11 +227,11 @@ def _oldest_position(times: np.ndarray) -> int:
     return int(falls[0]) + 1 if len(falls) else 0
 
 
-def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
+def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
     """Orders the events of a ring whose position is only known as last read: later events have later times.
 
     ``stable``: read twice and found the same, so not caught half copied. ``written``: edges written when the agent last
-    polled. Returns times, codes, and how many edges are newer than that.
+    polled. Returns times and codes.
     """
     turn = -(written % len(pairs))
     pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)
@@ -248,4 +244,4 @@ def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.n
     kept = stable & (times > 0) & (times <= _MOST_CLOCK_NS)
     times, codes = times[kept], pairs[kept, 0]
     rising = times >= np.maximum.accumulate(times) if len(times) else kept[:0]
-    return times[rising], codes[rising], newer
+    return times[rising], codes[rising]

@@ -80,7 +80,6 @@ class Recorder:
         self._free_slots = deque(range(1, SIDE_RINGS + 1))
         self._lock = free_in_forks(threading.Lock())
         self._numbers: dict[Instrumented, int] = {}
-        self._pid = os.getpid()
         self._closed = False
         self._changes = memory.changes_word
         self._change_numbers = itertools.count(1)
@@ -138,11 +137,6 @@ class Recorder:
     def device_ring(self) -> memoryview:
         """Where it is written what devices did."""
         return self._memory.device_ring
-
-    @property
-    def spent_ns(self) -> int:
-        """Nanoseconds that recording took of the threads of now; see ``Ring.spent_ns``."""
-        return sum(thread.ring.spent_ns for thread in list(self.threads))
 
     @property
     def unread(self) -> int:

@@ -41,7 +41,6 @@ class RunReader:
     What is missing or cannot be read is empty; ``warnings`` has a sentence on each file that cannot.
     """
 
-    run: Path
     rank: int
     about: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +87,7 @@ def read_run(run: Path, rank: int) -> RunReader:
 
 def _read(run: Path, rank: int) -> RunReader:
     folder = run / f"rank{rank}"
-    reader = RunReader(run=run, rank=rank)
+    reader = RunReader(rank=rank)
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     documents = JsonFileCache()

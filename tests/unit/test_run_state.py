@@ -326,7 +326,7 @@ def test_open_stages_are_listed_outermost_first() -> None:
     tape.begin(SourceKind.STAGE, "attention")
     run = Run().feed(tape)
 
-    assert [stage.stage for stage in run.account.open_stages()] == ["forward", "attention"]
+    assert run.account.open_stages() == ["forward", "attention"]
 
 
 def test_backwards_of_forwards_that_cannot_be_seen_are_steps_beside_a_thread_that_only_loads() -> None:
