@@ -323,7 +323,7 @@ class ThreadAccount(Nesting):
             self._choose_place()
         elif COMPUTES_BY_KIND[kind] and not self._saving:
             if stage.counts or not self.stack:
-                phases.compute()
+                phases.compute(stage.source, stage.flags)
             if kind == FORWARD and stage.counts:
                 stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
                 self._place((stack, ns, 0, shows, None, None, ()))

@@ -13,7 +13,7 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import Final
 
-from otel_train.accounting.nesting import DATA, FORWARD
+from otel_train.accounting.nesting import DATA, FORWARD, GRADIENTS
 from otel_train.accounting.steps import (
     BATCH,
     BEGUN_NS,
@@ -36,6 +36,7 @@ from otel_train.accounting.steps import (
     StepSourceDecision,
 )
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
+from otel_train.recording.events import Flag
 
 LOOKS_AHEAD: Final = 8
 """Batches that a loop may fetch before the first is used. After that, the name of the loader decides."""
@@ -137,6 +138,11 @@ class Batch:
         return any(item[SHOWS] in FORWARDS for item in self.items)
 
     @property
+    def is_over(self) -> bool:
+        """All its passes have ended."""
+        return all(each.ended for each in self.passes)
+
+    @property
     def shown(self) -> int:
         """Phase that its passes have shown, or the one before whose end it was fetched; -1 for none yet."""
         passes = self.passes if self.left_over is None else (*self.passes, self.left_over)
@@ -209,15 +215,25 @@ class BatchPhases:
         self.batch = Batch(loader=asked.source, row=row, asked_in=self._book.open)
         self.batch.add(asked)
 
-    def compute(self) -> None:
-        """Handles the begin of a stage that only training and evaluation have."""
+    def compute(self, source: int = -1, flags: int = 0) -> None:
+        """Handles the begin of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
         if self.batch is None:
+            if source >= 0 and not self._completes(source, flags):
+                self._book_waiting(ended_too=True, unused_too=False)
             began = self.began
             self._begin()
             self.batch = self._batch_in_hand(between=began)
         self.batch.shows = True
         for each in self.batch.passes:
             each.computed = True
+
+    def _completes(self, source: int, flags: int) -> bool:
+        """Returns whether what begins may go on with forwards of passes before it: their backward, or another model on what they gave."""
+        kinds = self._sources.kinds
+        if kinds[source] != FORWARD:
+            return bool(GRADIENTS >> kinds[source] & 1)
+        items = (item for batch in self.waiting for item in batch.items if item[SHOWS] in FORWARDS)
+        return bool(flags & Flag.GRAD) and all(item[STACK][-1] != source for item in items)
 
     def _batch_in_hand(self, *, between: bool = True) -> Batch:
         """Returns a batch that is not asked for: the one that was fetched before the end of its pass, if there is one."""
@@ -307,8 +323,6 @@ class BatchPhases:
 
     def dispose(self, gone: Pass) -> None:
         """Handles the disposal of the iterator of a pass."""
-        if self.batch is None:  # no backward comes any more for what was evaluated with gradients
-            self._book_waiting(ended_too=True, unused_too=False)
         gone.ended = True
         if gone.batches == 1:
             gone.drawn_again = gone.source in self._drawn
@@ -318,6 +332,8 @@ class BatchPhases:
         batch = self.batch
         if batch is not None and (gone in batch.passes or (batch.shows and gone is batch.left_over)):
             self._leave_open(batch)
+        if self.batch is None and any(before.has_forward and not before.is_over for before in self.waiting):
+            self._book_waiting(ended_too=True, unused_too=False)  # the backward that comes is of that batch
 
     def _leave_open(self, batch: Batch) -> None:
         if batch.fetched and not batch.shows:
@@ -686,7 +702,7 @@ class BatchPhases:
         for place, batch in enumerate(self.waiting):
             for_nothing = bool(batch.passes) and all(map(self._is_for_nothing, batch.passes))
             forward = not for_nothing and batch.has_forward
-            over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
+            over = self.left_over not in batch.passes and batch.is_over
             if for_nothing:
                 ready = over and unused_too and not batch.fresh
             elif forward:

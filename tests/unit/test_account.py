@@ -343,6 +343,24 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a whole update that fails makes no step",
          Tape().ask().run(WHOLE, "make_step", 20, end=Op.FAIL).ask().run(WHOLE, "make_step", 20).stop(),
          durations=[50], updates=(1, 0)),
+    # A loss of the outputs of a whole pass, as of a survival model. The iterator is gone before the backward comes.
+    loop("a backward right after a pass is of its forwards",
+         times(2, lambda t: t.ask().forward().ask().forward().stop().dispose("code").spend(2).backward().update()),
+         durations=[50 + 37] * 2, evals=[], labels={"train": "code"}, activity={"data_wait": 30, "productive": 154, "outside": 4}),
+    # The instances of a bag by a loader, then a head on their features.
+    loop("so it is where another model with gradients runs before it",
+         times(2, lambda t: t.ask().forward(20, "encoder").stop().dispose("code").forward(11, "head").backward().update()),
+         durations=[25 + 48] * 2, evals=[]),
+    # Gradients are on in the validation; what trains then is not its loss.
+    loop("a backward after a pass and another forward is not of the pass",
+         times(2, lambda t: t.forward().backward().update().ask("val").forward().stop("val").dispose("val")),
+         durations=[57] * 2, evals=[25] * 2),
+    loop("an update without a backward after a pass is not of the pass",
+         Tape().step().micro().stop().ask("val").forward().stop("val").dispose("val").update(),
+         durations=[STEP, MICRO + 7], evals=[25]),
+    loop("a backward after a pass inside a batch whose forward waits is of that forward",
+         times(2, lambda t: t.ask(iterator=1).forward().ask("val", iterator=2).forward().dispose("val", 2).backward().update()),
+         durations=[STEP] * 2, evals=[25] * 2),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)

@@ -8,7 +8,20 @@ import torch
 from torch.func import functional_call, grad
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from tests.integration.loops.truth import Net, Truth, Watch, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN_AND_VAL,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+)
 
 
 @loop
@@ -241,3 +254,46 @@ def gradients_cached_at_the_output(watch: Watch) -> None:
             truth.forward()
             truth.backward((model(part) * gradient).sum())
         truth.update_that_ends_a_step(optimizer)
+
+
+@timed
+def a_loss_of_a_whole_pass(watch: Watch) -> None:
+    """Survival models: the loss is of the outputs of all batches, so its backward comes after the pass. An evaluation with gradients on has none."""
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 3}, rated=TRAIN_AND_VAL)
+    for _ in range(3):
+        truth.at("train", "train")
+        losses = []
+        for batch in train:
+            truth.batch("train")
+            losses.append(truth.loss(model, batch))
+        optimizer.zero_grad()
+        truth.backward(torch.stack(losses).mean())
+        truth.update_that_ends_a_step(optimizer)
+        truth.at(EVAL, "val")
+        for batch in val:
+            truth.batch("val")
+            truth.forward(EVAL)
+            loss_of(model, batch)
+            truth.step(EVAL)
+
+
+@timed
+def a_head_on_the_features_of_a_pass(watch: Watch) -> Truth:
+    """Multiple instance learning: a loader gives the instances of a bag, and a head is trained on the features of all."""
+    truth = watch.truth(rated={"bag": "train"})
+    encoder, head = Slow(truth), Slow(truth)
+    bag, optimizer = slow_loader(truth, "bag", 3), sgd(encoder, head)
+    watch({"encoder": encoder, "head": head}, {"bag": bag})
+    truth.at("train", "bag")
+    for _ in range(4):
+        features = []
+        for x, _ in bag:
+            truth.batch("bag")
+            truth.forward(model="encoder")
+            features.append(encoder(x))
+        truth.forward(model="head")
+        scores = head(torch.cat(features).repeat(1, 2))
+        optimizer.zero_grad()
+        truth.backward(scores.square().mean())
+        truth.update_that_ends_a_step(optimizer)
+    return truth
