@@ -27,7 +27,7 @@ from otel_train.rundata.files import (
     whole,
 )
 from otel_train.rundata.flight import FlightHistory
-from otel_train.rundata.liveness import Liveness, liveness, written_until
+from otel_train.rundata.liveness import Liveness, liveness, worst, written_until
 from otel_train.rundata.metrics_history import MetricsHistory, in_order
 from otel_train.rundata.run import records_below
 from otel_train.rundata.schemas import message_of, wrong_values
@@ -252,6 +252,8 @@ class RunRow:
         run_name: for people; that of the folder if there is none.
         speed: training steps per second of wall time.
         finding: name of the leading finding.
+        state: the worst of its ranks.
+        live: further data of a rank may follow.
     """
 
     name: str
@@ -264,6 +266,7 @@ class RunRow:
     speed: float | None
     finding: str
     state: Liveness
+    live: bool
 
     def says(self, words: str) -> bool:
         """Returns whether every word is in its name, host, state or finding."""
@@ -302,24 +305,24 @@ class RunList:
 
     def _row(self, name: str) -> RunRow | None:
         run = self.root / name
-        ranks = rank_folders(run)
-        first = ranks.get(0) or next(iter(ranks.values()), run / "rank0")
+        folders = list(rank_folders(run).values()) or [run / "rank0"]
+        first = folders[0]
         marks = tuple(map(mark_of, (run / ABOUT, first / SUMMARY, first / FLIGHT)))
         kept = self._ended.get(name)
         if kept is not None and kept[0] == marks:
             return kept[1]
-        row = self._read(name, run, first)
-        if row is not None and not row.state.live:
+        row = self._read(name, run, folders)
+        if row is not None and not row.live:
             self._ended[name] = marks, row
         return row
 
-    def _read(self, name: str, run: Path, first: Path) -> RunRow | None:
+    def _read(self, name: str, run: Path, folders: Sequence[Path]) -> RunRow | None:
         about = self._documents.get_or_empty(run / ABOUT, [])
-        summary = summary_of(self._documents, first, [])
+        summaries = [summary_of(self._documents, folder, []) for folder in folders]
+        summary, states = summaries[0], _states(folders, summaries, about)
         if not about and not summary and not is_run(run):
             return None
         known = {**about, **summary}
-        state, _ = state_of(first, summary, about, time.time())
         leading = next(iter(rows(summary.get("findings"))), {})
         return RunRow(
             name=name,
@@ -332,5 +335,19 @@ class RunList:
             wall_s=number(summary.get("wall_seconds")),
             speed=number(mapping(summary.get("throughput")).get("steps_per_second")),
             finding=text(leading.get("name")),
-            state=state,
+            state=worst(states),
+            live=any(state.live for state in states),
         )
+
+
+def _states(
+    folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+) -> list[Liveness]:
+    """Returns the states of the ranks of a run's last start: a smaller one leaves folders of the ranks that it lacks."""
+    now_s, attempts = time.time(), [whole(summary.get("attempt")) for summary in summaries]
+    last = max((attempt for attempt in attempts if attempt is not None), default=None)
+    return [
+        state_of(folder, summary, about, now_s)[0]
+        for folder, summary, attempt in zip(folders, summaries, attempts, strict=True)
+        if attempt in (None, last)
+    ]

@@ -14,7 +14,7 @@ from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.files import mapping, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from otel_train.recording.flight_recorder import Heartbeat
 
@@ -48,6 +48,16 @@ class Liveness(NamedTuple):
     def live(self) -> bool:
         """Whether further data may follow."""
         return self.word in {"running", "silent", "unknown"}
+
+
+_WORST_FIRST = (
+    "killed", "failed", "gone", "silent", "running", "terminated", "interrupted", "finished", "unknown"
+)  # fmt: skip
+
+
+def worst(states: Iterable[Liveness]) -> Liveness:
+    """Returns the state of a run, of those of its ranks; a rank of which nothing is known says nothing of the run."""
+    return min(states, key=lambda state: _WORST_FIRST.index(state.word))
 
 
 def liveness(

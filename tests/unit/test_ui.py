@@ -16,7 +16,9 @@ from urllib.parse import quote
 import pytest
 
 from otel_train import files
+from otel_train.files import JsonFileCache
 from otel_train.rundata.files import File
+from otel_train.rundata.live_view import RunList
 from otel_train.ui import captures
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
@@ -522,6 +524,62 @@ def test_a_list_of_runs_that_have_ended_reads_again_what_has_changed(
     assert set(read) == {"run-0003"}
     assert "renamed" in answer.text
     assert "run-0005" not in answer.text
+
+
+def say_state(run: Path, rank: int, state: str, attempt: int = 0) -> None:
+    """Write what ``rank`` left; one that is running wrote it just now."""
+    (run / f"rank{rank}").mkdir(exist_ok=True)
+    say_summary(run, state=state, attempt=attempt)
+    (run / "rank0/summary.json").replace(run / f"rank{rank}/summary.json")
+
+
+@pytest.mark.parametrize(
+    ("states", "word"),
+    [
+        (["finished", "finished"], "finished"),
+        (["finished", "failed", "finished"], "failed"),
+        (["terminated", "failed", "terminated"], "failed"),
+        (["failed", "killed"], "killed"),
+        (["running", "failed"], "failed"),
+        (["finished", "running"], "running"),
+        (["terminated", "finished"], "terminated"),
+    ],
+)
+def test_the_list_shows_the_worst_state_of_the_ranks(states: list[str], word: str, tmp_path: Path) -> None:
+    """It showed that of the first: of a run that rank 3 had ended by an exception, finished or terminated."""
+    many(tmp_path, 1)
+    for rank, state in reversed(list(enumerate(states))):
+        say_state(tmp_path / "run-0000", rank, state)
+
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    assert row.state.word == word
+
+
+def test_a_rank_that_ended_in_an_earlier_start_says_nothing_of_the_last(tmp_path: Path) -> None:
+    """A start with fewer ranks leaves the folder of the rank that failed before."""
+    many(tmp_path, 1)
+    say_state(tmp_path / "run-0000", 1, "failed", attempt=0)
+    say_state(tmp_path / "run-0000", 0, "finished", attempt=1)
+
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    assert row.state.word == "finished"
+
+
+def test_a_rank_that_ends_after_another_has_failed_is_not_missed(tmp_path: Path) -> None:
+    """The row of a run that has ended is kept, and one that failed may still have ranks that run."""
+    many(tmp_path, 1)
+    for rank, state in ((1, "running"), (0, "failed")):
+        say_state(tmp_path / "run-0000", rank, state)
+    runs = RunList(tmp_path, documents=JsonFileCache())
+    [before] = runs.rows()
+    kept = (tmp_path / "run-0000/rank0/summary.json").read_bytes()
+    (tmp_path / "run-0000/rank1/summary.json").write_bytes(kept.replace(b'"failed"', b'"killed"'))
+
+    [after] = runs.rows()
+
+    assert (before.state.word, after.state.word) == ("failed", "killed")
 
 
 def test_folders_that_are_no_runs_are_not_listed(tmp_path: Path) -> None:
