@@ -475,6 +475,8 @@ class BatchPhases:
         ends: tuple[int, ...] = LIKELY_TRAINING if self._certain and not named_apart else TRAINING
         ends = (UPDATED,) if self._attacks(batch) else ends
         head, tail = self._split_training(() if declared else ends, batch)
+        if why is _MARK and self._trains_by_marks(batch):
+            head, tail = self._marked(batch, tail), []
         if head and self._is_own_code(tail) and self._is_of_step(batch, why, asked):
             self._train(head + tail, batch)  # to book both at once costs less
             return
@@ -521,6 +523,19 @@ class BatchPhases:
         """Returns the place of the first wait for one of the passes; 0 where there is none."""
         loaders = {each.source for each in passes}
         return next((n for n, item in enumerate(items) if not loaders.isdisjoint(item[STACK])), 0)
+
+    def _marked(self, batch: Batch, items: list[Item]) -> list[Item]:
+        """Returns the last time of a step that a mark ends, after the batches before it are booked."""
+        waiting, self.waiting = self.waiting, []
+        for before in waiting:
+            self._train(before.items, before)
+        self._show(batch, TRAIN)
+        return items
+
+    def _trains_by_marks(self, batch: Batch) -> bool:
+        """Returns whether a mark alone says that it trains: there are no gradients and no updates."""
+        apart = any(self._purpose(each.source) > TRAIN for each in batch.passes)
+        return self._decision.manual and not self._trained and not apart
 
     def _purpose(self, loader: int) -> int:
         """Returns the phase that the program, else the name, says of a loader; -1 for none."""
@@ -605,6 +620,9 @@ class BatchPhases:
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
+        if batch.passes and self._trains_by_marks(batch):
+            self.waiting.append(batch.part(tail))
+            return
         drawn, (ahead, evaluated) = batch.left_over, self._looks(tail)
         if not batch.passes or ahead == len(tail):
             evaluated = [n for n in range(ahead) if tail[n][SHOWS] in FORWARDS]
@@ -713,7 +731,7 @@ class BatchPhases:
             if for_nothing and (ready or full):
                 self._book.apart(batch.items, Activity.OUTSIDE)
             elif ready or full:
-                evaluates = forward and trains and not self._is_given_up(batch)
+                evaluates = forward and (trains or self._decision.manual) and not self._is_given_up(batch)
                 self._book_batch(batch, self._eval_phase(batch) if evaluates else -1)
             else:
                 kept.append(batch)

@@ -361,6 +361,17 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a backward after a pass inside a batch whose forward waits is of that forward",
          times(2, lambda t: t.ask(iterator=1).forward().ask("val", iterator=2).forward().dispose("val", 2).backward().update()),
          durations=[STEP] * 2, evals=[25] * 2),
+    # Fine-tuning by two forwards per update, which the program makes itself (MeZO).
+    loop("marked steps without gradients and updates train, but for loaders whose name says evaluation",
+         times(2, lambda t: t.ask().forward(flags=0).forward(flags=0).ask().forward(flags=0).spend(4).mark()
+               .ask("val").forward(flags=0)).stop("val"),
+         durations=[5 + 40 + 5 + 24] * 2, evals=[25] * 2, partial=[], labels={"train": "code", "eval": "val"}),
+    loop("so do those without a loader",
+         times(3, lambda t: t.forward(flags=0).forward(flags=0).spend(4).mark()), durations=[44] * 3, evals=[]),
+    loop("a pass without a mark evaluates",
+         Tape().ask("held out").forward(flags=0).stop("held out")
+         .repeat(2, lambda t: t.ask().forward(flags=0).mark()).stop().ask("held out").forward(flags=0).stop("held out"),
+         durations=[25] * 2, evals=[25] * 2),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)

@@ -13,6 +13,7 @@ import otel_train
 from tests.integration.loops.truth import (
     EVAL,
     TRAIN,
+    TRAIN_AND_VAL,
     Net,
     Slow,
     Truth,
@@ -266,3 +267,24 @@ def epochs_of_endless_loaders(watch: Watch) -> None:
             if number > 2:
                 truth.evaluate_on(model, itertools.islice(probes, 2))
         truth.sleep(0.1, "outside")
+
+
+@timed
+def marked_steps_without_gradients(watch: Watch) -> None:
+    """MeZO: two forwards without gradients per batch, and the program changes the parameters. It marks its steps, of three batches each."""
+    truth, (model, _, train, val) = watch.slow_training(
+        {"train": 6, "val": 2}, source="manual", rated=TRAIN_AND_VAL
+    )
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            with torch.no_grad():
+                losses = [truth.loss(model, batch) for _ in range(2)]
+                for p in model.parameters():
+                    p.add_(0.01 * (losses[0] - losses[1]))
+            truth.work(0.01)
+            if i % 3 == 2:
+                otel_train.step()
+                truth.step()
+        truth.evaluate_on(model, val)
