@@ -27,7 +27,7 @@ examples:
   otel-train demo
   otel-train demo --minutes 10           enough time to look at /metrics
   otel-train demo --profiler on --epochs 2 --steps-per-epoch 50
-  otel-train demo --workers 4            follow the advice of the run summary
+  otel-train demo --workers 2            read 'code' in two processes, beside the training
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 otel-train demo
 
 Ctrl-C ends training early, prints the run summary and gives exit code 0.
@@ -38,9 +38,6 @@ PASSED_ON = ("minutes", "steps", "epochs", "steps_per_epoch", "seed", "device", 
 """Options that are the script's own."""
 
 MOST_MINUTES, MOST_WORKERS = 60 * 24, 256
-
-USUAL_WORKERS = 4
-"""Named at least; they wait for the disk, so that they need no processor each."""
 
 PROFILER: Final[dict[str | None, dict[str, str]]] = {
     None: {},
@@ -125,7 +122,7 @@ def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
         return ["Let it run longer otel-train demo --minutes 1"]
     if finding.get("name") == "input_bound" and finding.get("loader") == "code":
         asked = [int(number) for number in re.findall(r"num_workers=(\d+)", str(finding.get("advice")))]
-        enough = max([*asked, *([] if workers else [USUAL_WORKERS])], default=0)
+        enough = max(asked, default=0)
         return [f"Follow the advice otel-train demo --workers {enough}"] if enough > workers else []
     return ["Without workers   otel-train demo"] if workers else []
 

@@ -696,10 +696,11 @@ def test_the_demo_says_what_to_try_next() -> None:
 @pytest.mark.parametrize(
     ("finding", "workers", "line"),
     [
-        ({"name": "input_bound", "loader": "code", "advice": "num_workers=2"}, 0, "Follow the advice otel-train demo --workers 4"),
+        ({"name": "input_bound", "loader": "code", "advice": "(num_workers=0): num_workers=2"}, 0, "demo --workers 2\n"),
         ({"name": "input_bound", "loader": "code", "advice": "num_workers=9"}, 0, "Follow the advice otel-train demo --workers 9"),
         ({"name": "input_bound", "loader": "code", "advice": "num_workers=6 (it has 4)"}, 4, "otel-train demo --workers 6"),
         ({"name": "input_bound", "loader": "code", "advice": "look at the storage"}, 4, ""),
+        ({"name": "input_bound", "loader": "code", "advice": "ask one iterator for many batches"}, 0, ""),
         ({"name": "input_bound", "loader": "prose", "advice": "num_workers=2"}, 0, ""),
         ({"name": "compute_bound", "advice": "Little to gain at the input."}, 0, ""),
         ({"name": "compute_bound", "advice": ""}, 4, "Without workers   otel-train demo\n"),
@@ -710,7 +711,7 @@ def test_the_demo_says_what_to_try_next() -> None:
 def test_what_the_demo_proposes_follows_from_its_finding(
     finding: dict[str, Any], workers: int, line: str
 ) -> None:
-    """It said "follow the advice: --workers 4" below a finding with nothing to do."""
+    """It said "follow the advice: --workers 4" below a finding with nothing to do, or that asks for 2."""
     said = demo.closing_text({"findings": [finding] if finding else []}, {}, workers=workers)
 
     assert line in said
