@@ -21,6 +21,7 @@ from otel_train.accounting.nesting import (
     WHOLE,
     Lookahead,
     Nesting,
+    NotKnownYetError,
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
@@ -109,7 +110,7 @@ class ThreadAccount(Nesting):
         self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
         self._saving = False
-        self._place: Callable[[Item], object] = self._phases.place
+        self._aside: Callable[[Item], object] | None = None
         self._ended: dict[int, int] = {}
         """Loaders whose pass is over: ``_REPORTED``, or when they failed, if they may yet give a batch."""
         self._pieces: dict[int, tuple[int, Home]] = {}
@@ -179,19 +180,24 @@ class ThreadAccount(Nesting):
         edges, decision, kinds = zip(times, codes, strict=True), self._decision, self._sources.kinds
         if decision.final and self._latest is self:  # nearly always
             edge = self.edge
-            for ns, code in edges:
-                edge(ns, code)
-                if self._ahead is not None:
-                    self._hold(ns, code)
-                    break
+            try:
+                for ns, code in edges:
+                    edge(ns, code)
+            except NotKnownYetError:
+                self._hold(ns, code)
         for ns, code in edges:
             if not decision.final:
                 decision.observe(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
-            if self._latest is self:
-                self.edge(ns, code)
-                if self._ahead is None:
-                    continue
-            self._hold(ns, code)
+            if not (self._latest is self and self._is_accounted(ns, code)):
+                self._hold(ns, code)
+
+    def _is_accounted(self, ns: int, code: int) -> bool:
+        """Accounts for an edge; returns False if it is not known yet what it means."""
+        try:
+            self.edge(ns, code)
+        except NotKnownYetError:
+            return False
+        return True
 
     def _hold(self, ns: int, code: int) -> None:
         """Holds an edge, and releases what is held if it is known now what that means."""
@@ -213,8 +219,7 @@ class ThreadAccount(Nesting):
         self.met |= self._latest.met
         held, self._held = self._held, []
         for place, (ns, code) in enumerate(held):
-            self.edge(ns, code)
-            if self._ahead is None:
+            if self._is_accounted(ns, code) or self._ahead is None:
                 continue
             answers = (self._ahead.raised(*edge) for edge in held[place:])
             self._raised = next((raised for raised in answers if raised is not None), None)
@@ -225,13 +230,16 @@ class ThreadAccount(Nesting):
         if self._decision.decided:
             self._latest = self
 
-    def has_raised(self, optimizer: OpenStage) -> bool | None:
+    def has_raised(self, optimizer: OpenStage) -> bool:
         """See ``Nesting.has_raised``."""
         if optimizer.asks:
             return False
         raised, self._raised = self._raised, None
-        optimizer.asks = raised is False
-        self._ahead = Lookahead(self._sources.kinds, self, optimizer) if raised is None else None
+        if raised is None:
+            self._ahead = Lookahead(self._sources.kinds, self, optimizer)
+            raise NotKnownYetError
+        self._ahead = None
+        optimizer.asks = not raised
         return raised
 
     def pass_time(self, now_ns: int) -> None:
@@ -284,6 +292,7 @@ class ThreadAccount(Nesting):
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self.goes_on(self.stages[-1])
         self._add()
+        self._phases.limit_items()
 
     def _add(self, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
         """Puts the time that is not accounted for yet, and what happened at its end, where it belongs."""
@@ -291,32 +300,28 @@ class ThreadAccount(Nesting):
         now_ns = self.accounted_ns = self.now_ns
         for home in homes:
             home.waiting += 1
-        self._place((self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes))
+        (self._aside or self._phases.place)(
+            (self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes)
+        )
 
     def _choose_place(self) -> None:
-        """Decides where time belongs from here on: to a checkpoint, the making of an iterator, or the open batch."""
-        starting = self._starting
+        """Decides whether time belongs to a checkpoint, to the making of an iterator, or to neither, from here on."""
         if self._saving:
-            self._place = lambda item: self._book.apart((item,), Activity.CHECKPOINT)
-        elif starting is not None:
-            self._place = starting.making.append
+            self._aside = lambda item: self._book.apart((item,), Activity.CHECKPOINT)
         else:
-            self._place = self._phases.place
+            self._aside = None if self._starting is None else self._starting.making.append
 
     # -- a stage begins ----------------------------------------------------------------------------
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         kind, phases = stage.kind, self._phases
-        self._add_inside(stage.source)
+        if self.stages or phases.stopped is not None:
+            self._add_inside(stage.source)
+        else:
+            self._add()
         if kind == DATA and stage.counts:
-            asked = self._pass_of(stage.source, stage.payload)
-            if stage.flags & _START:
-                self._starting = asked
-                self._choose_place()
-                self._end_failed_pass(stage.source)
-            elif not self._saving:
-                phases.ask(asked)
+            self._begin_data(stage)
         elif kind == CHECKPOINT and stage.counts:
             phases.boundary(Boundary.CHECKPOINT)
             self._saving = True
@@ -326,15 +331,27 @@ class ThreadAccount(Nesting):
                 phases.compute(stage.source, stage.flags)
             if kind == FORWARD and stage.counts:
                 stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
-                self._place((stack, ns, 0, shows, None, None, ()))
+                (self._aside or phases.place)((stack, ns, 0, shows, None, None, ()))
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
                 self._book.backward_seen = True
-        elif kind == STAGE:
-            self._begin_user_stage(stage)
+        else:
+            self._begin_other(stage)
 
-    def _begin_user_stage(self, stage: OpenStage) -> None:
+    def _begin_data(self, stage: OpenStage) -> None:
+        asked = self._pass_of(stage.source, stage.payload)
+        if stage.flags & _START:
+            self._starting = asked
+            self._choose_place()
+            self._end_failed_pass(stage.source)
+        elif not self._saving:
+            self._phases.ask(asked)
+
+    def _begin_other(self, stage: OpenStage) -> None:
+        self._phases.limit_items()
+        if stage.kind != STAGE:
+            return
         if stage.counts and stage.payload in self._pieces:
             stage.home = self._pieces[stage.payload][1]
             self._homes = (*self._homes, stage.home)
@@ -347,24 +364,24 @@ class ThreadAccount(Nesting):
         """See ``Nesting.end``."""
         if self._phases.stopped is not None:
             self._go_on_after_stop(-1)
-        kind, counts, source = stage.kind, stage.counts, stage.source
+        kind, call = stage.kind, None
         if kind == DATA:
             self._end_data(stage, op, payload)
             return
-        shows, call = NOTHING, None
         if kind == STAGE:
             call = self._end_user_stage(stage, op, payload)
-        elif counts:
-            call = source, stage.begun_ns, ns - stage.begun_ns, 1 if op == FAIL else 0
-        if _COUNTED[kind]:
-            shows = self._count_end(stage, op, payload)
+        elif stage.counts:
+            call = stage.source, stage.begun_ns, ns - stage.begun_ns, 1 if op == FAIL else 0
+        shows = self._count_end(stage, op, payload) if _COUNTED[kind] else NOTHING
         home = stage.home
-        if home is not None and self._homes[-1] is not home:  # others that began later go on
-            self._homes = (*(each for each in self._homes if each is not home), home)
-        self._add(shows, call)
-        if home is not None:
+        if home is None:
+            self._add(shows, call)
+        else:
+            later = (each for each in self._homes if each is not home)  # they go on
+            self._homes = (*later, home)
+            self._add(shows, call)
             self._homes = self._homes[:-1]
-        if kind == CHECKPOINT and counts:
+        if kind == CHECKPOINT and stage.counts:
             self._saving = False
             self._choose_place()
 
@@ -383,7 +400,8 @@ class ThreadAccount(Nesting):
             elif payload:
                 self._note("moved", stage.source, payload - 1)
         if shows:
-            self._phases.happened(stage.source, shows, asking=not self.is_outermost(DATA))
+            asking = bool(self.stages) and not self.is_outermost(DATA)
+            self._phases.happened(stage.source, shows, asking=asking)
         return shows
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:

@@ -62,6 +62,10 @@ _HIDDEN_IN[CHECKPOINT] = 1 << CHECKPOINT
 _HIDDEN_IN[WHOLE] = 1 << WHOLE
 
 
+class NotKnownYetError(Exception):
+    """What an edge means depends on edges that have not come: whether an optimizer in which a loader is asked has raised."""
+
+
 @dataclass(slots=True)
 class OpenStage:
     """A stage that has begun and not ended.
@@ -116,7 +120,11 @@ class Nesting:
         self._too_deep = 0
 
     def edge(self, ns: int, code: int) -> None:
-        """Takes the next edge. Time never goes back: an earlier instant counts as the last one."""
+        """Takes the next edge. Time never goes back: an earlier instant counts as the last one.
+
+        Raises:
+            NotKnownYetError: see ``has_raised``.
+        """
         if ns < self.now_ns:  # a comparison takes half the time of max(), at every edge
             ns = self.now_ns
         else:
@@ -154,6 +162,8 @@ class Nesting:
             code >> PAYLOAD_SHIFT,
         )
         self._decoded[code] = parts
+        if parts[0] <= RESUME:
+            self.met |= 1 << self._kinds[parts[1]]
         return parts
 
     def begin(self, ns: int, stage: OpenStage) -> None:
@@ -179,10 +189,7 @@ class Nesting:
         kind, stages, counts = self._kinds[source], self.stages, True
         if stages:
             if kind in (DATA, OPTIMIZER):
-                height = self._height_kept(source, kind)
-                if height < 0:
-                    return
-                self._close_down_to(height, ns)
+                self._close_down_to(self._height_kept(source, kind), ns)
             if kind == STAGE and not payload and source in self.stack:
                 next(stage for stage in stages if stage.source == source and stage.counts).again += 1
                 stages[-1].has_inner = True
@@ -190,14 +197,14 @@ class Nesting:
             if len(stages) == DEEPEST:
                 self._too_deep += 1
                 return
-        if stages or kind == GRAD:
             counts = self._counts(source, kind)
-        self.met |= 1 << kind
+            if stages:
+                stages[-1].has_inner = True
+        elif kind == GRAD:
+            counts = self._counts(source, kind)
         outer = self.stack
         stage = OpenStage(source, kind, ns, flags, payload, outer, counts)
         self.begin(ns, stage)
-        if stages:
-            stages[-1].has_inner = True
         stages.append(stage)
         if counts:
             self.stack = (*outer, source) if outer else (source,)
@@ -249,15 +256,18 @@ class Nesting:
         alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
         return not self.stages or not any(alike >> stage.kind & 1 for stage in self.stages)
 
-    def has_raised(self, optimizer: OpenStage) -> bool | None:  # noqa: ARG002 - a subclass looks at it
-        """Returns whether an open optimizer in which a loader is asked has raised, which no edge says; None: not known yet.
+    def has_raised(self, optimizer: OpenStage) -> bool:  # noqa: ARG002 - a subclass looks at it
+        """Returns whether an open optimizer in which a loader is asked has raised, which no edge says.
 
         Else its closure or one of its hooks asks.
+
+        Raises:
+            NotKnownYetError: later edges say it. Nothing was changed by this one.
         """
         return False
 
     def _height_kept(self, source: int, kind: int) -> int:
-        """Returns how many stages stay open when ``source`` begins; -1: that is not known yet.
+        """Returns how many stages stay open when ``source`` begins.
 
         An ask ends an optimizer that raised. So does its own next step, when other stages lie between the two; right
         after it, it is a subclass that calls ``super().step()``.
@@ -265,8 +275,7 @@ class Nesting:
         if kind == DATA:
             for height, stage in enumerate(self.stages):
                 if stage.kind == OPTIMIZER:
-                    raised = self.has_raised(stage)
-                    return -1 if raised is None else height if raised else len(self.stages)
+                    return height if self.has_raised(stage) else len(self.stages)
             return len(self.stages)
         for height in range(len(self.stages) - 1, -1, -1):
             if self.stages[height].source == source:

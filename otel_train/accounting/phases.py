@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import DATA, FORWARD, GRADIENTS
 from otel_train.accounting.steps import (
@@ -38,6 +38,9 @@ from otel_train.accounting.steps import (
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 from otel_train.recording.events import Flag
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LOOKS_AHEAD: Final = 8
 """Batches that a loop may fetch before the first is used. After that, the name of the loader decides."""
 
@@ -46,6 +49,7 @@ MOST_ITEMS: Final = 32768
 
 
 _BEGUN: Final = itemgetter(BEGUN_NS)
+_SHOWN: Final = itemgetter(SHOWS)
 
 
 class Boundary(IntEnum):
@@ -94,7 +98,7 @@ class Batch:
     Attributes:
         passes: those that were asked for it; none where no ask came.
         loader: the one fetched last, else the first asked; -1 for none.
-        items: its time.
+        items: its time. Always the same list: ``BatchPhases.place`` adds to it.
         shows: a stage that computes has run in it.
         fetched: it has a batch that a loader gave, and is no step yet.
         row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
@@ -121,9 +125,20 @@ class Batch:
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
-            self.items = sorted(self.items + asked.making, key=_BEGUN)
+            self.add_items(asked.making)
             asked.making_ns = sum(item[NS] for item in asked.making)
             asked.making = []
+
+    def add_items(self, items: list[Item]) -> None:
+        """Adds time that may lie before its own."""
+        self.items += items
+        self.items.sort(key=_BEGUN)
+
+    def take_items(self) -> list[Item]:
+        """Returns its time, and keeps none of it."""
+        items = self.items.copy()
+        self.items.clear()
+        return items
 
     def part(self, items: list[Item]) -> Batch:
         """Returns some of its time, as a batch that waits."""
@@ -168,6 +183,7 @@ class BatchPhases:
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was an ask, a computation or a manual mark; what came before was preparation.
         stopped: the loader that had no further batch, right after an end inside a row of asks; else None.
+        place: takes time, and what happened at its end. The list of an open batch takes it without a function of this class, at every edge.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
@@ -176,6 +192,7 @@ class BatchPhases:
         self.left_over: Pass | None = None
         self.began = False
         self.stopped: int | None = None
+        self.place: Callable[[Item], object] = self._place_in_none
         self._sources = sources
         self._book = book
         self._decision = decision
@@ -212,20 +229,23 @@ class BatchPhases:
         self.left_over = None
         if not row:
             self.boundary(_ASK, asked)
-        self.batch = Batch(loader=asked.source, row=row, asked_in=self._book.open)
-        self.batch.add(asked)
+        self._open(opened := Batch(loader=asked.source, row=row, asked_in=self._book.open))
+        opened.add(asked)
 
     def compute(self, source: int = -1, flags: int = 0) -> None:
         """Handles the begin of a stage that only training and evaluation have; -1: of one that goes on after a pass."""
-        if self.batch is None:
+        batch = self.batch
+        if batch is None:
             if source >= 0 and not self._completes(source, flags):
                 self._book_waiting(ended_too=True, unused_too=False)
             began = self.began
             self._begin()
-            self.batch = self._batch_in_hand(between=began)
-        self.batch.shows = True
-        for each in self.batch.passes:
+            self._open(batch := self._batch_in_hand(between=began))
+        batch.shows = True
+        for each in batch.passes:
             each.computed = True
+        if len(batch.items) > MOST_ITEMS:
+            self.boundary(_SAID)
 
     def _completes(self, source: int, flags: int) -> bool:
         """Returns whether what begins may go on with forwards of passes before it: their backward, or another model on what they gave."""
@@ -251,16 +271,19 @@ class BatchPhases:
         """Handles the begin or the end of an epoch, as the program says it: a batch that was asked for and used is over."""
         self.boundary(_SAID)
         if self.batch is not None and self.batch.passes and self.batch.shows:
-            self.batch = None
+            self._open(None)
 
-    def place(self, item: Item) -> None:
-        """Takes time, and what happened at its end."""
-        if self.batch is not None:
-            items = self.batch.items
-            items.append(item)
-            if len(items) > MOST_ITEMS:
-                self.boundary(_SAID)
-        elif self.began:
+    def limit_items(self) -> None:
+        """Judges the open batch before its end if it has too many items."""
+        if self.batch is not None and len(self.batch.items) > MOST_ITEMS:
+            self.boundary(_SAID)
+
+    def _open(self, batch: Batch | None) -> None:
+        self.batch = batch
+        self.place = self._place_in_none if batch is None else batch.items.append
+
+    def _place_in_none(self, item: Item) -> None:
+        if self.began:
             self._book.apart((item,), Activity.OUTSIDE)
         else:
             self._lead.append(item)
@@ -286,13 +309,11 @@ class BatchPhases:
             return  # or the row grows: a third loader
         for part in (*batch.row[1:], batch):
             whole.passes += part.passes
-            whole.items = sorted(
-                whole.items + part.items, key=_BEGUN
-            )  # iterators may be made before the first ask
+            whole.add_items(part.items)  # iterators may be made before the first ask
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         self._mates.update(dict.fromkeys(whole.loaders, whole.loaders))
-        self.batch = whole
+        self._open(whole)
 
     def _part(self, batch: Batch) -> None:
         """Splits what may have been one batch into several."""
@@ -340,13 +361,12 @@ class BatchPhases:
             whole = batch.row[0] if batch.row else batch
             self._join_or_part(None)
             if all(each.ended for each in whole.passes):  # as after next(iter(loader)): it may be used yet
-                self.left_over, self.batch = whole.passes[-1], None
+                self.left_over = whole.passes[-1]
                 self.waiting.append(whole)
-                if self.left_over.drawn_again:
-                    self.batch = self._batch_in_hand()
+                self._open(self._batch_in_hand() if self.left_over.drawn_again else None)
             return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
-        self.batch = None
+        self._open(None)
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
         # Where none was used of several that were fetched ahead, the pass is over.
@@ -361,9 +381,7 @@ class BatchPhases:
                 self._book.beside((item,), phase, batch.loader)
             else:  # between loaders that are asked together, for a batch that did not come
                 self._book.apart((item,), Activity.OUTSIDE)
-        self.batch = None
-        if self.left_over is not None:
-            self.batch = self._batch_in_hand()
+        self._open(None if self.left_over is None else self._batch_in_hand())
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
         """Judges the open batch up to here. ``asked``: the pass that is asked next."""
@@ -396,7 +414,8 @@ class BatchPhases:
         if shows == GRADIENTS_MADE and self.batch is not None and self._attacks(self.batch):
             return
         if source in self._book.open.updated and self.batch is not None and not asking:
-            head, self.batch.items = self._split_training((shows,), self.batch)
+            head, tail = self._split_training((shows,), self.batch)
+            self.batch.items += tail
             if head:
                 self._train(head, self.batch)
             self._book.close_step()
@@ -515,7 +534,8 @@ class BatchPhases:
         ahead = batch.items[:first]
         begin, end = self._asked_at(ahead, apart), self._end_of_forward(ahead, looks[-1])
         self._judge_batch(Batch(apart, apart[-1].source, ahead[begin:end], fetched=batch.fetched))
-        items, batch.items = batch.items[:begin] + batch.items[end:], []
+        items = batch.take_items()
+        del items[begin:end]
         fetched = batch.fetched and bool(passes)
         return Batch(passes, in_hand, items, fetched=fetched, asked_in=batch.asked_in)
 
@@ -544,7 +564,7 @@ class BatchPhases:
 
     def _is_own_code(self, tail: list[Item]) -> bool:
         """Returns whether an update ends the step, and what follows is the loop's own code: nearly always."""
-        return bool(self._book.open.updated) and not any(item[SHOWS] for item in tail)
+        return bool(self._book.open.updated) and not any(map(_SHOWN, tail))
 
     def _split_training(self, ends: tuple[int, ...], batch: Batch) -> tuple[list[Item], list[Item]]:
         """Splits a batch after the last item that shows one of these: what is training, and is to be booked, and the rest.
@@ -553,10 +573,11 @@ class BatchPhases:
         hand: that trains first), before its first forward with them, are evaluation.
         """
         self._part(batch)
-        items, batch.items = batch.items, []
-        last, following = -1, NOTHING
+        items = batch.take_items()
+        last, following, shown = -1, NOTHING, list(map(_SHOWN, items))
+        frozen = FORWARD_FROZEN in shown
         for place in range(len(items) - 1, -1, -1):
-            shows = items[place][SHOWS]
+            shows = shown[place]
             if not shows:
                 continue
             if shows == FORWARD_FROZEN:  # a backward right after it makes it training
@@ -566,6 +587,8 @@ class BatchPhases:
             following = shows
             if last < 0 and following in ends:
                 last = place
+                if not frozen:
+                    break
         if last >= 0:
             waiting, self.waiting = self.waiting, []
             self._show_training(batch)

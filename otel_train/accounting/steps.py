@@ -191,7 +191,7 @@ class StepBook:
         if home.ended:
             begun_ns, ns, failed, ended_in = home.ended
             step = serial if ended_in == serial else -1
-            self.gathered.rows["occurrences"].extend((home.source, loader, phase, begun_ns, ns, failed, step))
+            self.gathered.rows["occurrences"].extend((home.source, begun_ns, ns, failed, loader, phase, step))
             home.ended = None
 
     def waits(self, item: Item) -> bool:
@@ -227,27 +227,35 @@ class StepBook:
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
         row = step.phase, step.loader, step.serial if self._by_step else -1
-        times, kinds, losses = self.gathered.times[row], self._sources.kinds, self._sources.losses
-        computed = step.training_from_ns >= 0 or step.phase != TRAIN
+        times, calls = self.gathered.times[row], self.gathered.rows["occurrences"]
+        kinds, losses = self._sources.kinds, self._sources.losses
+        computed, duration_ns = step.training_from_ns >= 0 or step.phase != TRAIN, step.duration_ns
         for stack, begun_ns, ns, shows, call, batch, homes in items:
             if not computed and stack and (COMPUTES_BY_KIND[kinds[stack[-1]]] or losses[stack[-1]]):
-                step.training_from_ns, computed = step.duration_ns, True
+                step.training_from_ns, computed = duration_ns, True
             if ns:
-                step.duration_ns += ns
+                duration_ns += ns
                 times[stack] += ns
                 if stack and kinds[stack[-1]] == DATA:
                     step.wait_ns += ns
-            if call is not None:
-                self._book_call(call, homes, step)
             if batch is not None:
                 # Fetched inside an ask of another loader, it is a part of that one's batch.
                 phase = step.phase if call is not None else NO_PHASE
                 self._book_fetched(batch, begun_ns + ns, phase, step)
-            if shows:
-                self._follow(shows, call, step)
+            if call is not None:
+                if homes and homes[-1].source == call[0]:
+                    homes[-1].ended = (*call[1:], step.serial)
+                else:
+                    calls += call
+                    calls += step.loader if batch is None else batch[0], step.phase, step.serial
+                step.failed += call[3]
+            if shows or (call is not None and losses[call[0]]):
+                step.duration_ns = duration_ns
+                self._follow(shows, 0 if call is None else call[2], step)
             for home in homes:
                 self.gathered.around[row][home.source] -= ns
                 self._book_at_home(home, ns, step)
+        step.duration_ns = duration_ns
 
     def _book_at_home(self, home: Home, ns: int, step: Step) -> None:
         home.waiting -= 1
@@ -261,20 +269,6 @@ class StepBook:
             home.row, home.known = (step.phase, step.loader, step.serial), named
         self.book_home(home)
 
-    def _book_call(self, call: tuple[int, int, int, int], homes: tuple[Home, ...], step: Step) -> None:
-        source, begun_ns, ns, failed = call
-        if homes and homes[-1].source == source:
-            homes[-1].ended = begun_ns, ns, failed, step.serial
-        else:
-            loader = source if self._sources.kinds[source] == DATA else step.loader
-            self.gathered.rows["occurrences"].extend(
-                (source, loader, step.phase, begun_ns, ns, failed, step.serial)
-            )
-        if failed:
-            step.failed += 1
-        if self._sources.losses[source] and step.phase == TRAIN:
-            self._follow_loss(ns, step)
-
     def _book_fetched(self, batch: tuple[int, int, int, int], got_ns: int, phase: int, step: Step) -> None:
         source, samples, making_ns, waiting_ns = batch
         self.gathered.rows["batches"] += source, phase, samples, got_ns, making_ns, waiting_ns
@@ -282,33 +276,24 @@ class StepBook:
             step.fetched = True
             step.samples += max(0, samples)
 
-    def _follow(self, shows: int, call: Call, step: Step) -> None:
-        """Records what an item shows; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
-        step.trained = step.trained or shows >= GRADIENTS_MADE
+    def _follow(self, shows: int, lasted_ns: int, step: Step) -> None:
+        """Records what an item shows, or the end of a user stage ``loss``; see ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
         if step.phase != TRAIN:
             return
         now_ns, worked_ns = step.duration_ns, step.duration_ns - step.wait_ns
         if step.training_from_ns < 0:
             step.training_from_ns = now_ns
-        if shows < GRADIENTS_MADE:  # a forward begins
+        if NOTHING < shows < GRADIENTS_MADE:  # a forward begins
             if step.loss_from_ns < 0:
                 step.loss_from_ns = worked_ns
             return
         step.training_ns = now_ns - step.training_from_ns
-        if shows == GRADIENTS_MADE:
-            lasted_ns = call[2] if call is not None else 0
-            step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
+        if shows == GRADIENTS_MADE or (not shows and not self.backward_seen):
+            derived = shows and step.loss_from_ns >= 0
+            step.loss_ns += worked_ns - step.loss_from_ns if derived else lasted_ns
             step.losses += 1
-        step.loss_from_ns = -1
-
-    def _follow_loss(self, lasted_ns: int, step: Step) -> None:
-        """Records the same of a user stage ``loss``."""
-        if step.training_from_ns < 0:
-            step.training_from_ns = step.duration_ns
-        step.training_ns = step.duration_ns - step.training_from_ns
-        if not self.backward_seen:
-            step.loss_ns += lasted_ns
-            step.losses += 1
+        if shows:
+            step.loss_from_ns, step.trained = -1, True
 
 
 class StepSourceDecision:

@@ -147,20 +147,20 @@ class StageCalls(NamedTuple):
 
     Attributes:
         source: number of the source that was called.
-        loader: loader of the batch it worked on; -1 for none.
-        phase: index into ``PHASES``, or ``NO_PHASE``.
         started_ns: when it began.
         inclusive_ns: how long it ran, with what ran inside it.
         failed: 1 if it ended by an exception.
+        loader: loader of the batch it worked on; -1 for none.
+        phase: index into ``PHASES``, or ``NO_PHASE``.
         step: row of its step in ``StepRows``; the number of rows for the step still open; -1 for no step.
     """
 
     source: np.ndarray
-    loader: np.ndarray
-    phase: np.ndarray
     started_ns: np.ndarray
     inclusive_ns: np.ndarray
     failed: np.ndarray
+    loader: np.ndarray
+    phase: np.ndarray
     step: np.ndarray
 
 
@@ -228,7 +228,7 @@ class ClosedSteps(NamedTuple):
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "steps": (len(StepRows._fields) + 1, (3,)),
-    "occurrences": (len(StageCalls._fields), (3, 4)),
+    "occurrences": (len(StageCalls._fields), (1, 2)),
     "times": (len(StageTimes._fields), ()),
     "loader_ns": (4, (3,)),
     "batches": (6, (3,)),

@@ -28,7 +28,7 @@ def calls_of(ended: np.ndarray) -> StageCalls:
     """Converts to calls, in the order of their ends; ``ended`` is int64[n, 3]: operation, when it began, when it ended."""
     source, begun_ns, ended_ns = ended[np.argsort(ended[:, 2], kind="stable")].T
     zeros = np.zeros(len(ended), dtype=np.int64)
-    return StageCalls(source, zeros - 1, zeros + NO_PHASE, begun_ns, ended_ns - begun_ns, zeros, zeros - 1)
+    return StageCalls(source, begun_ns, ended_ns - begun_ns, zeros, zeros - 1, zeros + NO_PHASE, zeros - 1)
 
 
 class HeldOperations:

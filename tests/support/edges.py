@@ -227,7 +227,7 @@ class Book:
         return [
             Call(self.name(s), self.name(loader), phase_name(p), started, inclusive, failed, of_run(row))
             for part, of_run in zip(self.closed, self._numbering(), strict=True)
-            for s, loader, p, started, inclusive, failed, row in _rows(part.occurrences)
+            for s, started, inclusive, failed, loader, p, row in _rows(part.occurrences)
             if source in ("", self.name(s))
         ]
 

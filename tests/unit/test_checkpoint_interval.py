@@ -14,7 +14,7 @@ KINDS = np.array([SourceKind.CHECKPOINT])
 
 def save(checkpoints: Checkpoints, at_s: float, step: int, *, failed: bool = False) -> float:
     """One save of a second that ends then; the interval after it."""
-    columns = (0, -1, 0, int((at_s - 1) * 1e9), int(1e9), int(failed), -1)
+    columns = (0, int((at_s - 1) * 1e9), int(1e9), int(failed), -1, 0, -1)
     ended = StageCalls(*(np.array([column]) for column in columns))
     assert len(list(checkpoints.take(ended, KINDS, lambda _at_ns: step))) == 1
     return checkpoints.interval_s

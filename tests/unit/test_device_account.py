@@ -50,7 +50,7 @@ class Account:
         """Occurrences: source, start, end."""
         source, start, end = (np.array(column, dtype=np.int64) for column in zip(*calls, strict=True))
         zeros = np.zeros(len(calls), dtype=np.int64)
-        ended = StageCalls(source, zeros, zeros + TRAIN, start, end - start, zeros, zeros)
+        ended = StageCalls(source, start, end - start, zeros, zeros, zeros + TRAIN, zeros)
         self.account.add_calls(ended, until_ns or int(end.max()))
 
     def add(self, *readings: tuple[int, int, int, int], until_ns: int = 0) -> None:
