@@ -26,12 +26,13 @@ from otel_train.catalog import RUN_STATES
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import MemoryMonitor, ProcessReader, ProcessTreeReader
+from otel_train.config.validation import words_of
 from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
-from otel_train.trackers.metrics import EpochWindow, left_out
+from otel_train.trackers.metrics import EpochWindow
 from otel_train.trackers.schedule import RowScheduler, calls_of
 
 if TYPE_CHECKING:
@@ -419,7 +420,7 @@ class AgentService:
             devices=lambda: recording.state.taken, clock=system_clock,
             tree=ProcessTreeReader(system_clock, Path(f"/proc/{pid}"), pid=pid)
         )  # fmt: skip
-        looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
+        looks = config.log_every_epochs and "memory" in words_of(config.throughput_metrics)
         self.run.epochs.loaders = self.watch.facts
         epochs = EpochWindow(self.run.totals, self.watch.facts, memory=memory.values if looks else None)
         self.tracking = RowScheduler(

@@ -66,10 +66,10 @@ _PARTS: Final = {
 """How the keys of the parts of an epoch's throughput begin, by what the setting calls them."""
 
 
-def left_out(parts: str, *of: str) -> tuple[str, ...]:
-    """Returns how the keys begin that ``throughput_metrics`` does not name: all, or those ``of`` some parts."""
+def left_out(parts: str) -> tuple[str, ...]:
+    """Returns how the keys begin that ``throughput_metrics`` does not name."""
     wanted = words_of(parts)
-    return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
+    return tuple(start for part, starts in _PARTS.items() if part not in wanted for start in starts)
 
 
 def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
