@@ -199,7 +199,7 @@ class _RemoteAccount:
     def __init__(self, client: AgentClient, anchor: Anchor) -> None:
         self.state = LoopProgress()
         self.request: object = None
-        self.clock = anchor
+        self._anchor = anchor
         self._client = client
 
     def loop(self) -> LoopState:
@@ -220,7 +220,7 @@ class _RemoteAccount:
         return self.state.epoch if answer is None else int(answer)
 
     def unix_ns(self, clock_ns: int) -> int:
-        return self.clock.unix(clock_ns)
+        return self._anchor.unix(clock_ns)
 
     def slow_steps(self) -> int:
         return self.state.slow
