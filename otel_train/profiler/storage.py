@@ -52,7 +52,6 @@ def metadata_path(path: Path) -> Path:
 
 def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
     """Writes the metadata of a capture atomically; an OSError where it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(record, indent=1) + "\n")
 
 
