@@ -338,11 +338,6 @@ def namespace_of(kind: str) -> str:
         return ""
 
 
-def user_id() -> int:
-    """Returns the account that this process runs under; 0 on systems that have none."""
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
 def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace") -> str:
     """Returns the namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
     try:
@@ -363,7 +358,7 @@ class Process:
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
     leads: Callable[[], bool] = leads_replica
     namespace: Callable[[], str] = pod_namespace
-    user: int = field(default_factory=user_id)
+    user: int = field(default_factory=os.getuid)
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
     start: Callable[[Mapping[str, str]], str] = lambda _: ""

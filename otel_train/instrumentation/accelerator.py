@@ -398,8 +398,7 @@ def _loaded_library(name: str) -> str:
 _spare: dict[tuple[str, int], list[Any]] = {}
 """By kind and number of the device. A forked child has no use for its parent's."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_spare.clear)
+os.register_at_fork(after_in_child=_spare.clear)
 
 
 def _kept(event: Any) -> Any:

@@ -227,7 +227,7 @@ _AMD_FILE = "/dev/kfd"
 _DISPLAYS = "/sys/class/drm"
 _INTEL = "0x8086"
 _HIDDEN = ("", "-1")
-_MACHINE = (os.uname().sysname, os.uname().machine) if hasattr(os, "uname") else ("", "")
+_MACHINE = (os.uname().sysname, os.uname().machine)
 
 UNTIMED = (
     "device time and device memory are read on Linux by way of torch.cuda (NVIDIA, AMD) and torch.xpu (Intel), device memory "

@@ -364,9 +364,8 @@ def _begin_analysis(place: CaptureStore, file: str) -> subprocess.Popen[bytes] |
         analysis = _start((*place.analyze, file))
     except OSError:
         return None  # no memory for another process: 'otel-train analyze' can be called later
-    if hasattr(os, "setpriority"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, analysis.pid, 19)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, analysis.pid, 19)
     return analysis
 
 

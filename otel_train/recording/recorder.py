@@ -246,5 +246,4 @@ def _silence_all() -> None:
         recorder.silence()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_silence_all)
+os.register_at_fork(after_in_child=_silence_all)
