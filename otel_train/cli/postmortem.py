@@ -11,7 +11,7 @@ from otel_train.console import text
 from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.profiler.storage import finding_summary
-from otel_train.rundata.files import FLIGHT
+from otel_train.rundata.files import FLIGHT, has_ended
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -264,8 +264,7 @@ def _first_ended(reports: Sequence[Report]) -> str:
 
 
 def _state(report: Report) -> str:
-    state = report.get("state")
-    if state not in (None, "running"):
-        return str(state)
+    if has_ended(report):
+        return str(report["state"])
     alive = report.get("alive")
     return "alive" if alive else "gone" if alive is False else "unknown"

@@ -73,6 +73,11 @@ def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> d
     return summary
 
 
+def has_ended(summary: Mapping[str, Any]) -> bool:
+    """Returns whether a summary says how its rank ended."""
+    return summary.get("state") not in (None, "running")
+
+
 FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 """What reading a document of an unknown shape may raise; RuntimeError: a generator ended too soon, or nesting is too deep."""
 

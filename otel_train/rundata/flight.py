@@ -16,7 +16,7 @@ from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import Heartbeat, read_flight
-from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, mapping, number, summary_of
+from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, has_ended, mapping, number, summary_of
 from otel_train.rundata.liveness import is_alive, liveness, written_until
 from otel_train.rundata.schemas import checked
 
@@ -104,9 +104,8 @@ def _before_end(flight: Flight, summary: Mapping[str, Any]) -> Flight:
 
     An exception ends the stages that are open: without this, a rank that failed or hung would be in none.
     """
-    state = summary.get("state")
-    goes_on = state in (None, "running") and is_alive(flight.pid, flight.identity) is not False
-    if goes_on or state == "finished":
+    goes_on = not has_ended(summary) and is_alive(flight.pid, flight.identity) is not False
+    if goes_on or summary.get("state") == "finished":
         return flight
     polled_ns, ended_s = flight.polled_unix_ns, _ended_unix_s(summary)
     if ended_s is not None and 0 <= ended_s < polled_ns / NS_PER_S:
@@ -133,7 +132,7 @@ def _thread_before_end(thread: ThreadEdges, kinds: Ints) -> ThreadEdges:
 
 
 def _ended_unix_s(summary: Mapping[str, Any]) -> float | None:
-    return None if summary.get("state") in (None, "running") else written_until(summary)
+    return written_until(summary) if has_ended(summary) else None
 
 
 def timeline_of(path: Path) -> Timeline | None:

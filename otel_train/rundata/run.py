@@ -19,7 +19,16 @@ from otel_train.files import (
     read_word,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
-from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, current_document, summary_of, whole
+from otel_train.rundata.files import (
+    ABOUT,
+    FLIGHT,
+    METRICS,
+    SUMMARY,
+    current_document,
+    has_ended,
+    summary_of,
+    whole,
+)
 from otel_train.rundata.flight import Timeline, timeline_of
 from otel_train.rundata.schemas import check, checked
 
@@ -30,8 +39,6 @@ if TYPE_CHECKING:
     from otel_train.trace_analysis.events import Trace
 
 T = TypeVar("T")
-RUNNING = ("running", None)
-"""States of a summary whose run recorded no end."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +59,7 @@ class RunReader:
     @property
     def ended(self) -> bool:
         """Whether the summary was written at the end."""
-        return bool(self.summary) and self.summary.get("state") not in RUNNING
+        return bool(self.summary) and has_ended(self.summary)
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
         """Returns the newest capture that can be read whole; None if there is none. ``warnings`` names the others."""
