@@ -279,29 +279,31 @@ NOT_SHARED_BY: Final = frozenset({"dp", "data", "expert", "ep"})
 """Words in the name of one whose ranks, or some of them, have samples of their own."""
 
 
-def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
+def leads_replica() -> bool:
     """Returns whether this is the first rank of its model replica, by the process groups that exist. Imports nothing.
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
-    return all(place == 0 for place, _ in _in_replica(modules))
+    return all(place == 0 for place, _ in _in_replica())
 
 
 def shares_replica() -> bool:
     """Returns whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
-    return any(size > 1 for _, size in _in_replica(sys.modules))
+    return any(size > 1 for _, size in _in_replica())
 
 
-def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _in_replica() -> list[tuple[int, int]]:
     """Returns (place of this rank, ranks) in every group whose ranks share a model replica."""
-    c10d = modules.get("torch.distributed.distributed_c10d")
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
-    ranks = live_ranks(modules)
-    found: list[tuple[int, int]] = []
-    for group, members in list(groups.items()) if ranks is not None else ():
+    ranks = live_ranks()
+    if ranks is None:
+        return []
+    found = []
+    for group, members in list(groups.items()):
         name = str(getattr(group, "group_desc", "")).lower()
         words = set(name.replace("-", "_").split("_"))
-        if words & SHARED_BY and not words & NOT_SHARED_BY and ranks is not None and ranks[0] in members:
+        if words & SHARED_BY and not words & NOT_SHARED_BY and ranks[0] in members:
             found.append((members[ranks[0]], len(members)))
     return found
 
@@ -356,7 +358,6 @@ class Process:
     now_unix_ns: int = field(default_factory=time.time_ns)
     parent: Callable[[], str] = parent_mark
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
-    leads: Callable[[], bool] = leads_replica
     namespace: Callable[[], str] = pod_namespace
     user: int = field(default_factory=os.getuid)
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
@@ -399,7 +400,7 @@ def detect(
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
         started_unix_ns=process.now_unix_ns,
-        dp_leader=_leads(config, place, process),
+        dp_leader=_leads(config, place),
     )
 
 
@@ -408,9 +409,9 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _leads(config: Config, place: RankPlace, process: Process) -> bool:
+def _leads(config: Config, place: RankPlace) -> bool:
     if config.tensor_parallel * config.pipeline_parallel == 1:
-        return process.leads()
+        return leads_replica()
     first_stage = place.rank < place.world_size // config.pipeline_parallel
     return first_stage and place.rank % config.tensor_parallel == 0
 
