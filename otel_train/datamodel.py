@@ -46,9 +46,9 @@ class Anchor(FastNamedTuple):
     clock_ns: int
 
     @classmethod
-    def now(cls, clock: Clock = system_clock) -> Anchor:
+    def now(cls) -> Anchor:
         """Reads both clocks, one right after the other."""
-        return cls(time.time_ns(), clock())
+        return cls(time.time_ns(), system_clock())
 
     def unix(self, clock_ns: int) -> int:
         """Returns the Unix time, in nanoseconds, of an instant on the monotonic clock."""
