@@ -87,7 +87,7 @@ class MetricReader:
             events=REDUCED_EVENTS if reduced else (),
         )
         self._run_metrics.write(builder)
-        self._sources.signals.write(builder, "train")
+        self._sources.signals.write(builder)
         self._sources.process.write(builder)
         self._sources.accelerators.write(builder)
         self._sources.hardware.write(builder)

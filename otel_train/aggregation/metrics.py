@@ -68,7 +68,7 @@ class MetricBuilder:
         """Returns the values of a counter or gauge, by labels."""
         return dict(self._points.get(metric.name, {}))
 
-    def put_all(self, metric: Metric, values: Iterable[str], found: dict[str, float]) -> None:
+    def put_all(self, metric: Metric, values: Iterable[str], found: Mapping[str, float]) -> None:
         """Sets one series for each value of the metric's only label; 0 for those not in ``found``."""
         for value in values:
             self.put(metric, found.get(value, 0), value)
@@ -269,15 +269,15 @@ class LoggedSignals:
             c.METRIC_NAME.name: len(self._value_names.overflown),
         }
 
-    def write(self, builder: MetricBuilder, phase: str) -> None:
-        """Adds the last values."""
+    def write(self, builder: MetricBuilder) -> None:
+        """Adds the last values: all count as of training."""
         for name, value in self._losses.items():
-            builder.put(c.LOSS, value, name, phase)
+            builder.put(c.LOSS, value, name, PHASES[TRAIN])
         for group, value in self._rates.items():
             builder.put(c.LEARNING_RATE, value, group)
         for name, value in self._values.items():
-            builder.put(c.METRIC_VALUE, value, name, phase)
+            builder.put(c.METRIC_VALUE, value, name, PHASES[TRAIN])
         for metric in (c.GRADIENT_NORM, c.AMP_SCALE):
             if metric.name in self._single:
                 builder.put(metric, self._single[metric.name])
-        builder.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, dict(self.nonfinite))
+        builder.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, self.nonfinite)

@@ -18,7 +18,7 @@ from tests.unit.test_agent_summary import account, run_of
 
 def published(signals: LoggedSignals) -> dict[str, dict[tuple[str, ...], float]]:
     builder = MetricBuilder()
-    signals.write(builder, "train")
+    signals.write(builder)
     return {
         family.metric.name: {
             tuple(v for _, v in p.attributes): getattr(p, "value", 0.0) for p in family.points
