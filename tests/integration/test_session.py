@@ -120,6 +120,28 @@ def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[An
         assert 0 <= age_s < 60, name
 
 
+def test_no_point_ends_before_it_began_where_the_clock_was_set_back(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that had begun an hour ahead: backends refuse a start time that is after the time of its point."""
+    model, batches = Net(), loader(8)
+    session = watch(model, {"train": batches}, **FAST)
+    of_the_system = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: of_the_system() - 3600 * 10**9)
+    train(model, batches)
+    session.close()
+
+    last = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
+    sums = [metric["sum"] for metric in last["scopeMetrics"][0]["metrics"] if "sum" in metric]
+    lasted_s = {
+        (int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9
+        for each in sums
+        for point in each["dataPoints"]
+    }
+    assert all(0 <= each < 60 for each in lasted_s), lasted_s
+    assert lasted_s
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
