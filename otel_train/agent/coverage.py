@@ -42,9 +42,9 @@ _NO_UPDATE = (
     "a compiled function. Steps are counted by backward; otel_train.step() marks them"
 )
 _NO_FORWARD = (
-    "its forward was never observed: another object is called in the loop (a copy, a wrapper, a compiled "
-    "function around it), or a method other than __call__ that calls no part of the model. Give instrument() "
-    "the object that the loop calls"
+    "no forward of it was observed: the loop has not called it, or it calls another object (a copy, a wrapper, a "
+    "compiled function around it), or a method other than __call__ that calls no part of the model. If it is in use, "
+    "give instrument() the object that the loop calls"
 )
 _TORCH_LATER = (
     "torch was imported after the call of instrument(): nothing of it is measured. Call instrument() after the import, where "
@@ -124,9 +124,14 @@ class CoverageReporter:
         early = not final and run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (now_ns - run.started_ns) / NS_PER_S < STEPLESS_S:
             return
-        for gap in instrumentation_gaps(run, self._state(), now_ns=now_ns):
+        state = self._state()
+        gaps = instrumentation_gaps(run, state, now_ns=now_ns)
+        unseen = sum(gap["what"] == "model" for gap in gaps)
+        called_later = not final and unseen < len(set(map(run.totals.names.models.published, state.models)))
+        for gap in gaps:
             key = gap["what"], gap["name"]
-            if key not in self._logged and not (early and key != JAX_STEP):
+            waits = (early and key != JAX_STEP) or (called_later and gap["what"] == "model")
+            if key not in self._logged and not waits:
                 self._logged.add(key)
                 self._log("not observed: %s %s: %s", gap["what"], gap["name"], gap["reason"])
 

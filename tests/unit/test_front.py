@@ -241,6 +241,23 @@ def test_a_thing_is_logged_once() -> None:
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
 
 
+def test_a_model_that_may_be_called_later_is_logged_at_the_end() -> None:
+    """An average of the weights is evaluated after the first epoch; the second of two trainings begins after the first."""
+    lines: list[tuple[str, ...]] = []
+    run = an_account(
+        updates=UPDATES_WITHOUT_FORWARD, sources=DATA, loader_threads=[], stages=("forward", "backward")
+    )
+    run.totals.names.keys[0].model = "Net"
+    missing = CoverageReporter(
+        run, lambda: RankState(models=("Net", "Average")), log=lambda *line: lines.append(line)
+    )
+    missing.log_gaps()
+    assert lines == []
+    missing.log_gaps(final=True)
+
+    assert [line[1:3] for line in lines] == [("model", "Average")]
+
+
 COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step", since_ns=NS_PER_S)
 NO_STEP: dict[str, Any] = {
     "updates": 0, "loader_threads": [], "stages": (), "source": StepSource.UNDECIDED,
