@@ -181,6 +181,8 @@ def state_of(
     """Returns whether the rank is live, and when its summary was written."""
     mark = mark_of(folder / SUMMARY)
     written_s = mark.changed_ns / NS_PER_S if mark else None
+    if folder.name != f"rank{about.get('rank')}":
+        about = {**about, "pid": None}
     return liveness(
         summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=now_s
     ), written_s

@@ -72,7 +72,7 @@ def liveness(
 
     Args:
         summary: its ``summary.json``; empty if there is none.
-        about: ``run.json``; empty if there is none.
+        about: ``run.json``; empty if there is none. Its ``pid`` is this rank's, or missing.
         heartbeat: of its flight file; without one the age of its summary must do.
         written_s: Unix time at which the summary was written; None if there is none.
         now_s: Unix time.
@@ -85,8 +85,10 @@ def liveness(
         quiet_s, patience_s = now_s - heartbeat.unix_s, max(QUIET_S, _TURNS * poll_s)
     elif written_s is not None:
         quiet_s, patience_s = now_s - written_s, 3 * summary_s
-    else:
-        return Liveness("unknown", "info")
+    else:  # its agent has written nothing yet, or could not begin
+        pid, known = about.get("pid"), {"host": about.get("host")}
+        word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown"
+        return Liveness(word, _SAYS[word])
     if quiet_s <= patience_s:
         return Liveness("running", "live", max(0.0, quiet_s))
     pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})

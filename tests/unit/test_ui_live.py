@@ -270,6 +270,30 @@ def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> N
     assert liveness(about, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
 
 
+@pytest.mark.parametrize(
+    ("about", "word"),
+    [
+        ({"rank": 0, "pid": NO_PROCESS, "host": HERE}, "gone"),
+        ({"rank": 0, "pid": os.getpid(), "host": HERE}, "unknown"),
+        ({"rank": 0, "pid": NO_PROCESS, "host": "elsewhere"}, "unknown"),
+        ({"rank": 1, "pid": NO_PROCESS, "host": HERE}, "unknown"),
+    ],
+    ids=["ended", "goes on", "on another host", "of another rank"],
+)
+def test_a_rank_whose_agent_could_not_begin_is_gone_once_its_process_is(
+    about: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    """An agent that ``pids.max`` ends leaves ``run.json`` and no more: the run was unknown for ever."""
+    run = tmp_path / "r1"
+    (run / "rank0").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps(about))
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    view = RankReader(documents=JsonFileCache()).view(run, 0)
+
+    assert (row.state.word, view.state.word) == (word, word)
+
+
 def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Path) -> None:
     """Pages of runs that ended stay open, and ask on."""
     run = leave_run(tmp_path, [5])
