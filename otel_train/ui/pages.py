@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from html import escape
 from itertools import compress
@@ -13,6 +14,7 @@ from otel_train.console.text import ABSENT, bytes_of, duration, percent, plural,
 from otel_train.datamodel import NS_PER_S
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
+from otel_train.rundata.live_view import state_of
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
 from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
 from otel_train.ui.components import (
@@ -167,12 +169,13 @@ def _ranks(view: RankView, *, static: bool) -> str:
 
 def _rank(view: RankView, rank: int, *, static: bool) -> list[str]:
     summary = view.others.get(rank, {})
+    state, _ = state_of(view.run / f"rank{rank}", summary, view.about, time.time())
     wait = activity_shares(summary).get("data_wait")
     leading: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     link = f"rank {rank}" if static else f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
-        escape(text(summary.get("state")) or ABSENT),
+        state.word,
         duration(summary.get("wall_seconds")),
         rounded((summary.get("steps") or {}).get("train")),
         duration(step_row(summary).get("p50")),

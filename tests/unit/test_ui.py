@@ -556,6 +556,21 @@ def test_the_list_shows_the_worst_state_of_the_ranks(states: list[str], word: st
     assert row.state.word == word
 
 
+def test_the_table_of_ranks_shows_each_as_the_list_of_runs_does(tmp_path: Path) -> None:
+    """A rank that was lost with its agent had the state that it wrote last: running."""
+    many(tmp_path, 1)
+    run = tmp_path / "run-0000"
+    for rank, state in ((1, "running"), (0, "finished")):
+        say_state(run, rank, state)
+    os.utime(run / "rank1/summary.json", (1e9, 1e9))
+
+    text = page(tmp_path, "run-0000").text
+    [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
+
+    assert row.state.word == "silent"
+    assert re.search(r'rank=1">rank 1</a></td><td[^>]*>silent</td>', text)
+
+
 def test_a_rank_that_ended_in_an_earlier_start_says_nothing_of_the_last(tmp_path: Path) -> None:
     """A start with fewer ranks leaves the folder of the rank that failed before."""
     many(tmp_path, 1)
