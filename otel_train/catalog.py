@@ -41,7 +41,7 @@ STEP_BOUNDS: Final = tuple(float(f"{10 ** (part / 14):.3g}") for part in range(-
 """Explicit bucket edges of step time, from 0.5 ms to 61 s, each at most 1.19 times the one before: quantiles are as near."""
 
 STAGES: Final = (*(stage.name for stage in events.STAGES), "other")
-PHASES: Final = ("train", "eval", "test", "predict")
+PHASES: Final = events.PHASES
 ACTIVITIES: Final = (
     *("init", "compile", "productive", "data_wait", "eval"),
     *("checkpoint", "restart", "stalled", "other", "outside"),

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from otel_train.recording.events import Instrumented, SourceKind
+from otel_train.recording.events import PHASES, Instrumented, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PHASES = ("train", "eval", "test", "predict")
 TRAIN, EVAL, TEST, PREDICT = range(4)
+"""Places in ``catalog.PHASES``."""
+
 NO_PHASE = 4
 """Time in no batch: before the first, outside, in checkpoints."""
 

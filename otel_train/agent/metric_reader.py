@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.accounting.types import PHASES, TRAIN
+from otel_train.accounting.types import TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
+from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
 from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, with_plain_attributes

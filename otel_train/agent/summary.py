@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
+from otel_train.accounting.types import TRAIN, Activity, StepSource
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import MODEL_SHARE, findings, model_stages
-from otel_train.catalog import ACTIVITIES
+from otel_train.catalog import ACTIVITIES, PHASES
 from otel_train.console.text import plural
 from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
 from otel_train.recording.events import SourceKind

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import NO_PHASE, PHASES, Activity
+from otel_train.accounting.types import NO_PHASE, Activity
 from otel_train.aggregation.histogram import Histograms
-from otel_train.catalog import STEP_BOUNDS
+from otel_train.catalog import PHASES, STEP_BOUNDS
 from otel_train.datamodel import NS_PER_S, Outcomes, Pace
 from otel_train.recording.events import Ending
 

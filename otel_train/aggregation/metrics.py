@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from otel_train import catalog as c
-from otel_train.accounting.types import PHASES, TRAIN, Activity
+from otel_train.accounting.types import TRAIN, Activity
 from otel_train.aggregation.series_names import CHECKPOINT
-from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
+from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, PHASES, Emit, Kind
 from otel_train.datamodel import CAPTURES_FOLDER, NS_PER_S, TRIGGERS, MetricFamily, Point
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import PHASES, TRAIN, Activity
+from otel_train.accounting.types import TRAIN, Activity
 from otel_train.aggregation.histogram import Histograms
+from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, TRIGGERS
 from otel_train.recording.events import SourceKind
 

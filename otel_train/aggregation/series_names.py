@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import PHASES, SourceTable
-from otel_train.catalog import OTHER_VALUE, STAGES
+from otel_train.accounting.types import SourceTable
+from otel_train.catalog import OTHER_VALUE, PHASES, STAGES
 from otel_train.recording.events import Instrumented, SourceKind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train import catalog
-from otel_train.accounting.types import PHASES
+from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, Event, Exemplar, Span, SpanLink
 from otel_train.recording.events import SourceKind
 

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.accounting.types import PHASES
 from otel_train.aggregation.counters import LoaderStart
+from otel_train.catalog import PHASES
 from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
 

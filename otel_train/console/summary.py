@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.catalog import STAGES
+from otel_train.catalog import PHASES, STAGES
 from otel_train.console.text import (
     ABSENT,
     INDENT,
@@ -95,7 +95,6 @@ def _problems(page: TextLayout, row: Row) -> list[str]:
 
 _SHARE_WORTH_A_COLOR = 0.2
 _MOST_GROUPS = 8  # summary.json has the rest
-_PHASES = ("train", "eval", "test", "predict")
 _STAGES = STAGES[:-1]  # "other" comes last
 _STATISTICS = ("avg", "p50", "p95", "p99")
 _COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
@@ -216,7 +215,7 @@ def _group(row: Row) -> Group:
 
 
 def _phase_order(group: Group) -> int:
-    return _PHASES.index(group[0]) if group[0] in _PHASES else len(_PHASES)
+    return PHASES.index(group[0]) if group[0] in PHASES else len(PHASES)
 
 
 def _stage_order(row: Row) -> int:

@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.accounting.types import PHASES, TRAIN, Activity
+from otel_train.accounting.types import TRAIN, Activity
 from otel_train.aggregation.run_state import StepPosition
-from otel_train.catalog import RANK_EVENT, SAMPLES, STAGES, TOKENS
+from otel_train.catalog import PHASES, RANK_EVENT, SAMPLES, STAGES, TOKENS
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:

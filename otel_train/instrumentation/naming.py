@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError, callable_, kind_of, name_of, one_of, text
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.recording.events import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from types import FrameType
-
-PHASES = ("train", "eval", "test", "predict")
 
 
 class Loader(FastNamedTuple):

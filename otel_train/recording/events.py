@@ -142,6 +142,9 @@ STAGE_OF_KIND = {
 """Stage a source of this kind belongs to; the others have a stage of their own name."""
 
 
+PHASES = ("train", "eval", "test", "predict")
+"""What the batches of a loader are for."""
+
 WAIT = "block_until_ready"
 """Stage in which a call of JAX's waits for its result; the rest of the call is what the host takes to dispatch it."""
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
-from otel_train.accounting.types import NO_PHASE, PHASES, TRAIN, ClosedSteps, SourceTable
-from otel_train.catalog import STAGES
+from otel_train.accounting.types import NO_PHASE, TRAIN, ClosedSteps, SourceTable
+from otel_train.catalog import PHASES, STAGES
 from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache

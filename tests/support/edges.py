@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
-from otel_train.accounting.types import PHASES, Activity, ClosedSteps, SourceTable
+from otel_train.accounting.types import Activity, ClosedSteps, SourceTable
+from otel_train.catalog import PHASES
 from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
 
 TRAINING = Flag.GRAD | Flag.TRAINING

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
+from otel_train.accounting.types import EVAL, TEST, TRAIN, StepRows
 from otel_train.aggregation.run_events import EvalPass, EvalPasses
 from otel_train.aggregation.series_names import SeriesNames
+from otel_train.catalog import PHASES
 from otel_train.recording.events import Instrumented, SourceKind
 
 LOADERS = ("train", "val", "test")

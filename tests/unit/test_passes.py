@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_train.accounting.types import PHASES
+from otel_train.catalog import PHASES
 from otel_train.recording.events import Ending, Op, SourceKind
 from tests.support.edges import Book, Tape, account_for
 
