@@ -236,6 +236,10 @@ TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
 CAPTURES_FOLDER = "captures"
 """Below the run directory."""
 
+RANGE_PREFIX = "otel_train:"
+"""Stages are ranges with this prefix in a capture, such as ``otel_train:forward``, and with its name for a loader,
+``otel_train:data:train``."""
+
 
 class Capture(FastNamedTuple):
     """One finished profiler capture, made by the rank and counted by the agent.

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from otel_train.profiler.requests import Options
 
-RANGE_PREFIX = "otel_train:"
-"""Stages are ranges with this prefix in a trace, such as ``otel_train:forward``."""
-
 STEP_PREFIX = "ProfilerStep#"
 """Steps are ranges with this prefix and a number, as in torch's own schedule: other tools look for it."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.datamodel import RANGE_PREFIX
 from otel_train.trace_analysis import intervals
 from otel_train.trace_analysis.events import EventKind
 from otel_train.trace_analysis.intervals import NOTHING
@@ -70,9 +71,6 @@ def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
         open_.append(number)
     return np.array(parents, np.intp), np.array(ends, np.int64)
 
-
-STAGE = "otel_train:"
-"""Ranges of our own stages begin with it; that of a loader goes on with its name, ``otel_train:data:train``."""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)\Z")
 _FETCH = re.compile(r"enumerate\(DataLoader\)#")
@@ -144,7 +142,7 @@ class TraceTimeline:
     @cached_property
     def stages(self) -> Stages:
         """What the training thread was doing: by our ranges, else by PyTorch's."""
-        rows = self.host_rows(EventKind.ANNOTATION, re.compile(STAGE).match)
+        rows = self.host_rows(EventKind.ANNOTATION, re.compile(RANGE_PREFIX).match)
         rows = rows[self.trace.spans.dur_ns[rows] > 0]
         fetches = self.intervals_of(self.host_rows(EventKind.ANNOTATION, _FETCH.match))
         return self._recorded_stages(rows, fetches) if rows.size else self._guessed_stages(fetches)
@@ -155,7 +153,9 @@ class TraceTimeline:
         rows = rows[spans.lane[rows] == lanes[often.argmax()]]  # the thread that trains
         code = spans.name[rows]
         own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
-        names = {number: self.trace.names[number].removeprefix(STAGE) for number in np.unique(code).tolist()}
+        names = {
+            number: self.trace.names[number].removeprefix(RANGE_PREFIX) for number in np.unique(code).tolist()
+        }
         found = {names[number]: parts for number, parts in own.items()}
         within = code[intervals.contains(self.within, spans.start_ns[rows])]
         count = {name: int((within == number).sum()) for number, name in names.items()}
