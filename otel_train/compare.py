@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.console.summary import activity_shares
+from otel_train.datamodel import METRICS_FILE, SUMMARY_FILE
 from otel_train.errors import ComparisonError, RunDirectoryError
-from otel_train.rundata.files import METRICS, SUMMARY, mapping, number, rows, text, whole
+from otel_train.rundata.files import mapping, number, rows, text, whole
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_metrics, read_summary
 
@@ -256,7 +257,7 @@ def side_of_trace(document: Mapping[str, Any], *, name: str) -> Side:
 
 def side_of_run(folder: Path, *, name: str) -> Side:
     """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
-    summary, line = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
+    summary, line = read_summary(folder / SUMMARY_FILE), read_metrics(folder / METRICS_FILE)
     samples: dict[str, list[Sample]] = {}
     for metric in ("train.step.duration", "train.stage.duration"):
         for about, point in points_of(line, metric):

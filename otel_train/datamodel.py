@@ -233,8 +233,12 @@ class ExportBatch:
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
 """What arms a profiler capture."""
 
-CAPTURES_FOLDER = "captures"
-"""Below the run directory."""
+RUN_FILE, CAPTURES_FOLDER = "run.json", "captures"
+"""In the run directory."""
+
+SUMMARY_FILE, FLIGHT_FILE = "summary.json", "flight.bin"
+METRICS_FILE, SPANS_FILE, EVENTS_FILE = "metrics.otlp.jsonl", "spans.otlp.jsonl", "events.jsonl"
+"""In the folder of each rank."""
 
 RANGE_PREFIX = "otel_train:"
 """Stages are ranges with this prefix in a capture, such as ``otel_train:forward``, and with its name for a loader,

@@ -15,7 +15,15 @@ from otel_train.artifacts import writer
 from otel_train.artifacts.summary_consistency import CLOSE, applicable
 from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
 from otel_train.config.deprecated import present
-from otel_train.datamodel import CAPTURES_FOLDER
+from otel_train.datamodel import (
+    CAPTURES_FOLDER,
+    EVENTS_FILE,
+    FLIGHT_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    SPANS_FILE,
+    SUMMARY_FILE,
+)
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.spool import parts_of
 from otel_train.files import (
@@ -30,9 +38,7 @@ from otel_train.files import (
     read_json,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX
-from otel_train.rundata.files import ABOUT, FLIGHT, current_document, is_former, mapping
-from otel_train.rundata.files import METRICS as RUN_METRICS
-from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
+from otel_train.rundata.files import current_document, is_former, mapping
 from otel_train.rundata.run import read_run
 from otel_train.rundata.schemas import REMEDY, wrong_values
 
@@ -235,7 +241,7 @@ def _same(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=CLOSE, abs_tol=1e-8)
 
 
-LINES = {"events.jsonl": "files/event", RUN_METRICS: "files/metrics", "spans.otlp.jsonl": "files/spans"}
+LINES = {EVENTS_FILE: "files/event", METRICS_FILE: "files/metrics", SPANS_FILE: "files/spans"}
 """Files of lines, and the schema of a line."""
 
 _LINES_NAMED = 3
@@ -244,7 +250,7 @@ _LINES_NAMED = 3
 
 def check_run(run: Path) -> list[Fault]:
     """Returns everything that is missing or does not agree in a run directory and in the artifacts in it."""
-    faults = list(_document(run / ABOUT, "files/run", ABOUT))
+    faults = list(_document(run / RUN_FILE, "files/run", RUN_FILE))
     for name in names_in(run / CAPTURES_FOLDER):
         if name.endswith(METADATA_SUFFIX):
             faults += _document(run / CAPTURES_FOLDER / name, "files/capture", f"{CAPTURES_FOLDER}/{name}")
@@ -263,13 +269,13 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     except RunDirectoryError as error:
         yield Fault(folder.name, str(error))
         return
-    summary = f"{folder.name}/{RUN_SUMMARY}"
-    yield from _document(folder / RUN_SUMMARY, "summary", summary)
+    summary = f"{folder.name}/{SUMMARY_FILE}"
+    yield from _document(folder / SUMMARY_FILE, "summary", summary)
     if reader.summary and not reader.ended:
         yield Fault(summary, "the end of the run was not recorded")
     settings = present(reader.about.get("settings") or {})[0]
     if reader.timeline is None and settings.get("flight_recorder", True):
-        yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
+        yield Fault(f"{folder.name}/{FLIGHT_FILE}", "is missing, cannot be read, or holds nothing")
     for said in reader.warnings:
         if REMEDY not in said:  # a message about wrong values, which are listed by file
             yield Fault(folder.name, said)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.config.settings import SECRETS
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, SUMMARY_FILE
 from otel_train.errors import RunDirectoryError
 from otel_train.files import (
     make_folder,
@@ -128,9 +128,9 @@ def totals(reader: RunReader) -> tuple[str, list[dict[str, Any]]]:
     """
     timeline = reader.timeline
     if reader.summary and (timeline is None or not timeline.whole or reader.ended):
-        rows, source = reader.summary.get("stages", []), "summary.json"
+        rows, source = reader.summary.get("stages", []), SUMMARY_FILE
     else:
-        rows, source = timeline.totals() if timeline is not None else [], "flight.bin"
+        rows, source = timeline.totals() if timeline is not None else [], FLIGHT_FILE
     return source, [{key: row.get(key) for key in (*WORDS, *_NUMBERS)} for row in rows]
 
 

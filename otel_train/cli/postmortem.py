@@ -10,8 +10,9 @@ from otel_train.cli import arguments, print_json
 from otel_train.console import text
 from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
+from otel_train.datamodel import FLIGHT_FILE
 from otel_train.profiler.storage import finding_summary
-from otel_train.rundata.files import FLIGHT, has_ended
+from otel_train.rundata.files import has_ended
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 
-    folders = arguments.chosen_ranks(args, FLIGHT)
+    folders = arguments.chosen_ranks(args, FLIGHT_FILE)
     reports = [read_postmortem(folder) for folder in folders.values()]
     records = records_below(next(iter(folders.values())).parent)
     named = compare(reports)

@@ -16,14 +16,14 @@ from otel_train.cli.export import say
 from otel_train.cli.run import launched
 from otel_train.config.sources import resolve
 from otel_train.config.validation import variable_of
-from otel_train.datamodel import CAPTURES_FOLDER
+from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import JsonFileCache, names_in, read_json
 from otel_train.profiler.requests import MOST_STEPS, activities, leave_request, take_back
 from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
-from otel_train.rundata.files import ABOUT, FLIGHT, current_document, has_postmortem, summary_of
+from otel_train.rundata.files import current_document, has_postmortem, summary_of
 from otel_train.rundata.live_view import state_of
 from otel_train.safety import printable
 
@@ -134,9 +134,9 @@ def _options(args: argparse.Namespace) -> dict[str, bool]:
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
     if not args.ranks:
-        named = arguments.chosen_ranks(args, FLIGHT)
+        named = arguments.chosen_ranks(args, FLIGHT_FILE)
         return {min(named): named[min(named)]}
-    live = arguments.ranks_with(arguments.chosen_run(args.run, args.run_dir), FLIGHT)
+    live = arguments.ranks_with(arguments.chosen_run(args.run, args.run_dir), FLIGHT_FILE)
     if args.ranks == "all":
         return dict(live)
     try:
@@ -152,7 +152,7 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
 def _refuse_ended(folders: Mapping[int, Path]) -> None:
     documents = JsonFileCache()
     for rank, folder in folders.items():
-        about = documents.get_or_empty(folder.parent / ABOUT, [])
+        about = documents.get_or_empty(folder.parent / RUN_FILE, [])
         state, _ = state_of(folder, summary_of(documents, folder, []), about, time.time())
         if not state.live:
             ended = (

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments, complain, print_json
+from otel_train.datamodel import SUMMARY_FILE
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, problem_of, replace_named
 from otel_train.profiler.storage import captures_of, together
-from otel_train.rundata.files import SUMMARY
 from otel_train.rundata.live_view import RankReader, RankView
 from otel_train.rundata.metrics_history import series_of
 from otel_train.rundata.run import read_summary
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
     """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
-    ranks = [read_summary(folder / SUMMARY) for folder in folders.values()]
+    ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
     traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
     view = RankReader(documents=JsonFileCache()).view(run, rank)
@@ -49,7 +49,7 @@ def _readable(captures: list[Path]) -> list[Path]:
 
 def page_of_run(run: Path) -> str:
     """Returns the report of a run, with the pages of the lowest rank."""
-    folders = arguments.ranks_with(run, SUMMARY)
+    folders = arguments.ranks_with(run, SUMMARY_FILE)
     view, document = gather(run, folders, rank=min(folders))
     return report_page(view, document["captures"])
 
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file and prints its path."""
-    chosen = arguments.chosen_ranks(args, SUMMARY)
+    chosen = arguments.chosen_ranks(args, SUMMARY_FILE)
     rank, folder = next(iter(chosen.items()))
     home = folder.parent
     view, document = gather(home, chosen, rank=rank)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from otel_train.cli import arguments, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
-from otel_train.datamodel import CAPTURES_FOLDER
+from otel_train.datamodel import CAPTURES_FOLDER, RUN_FILE, SUMMARY_FILE
 from otel_train.files import JsonFileCache
 from otel_train.profiler.storage import finding_summary, metadata_path, read_metadata
-from otel_train.rundata.files import ABOUT, SUMMARY, current_document, has_postmortem
+from otel_train.rundata.files import current_document, has_postmortem
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
 from otel_train.rundata.run import read_summary
@@ -43,9 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints ``summary.json`` of the selected ranks."""
-    folders = arguments.chosen_ranks(args, SUMMARY)
+    folders = arguments.chosen_ranks(args, SUMMARY_FILE)
     summaries = [
-        _with_capture_findings(read_summary(folder / SUMMARY), folder.parent) for folder in folders.values()
+        _with_capture_findings(read_summary(folder / SUMMARY_FILE), folder.parent)
+        for folder in folders.values()
     ]
     if args.json:
         for summary in summaries:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     run_directory = next(iter(folders.values())).parent
     arguments.print_earlier_trainings(run_directory)
-    about = JsonFileCache().get_or_empty(run_directory / ABOUT, [])
+    about = JsonFileCache().get_or_empty(run_directory / RUN_FILE, [])
     page, now_s = TextLayout.of(sys.stdout), time.time()
     written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
     for number, (folder, summary) in enumerate(zip(folders.values(), summaries, strict=True)):

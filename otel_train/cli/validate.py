@@ -14,6 +14,7 @@ from otel_train.cli.arguments import add_run_dir, chosen_run, print_earlier_trai
 from otel_train.cli.report import FILE_NAME as REPORT
 from otel_train.cli.report import page_of_run
 from otel_train.console.text import TextLayout, plural
+from otel_train.datamodel import RUN_FILE
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.files import rank_folders, read_json, replace_text
 from otel_train.rundata.files import FOREIGN, current_document
@@ -88,7 +89,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
-        if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_folders(folder):
+        if folder.is_dir() and not os.path.lexists(folder / RUN_FILE) and not rank_folders(folder):
             remedy = "Give a run, or a folder that 'otel-train export' wrote"
             raise RunDirectoryError(
                 f"{folder}: is neither a run directory nor a folder of artifacts. {remedy}"

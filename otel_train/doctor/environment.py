@@ -20,6 +20,7 @@ from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
 from otel_train.console.text import plural
+from otel_train.datamodel import RUN_FILE
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
 from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.otlp_settings import otlp_configured
@@ -117,7 +118,7 @@ def _taken(root: Path, run_id: str) -> str:
 
 
 def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
-    named = [root / name / "run.json" for name in folders_in(root)]
+    named = [root / name / RUN_FILE for name in folders_in(root)]
     marks = {path: mark for path in named if (mark := mark_of(path)) is not None}
     paths = sorted(marks, key=lambda path: marks[path].changed_ns, reverse=True)[:LOOKED_AT]
     if not paths:

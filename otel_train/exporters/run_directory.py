@@ -13,7 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import (
+    EVENTS_FILE,
+    FLIGHT_FILE,
+    METRICS_FILE,
+    NS_PER_S,
+    RUN_FILE,
+    SPANS_FILE,
+    SUMMARY_FILE,
+)
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.files import (
@@ -55,7 +63,7 @@ TRAINING = "training-"
 
 _MOST_AT_ONCE = 4096
 
-_SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
+_SHARES = {EVENTS_FILE: 1 / 8, METRICS_FILE: 5 / 8, SPANS_FILE: 2 / 8}
 
 
 class RunDirectory:
@@ -130,7 +138,7 @@ class RunDirectory:
 
     def _identify(self, *, again: bool = False) -> None:
         """Writes what says which run and attempt this is; ``again``: what has been removed since."""
-        attempt, run = self.rank_path / "attempt", self.path / "run.json"
+        attempt, run = self.rank_path / "attempt", self.path / RUN_FILE
         if not again or not attempt.exists():
             replace_text(attempt, f"{self.attempt}\n")
         # Rank 0 knows best. Until it has spoken, the rank that came first stands in for it.
@@ -163,9 +171,9 @@ class RunDirectory:
         make_folder(self.rank_path)
         with suppress(FileNotFoundError):  # the next attempt sends what has not been sent
             (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
-        if not (home / "run.json").exists():
+        if not (home / RUN_FILE).exists():
             with suppress(RunDirectoryError):
-                replace_json(home / "run.json", read_json(self.path / "run.json"))
+                replace_json(home / RUN_FILE, read_json(self.path / RUN_FILE))
         captures = list((self.path / "captures").glob(f"*-rank{self.rank}.*"))
         for path in captures:
             make_folder(home / "captures")
@@ -197,7 +205,7 @@ class RunDirectory:
     @property
     def flight_path(self) -> Path:
         """Where ``flight.bin`` of this attempt belongs."""
-        return self.rank_path / "flight.bin"
+        return self.rank_path / FLIGHT_FILE
 
     def describe(self, resource: Mapping[str, AttributeValue]) -> None:
         """Sets the resource attributes on every line of metrics and spans."""
@@ -212,19 +220,19 @@ class RunDirectory:
                 "time_unix_ns": event.time_unix_ns, "name": event.name,
                 "attempt": self.attempt, "rank": self.rank, "attributes": dict(event.attributes),
             }  # fmt: skip
-            self._files["events.jsonl"].append(dump_json(value))
+            self._files[EVENTS_FILE].append(dump_json(value))
         if batch.snapshot is not None:
             line = metrics_line(batch.snapshot, self._resource)
-            self._files["metrics.otlp.jsonl"].append(line)
+            self._files[METRICS_FILE].append(line)
         if batch.spans:
-            self._files["spans.otlp.jsonl"].append(spans_line(batch.spans, self._resource))
+            self._files[SPANS_FILE].append(spans_line(batch.spans, self._resource))
 
     def write_summary(self, text: str) -> bool:
         """Replaces ``summary.json`` as a whole; a reader never sees half of one. Returns False when it could not be written."""
         if not self.writable or os.getpid() != self._pid:
             return False
         try:
-            replace_text(self.rank_path / "summary.json", text + "\n")
+            replace_text(self.rank_path / SUMMARY_FILE, text + "\n")
             if self._run:
                 self._identify(again=True)
         except OSError as error:
@@ -285,16 +293,16 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     A RunDirectoryError says what to do where there is none.
     """
     if run is None:
-        runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
+        runs = [root / name for name in folders_in(root) if mark_of(root / name / RUN_FILE) is not None]
         if runs:
             return max(runs, key=_last_change_ns)
         raise RunDirectoryError(
             f"No run below {root}. Give a run directory, or name the folder of your runs with --run-dir or OTEL_TRAIN_RUN_DIR."
         )
     for path in (Path(run), root / folder_name(str(run))):
-        if mark_of(path / "run.json") is not None or rank_folders(path):
+        if mark_of(path / RUN_FILE) is not None or rank_folders(path):
             return path
-        if path.name.startswith("rank") and mark_of(path.parent / "run.json") is not None:
+        if path.name.startswith("rank") and mark_of(path.parent / RUN_FILE) is not None:
             return path.parent
     raise RunDirectoryError(
         f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
@@ -312,7 +320,7 @@ def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
 def state_of(rank_dir: Path) -> str:
     """Returns the end state in a rank's ``summary.json``; "" if there is none."""
     try:
-        return str(read_json(rank_dir / "summary.json").get("state") or "")
+        return str(read_json(rank_dir / SUMMARY_FILE).get("state") or "")
     except RunDirectoryError:
         return ""
 

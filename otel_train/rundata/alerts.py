@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
 from otel_train.console.text import count, duration, percent, plural, rounded
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import EVENTS_FILE, NS_PER_S
 from otel_train.files import parse_line, read_part
-from otel_train.rundata.files import EVENTS, mapping, number, rows, text, whole
+from otel_train.rundata.files import mapping, number, rows, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class Notice(NamedTuple):
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """Returns the last events of a rank, the oldest first; what is torn or foreign is passed over."""
     try:
-        lines = read_part(folder / EVENTS, -_TAIL_BYTES, _TAIL_BYTES).splitlines(keepends=True)
+        lines = read_part(folder / EVENTS_FILE, -_TAIL_BYTES, _TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         return []
     return [

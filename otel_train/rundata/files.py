@@ -1,4 +1,4 @@
-"""Files of a run directory: their names, which of them may be downloaded, and values read from them."""
+"""Files of a run directory: which of them may be downloaded, and values read from them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.datamodel import CAPTURES_FOLDER, SUMMARY_SCHEMA
+from otel_train.datamodel import CAPTURES_FOLDER, FLIGHT_FILE, RUN_FILE, SUMMARY_FILE, SUMMARY_SCHEMA
 from otel_train.files import JsonFileCache, Mark, is_folder, mark_of, names_in, rank_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-ABOUT, SUMMARY, FLIGHT = "run.json", "summary.json", "flight.bin"
-METRICS, EVENTS = "metrics.otlp.jsonl", "events.jsonl"
 _LONGEST = 200
 """Characters of a name that are shown: a file may hold megabytes."""
 
 
 def is_run(path: Path) -> bool:
     """Returns whether a folder is one of a run: it has a ``run.json``, or a rank has a folder in it."""
-    return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
+    return is_folder(path) and (mark_of(path / RUN_FILE) is not None or bool(rank_folders(path)))
 
 
 def has_postmortem(run: Path) -> bool:
     """Returns whether a rank of a run has a flight file, which ``otel-train postmortem`` reads."""
-    return any(mark_of(folder / FLIGHT) is not None for folder in rank_folders(run).values())
+    return any(mark_of(folder / FLIGHT_FILE) is not None for folder in rank_folders(run).values())
 
 
 _FORMER_SCHEMAS = {
@@ -64,10 +62,10 @@ def is_former(document: Mapping[str, Any]) -> bool:
 
 def summary_of(documents: JsonFileCache, folder: Path, warnings: list[str]) -> dict[str, Any]:
     """Returns a rank's summary; empty, with a warning, if it is not one of a version known here."""
-    summary = current_document(documents.get_or_empty(folder / SUMMARY, warnings))
+    summary = current_document(documents.get_or_empty(folder / SUMMARY_FILE, warnings))
     if summary and summary.get("schema") != SUMMARY_SCHEMA:
         warnings.append(
-            f"{SUMMARY} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
+            f"{SUMMARY_FILE} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
         )
         return {}
     return summary

@@ -11,12 +11,12 @@ import numpy as np
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import NO_PHASE, TRAIN, ClosedSteps, SourceTable
 from otel_train.catalog import PHASES, STAGES
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import Heartbeat, read_flight
-from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, has_ended, mapping, number, summary_of
+from otel_train.rundata.files import has_ended, mapping, number, summary_of
 from otel_train.rundata.liveness import is_alive, liveness, written_until
 from otel_train.rundata.schemas import checked
 
@@ -85,15 +85,15 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the flight recorder file is missing or unreadable.
     """
-    flight, documents = read_flight(rank_dir / FLIGHT), JsonFileCache()
+    flight, documents = read_flight(rank_dir / FLIGHT_FILE), JsonFileCache()
     warnings: list[str] = []
     summary = summary_of(documents, rank_dir, warnings)
-    summary = checked(summary, "summary", rank_dir / SUMMARY, warnings, complete=False)
+    summary = checked(summary, "summary", rank_dir / SUMMARY_FILE, warnings, complete=False)
     report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["warnings"] += warnings
     if report["alive"] is None:  # its process cannot be seen from here, its heartbeat can
         last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)
-        about = documents.get_or_empty(rank_dir.parent / ABOUT, [])
+        about = documents.get_or_empty(rank_dir.parent / RUN_FILE, [])
         state = liveness(summary, about, last, written_s=None, now_s=time.time())
         report["alive"] = True if state.word == "running" else None
     return report

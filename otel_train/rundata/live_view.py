@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.errors import RunDirectoryError
 from otel_train.files import JsonFileCache, folders_in, mark_of, rank_folders
 from otel_train.recording.flight_recorder import heartbeat_of, read_flight
 from otel_train.rundata.alerts import Notice, events_of, notices
 from otel_train.rundata.files import (
-    ABOUT,
-    FLIGHT,
     FOREIGN,
-    SUMMARY,
     has_postmortem,
     is_run,
     mapping,
@@ -179,12 +176,12 @@ def state_of(
     folder: Path, summary: Mapping[str, Any], about: Mapping[str, Any], now_s: float
 ) -> tuple[Liveness, float | None]:
     """Returns whether the rank is live, and when its summary was written."""
-    mark = mark_of(folder / SUMMARY)
+    mark = mark_of(folder / SUMMARY_FILE)
     written_s = mark.changed_ns / NS_PER_S if mark else None
     if folder.name != f"rank{about.get('rank')}":
         about = {**about, "pid": None}
     return liveness(
-        summary, about, heartbeat_of(folder / FLIGHT), written_s=written_s, now_s=now_s
+        summary, about, heartbeat_of(folder / FLIGHT_FILE), written_s=written_s, now_s=now_s
     ), written_s
 
 
@@ -209,12 +206,14 @@ class RankReader:
         shown = rank if rank in folders else next(iter(folders), None)
         folder = folders[shown] if shown is not None else run / "rank0"
         warnings: list[str] = []
-        about = self._documents.get_or_empty(run / ABOUT, warnings)
+        about = self._documents.get_or_empty(run / RUN_FILE, warnings)
         summary = summary_of(self._documents, folder, warnings)
-        warnings += _wrong(about, "files/run", run / ABOUT) + _wrong(summary, "summary", folder / SUMMARY)
+        warnings += _wrong(about, "files/run", run / RUN_FILE) + _wrong(
+            summary, "summary", folder / SUMMARY_FILE
+        )
         state, written_s = state_of(folder, summary, about, self._now())
         progress = self._progress_of(folder, summary, still=not state.live)
-        if progress.problem and mark_of(folder / FLIGHT):
+        if progress.problem and mark_of(folder / FLIGHT_FILE):
             warnings.append(progress.problem)
         series, histograms = self._history(folder).read()
         events = events_of(folder)
@@ -230,7 +229,7 @@ class RankReader:
 
     def _progress_of(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
         """Progress of a rank; cached if its file is no longer written (``still``)."""
-        path = folder / FLIGHT
+        path = folder / FLIGHT_FILE
         mark = mark_of(path)
         if mark is None:
             return LiveProgress(problem="there is no flight file")
@@ -309,7 +308,7 @@ class RunList:
         run = self.root / name
         folders = list(rank_folders(run).values()) or [run / "rank0"]
         first = folders[0]
-        marks = tuple(map(mark_of, (run / ABOUT, first / SUMMARY, first / FLIGHT)))
+        marks = tuple(map(mark_of, (run / RUN_FILE, first / SUMMARY_FILE, first / FLIGHT_FILE)))
         kept = self._ended.get(name)
         if kept is not None and kept[0] == marks:
             return kept[1]
@@ -319,7 +318,7 @@ class RunList:
         return row
 
     def _read(self, name: str, run: Path, folders: Sequence[Path]) -> RunRow | None:
-        about = self._documents.get_or_empty(run / ABOUT, [])
+        about = self._documents.get_or_empty(run / RUN_FILE, [])
         summaries = [summary_of(self._documents, folder, []) for folder in folders]
         summary, states = summaries[0], _states(folders, summaries, about)
         if not about and not summary and not is_run(run):

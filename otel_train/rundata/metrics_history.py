@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from otel_train import catalog
-from otel_train.datamodel import NS_PER_S
+from otel_train.datamodel import METRICS_FILE, NS_PER_S
 from otel_train.files import lines_of, open_binary, parse_json, predecessor
-from otel_train.rundata.files import FOREIGN, METRICS
+from otel_train.rundata.files import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,7 +202,7 @@ class MetricsHistory:
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Reads what is new; returns what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
-        path = self._folder / METRICS
+        path = self._folder / METRICS_FILE
         try:
             file = open_binary(path)
         except OSError:
@@ -220,7 +220,7 @@ class MetricsHistory:
     def _older(self) -> None:
         """Reads the predecessor file that was rotated before the first read."""
         try:
-            file = open_binary(predecessor(self._folder / METRICS))
+            file = open_binary(predecessor(self._folder / METRICS_FILE))
         except OSError:
             return
         with file:

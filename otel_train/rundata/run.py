@@ -7,7 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_train.datamodel import CAPTURES_FOLDER, SUMMARY_SCHEMA
+from otel_train.datamodel import (
+    CAPTURES_FOLDER,
+    FLIGHT_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    SUMMARY_FILE,
+    SUMMARY_SCHEMA,
+)
 from otel_train.errors import RunDirectoryError, TraceError, shown
 from otel_train.files import (
     JsonFileCache,
@@ -19,16 +26,7 @@ from otel_train.files import (
     read_word,
 )
 from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of
-from otel_train.rundata.files import (
-    ABOUT,
-    FLIGHT,
-    METRICS,
-    SUMMARY,
-    current_document,
-    has_ended,
-    summary_of,
-    whole,
-)
+from otel_train.rundata.files import current_document, has_ended, summary_of, whole
 from otel_train.rundata.flight import Timeline, timeline_of
 from otel_train.rundata.schemas import check, checked
 
@@ -98,18 +96,20 @@ def _read(run: Path, rank: int) -> RunReader:
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     documents = JsonFileCache()
-    about = documents.get_or_empty(run / ABOUT, reader.warnings)
-    reader.about = checked(about, "files/run", run / ABOUT, reader.warnings)
+    about = documents.get_or_empty(run / RUN_FILE, reader.warnings)
+    reader.about = checked(about, "files/run", run / RUN_FILE, reader.warnings)
     summary = summary_of(documents, folder, reader.warnings)
-    reader.summary = checked(summary, "summary", folder / SUMMARY, reader.warnings, complete=False)
+    reader.summary = checked(summary, "summary", folder / SUMMARY_FILE, reader.warnings, complete=False)
     if reader.summary and _is_of_an_earlier_start(reader.summary, folder / "attempt"):
-        reader.warnings.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
+        reader.warnings.append(f"{SUMMARY_FILE} is of an earlier start of the run: it is passed over.")
         reader.summary = {}
-    reader.timeline = _read_if_there(reader, folder / FLIGHT, timeline_of, f"{FLIGHT} cannot be read: ")
+    reader.timeline = _read_if_there(
+        reader, folder / FLIGHT_FILE, timeline_of, f"{FLIGHT_FILE} cannot be read: "
+    )
     if not reader.summary and reader.timeline is None:
-        said = " ".join(reader.warnings) or f"there is neither {SUMMARY} nor {FLIGHT}."
+        said = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
-    reader.metrics = _read_if_there(reader, folder / METRICS, read_metrics) or {}
+    reader.metrics = _read_if_there(reader, folder / METRICS_FILE, read_metrics) or {}
     reader.captures = [path for path in captures_of(run) if _is_mine(reader, path)]
     return reader
 
