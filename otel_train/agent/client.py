@@ -133,6 +133,7 @@ class AgentClient:
         self._providers: Any = None
         self._refusal, self._in_container = "", ends_its_container()
         self.here: AgentThread | None = None
+        self._said: AgentThread | None = None
         try:
             self._check_settings()
             self._channel = self._first_agent()
@@ -385,10 +386,15 @@ class AgentClient:
                 break
             with guard:
                 self._start_again()
-        if self.here is not None and self.here.problem:
-            _log.error("Nothing more is exported: %s", self.here.problem)
+        self._say_problem()
         self._is_up.set()
         self._is_open.set()
+
+    def _say_problem(self) -> None:
+        """Logs once why an agent in a thread has ended."""
+        if self.here is not None and self.here.problem and self._said is not self.here:
+            self._said = self.here
+            _log.error("Nothing more is exported: %s", self.here.problem)
 
     def _send_first_hello(self) -> None:
         # An agent that is gone already has left after its last rank, or was killed: the thread starts another. One in a thread could
@@ -831,6 +837,7 @@ class AgentClient:
             self._channel.close()
         if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
             self.here.join(self._config.exit_timeout_s)
+            self._say_problem()
 
 
 def _is_finding_module() -> bool:

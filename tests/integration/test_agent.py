@@ -444,6 +444,38 @@ def test_an_agent_that_is_killed_while_the_program_ends_is_followed_by_another(
     assert summary(tmp_path, state)["steps"] == {"train": 100}
 
 
+def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """As during training: at its limit of processes a program ended without a word, and its run without a summary."""
+    process = begin("""
+        import psutil
+        from otel_train.agent import client, node
+
+        def refuse(*_, **__):
+            raise OSError(11, "Resource temporarily unavailable")
+
+        def no_thread(*_, **__):
+            raise RuntimeError("can't start new thread")
+
+        session = start()
+        train()
+        session.run_directory
+        agent = next(
+            each for each in psutil.process_iter(["cmdline", "cwd"])
+            if each.info["cwd"] == os.getcwd() and "otel_train.agent.node" in (each.info["cmdline"] or [""])[-1]
+        )
+        client.connect_agent, node.opened = refuse, no_thread
+        session.log({"loss": 0.5})
+        agent.suspend()
+        threading.Timer(0.06, agent.kill).start()
+        session.close()
+        """)
+    _, errors = process.communicate(timeout=60)
+
+    assert errors.count("Nothing more is exported: RuntimeError: can't start new thread") == 1
+
+
 @pytest.mark.parametrize("adopts", [False, True])
 def test_a_program_that_waits_for_any_child_never_meets_the_agent(
     begin: Begin, tmp_path: Path, adopts: bool
