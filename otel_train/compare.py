@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_train import catalog as c
 from otel_train.console.summary import activity_shares
 from otel_train.datamodel import METRICS_FILE, SUMMARY_FILE
 from otel_train.errors import ComparisonError, RunDirectoryError
@@ -259,11 +260,11 @@ def side_of_run(folder: Path, *, name: str) -> Side:
     """Returns one rank of a run: the histograms of its training steps and stages, as last exported."""
     summary, line = read_summary(folder / SUMMARY_FILE), read_metrics(folder / METRICS_FILE)
     samples: dict[str, list[Sample]] = {}
-    for metric in ("train.step.duration", "train.stage.duration"):
+    for metric in (c.STEP_DURATION.name, c.STAGE_DURATION.name):
         for about, point in points_of(line, metric):
-            if about.get("train.phase") == "train":
-                stage, loader = f"stage {about.get('train.stage')}", about.get("train.loader")
-                key = STEP if metric == "train.step.duration" else " · ".join(filter(None, (stage, loader)))
+            if about.get(c.PHASE.name) == "train":
+                stage, loader = f"stage {about.get(c.STAGE.name)}", about.get(c.LOADER.name)
+                key = STEP if metric == c.STEP_DURATION.name else " · ".join(filter(None, (stage, loader)))
                 samples.setdefault(key, []).append(_sample_of(point))
     if STEP not in samples:
         raise RunDirectoryError(f"{folder}: exported no training step yet, so there is nothing to compare")

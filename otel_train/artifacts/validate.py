@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train import catalog as c
 from otel_train.artifacts import writer
 from otel_train.artifacts.summary_consistency import CLOSE, applicable
 from otel_train.artifacts.writer import BY_STAGE, CAPTURES, CONFIG, METRICS, OPS, STAGE_TIMES, SUMMARY, TRACE
@@ -227,8 +228,8 @@ def _metrics(rows: Mapping[tuple[str, ...], Document], metrics: Document) -> Ite
     """Yields what is wrong in the metrics. Loader names may be ``_OTHER`` there, so phases are compared."""
     exported = defaultdict[str, int](int)
     for row in metrics["metrics"]:
-        if row["name"] == "train.stage.duration":
-            exported[row["attributes"].get("train.phase", "")] += row["count"]
+        if row["name"] == c.STAGE_DURATION.name:
+            exported[row["attributes"].get(c.PHASE.name, "")] += row["count"]
     for phase, count in sorted(exported.items()):
         mine = sum(row["count"] or 0 for key, row in rows.items() if key[0] == phase)
         if mine != count:

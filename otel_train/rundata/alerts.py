@@ -23,7 +23,7 @@ _LONGEST = 1000
 _RANKS_NAMED = 8
 SEVERITIES = ("critical", "warning", "info", "ok")
 _ALERTS = {
-    "train.stall": "critical",
+    catalog.STALL_SPAN.name: "critical",
     catalog.OOM_EVENT.name: "critical",
     catalog.NONFINITE_EVENT.name: "critical",
     catalog.LOADER_WORKER_EXIT_EVENT.name: "critical",

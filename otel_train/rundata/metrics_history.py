@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from otel_train import catalog
+from otel_train import catalog as c
 from otel_train.datamodel import METRICS_FILE, NS_PER_S
 from otel_train.files import lines_of, open_binary, parse_json, predecessor
 from otel_train.rundata.files import FOREIGN
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _MEMORY = tuple(
     metric.name
-    for metric in catalog.ALL
+    for metric in c.ALL
     if metric.unit == "By" and ".memory." in metric.name and not metric.name.endswith(".limit")
 )
 """What is in use: a limit would flatten every line below it."""
 
-_ORDER = ("productive", "data_wait", *catalog.STAGES)
+_ORDER = ("productive", "data_wait", *c.STAGES)
 _HISTOGRAMS = 8
 
 
@@ -121,18 +121,18 @@ def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, acti
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of the run on one line; ``at`` is None without a timestamp."""
     activities = {
-        attributes.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
-        for attributes, point in points_of(line, "train.run.time")
+        attributes.get(c.ACTIVITY.name): (float(point["asDouble"]), int(point["timeUnixNano"]))
+        for attributes, point in points_of(line, c.RUN_TIME.name)
     }
     stages: dict[str, float] = {}
-    for attributes, point in points_of(line, "train.stage.duration"):
-        if attributes.get("train.phase") == "train":
-            stage = attributes["train.stage"]
+    for attributes, point in points_of(line, c.STAGE_DURATION.name):
+        if attributes.get(c.PHASE.name) == "train":
+            stage = attributes[c.STAGE.name]
             stages[stage] = stages.get(stage, 0.0) + float(point["sum"])
     steps = sum(
         float(point["asDouble"])
-        for attributes, point in points_of(line, "train.steps")
-        if attributes.get("train.phase") == "train"
+        for attributes, point in points_of(line, c.STEPS.name)
+        if attributes.get(c.PHASE.name) == "train"
     )
     memory = {
         " ".join([name.removeprefix("train.").replace(".", " "), *about.values()]): float(point["asDouble"])
@@ -152,11 +152,11 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
 def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the last histograms of steps and stages, the longest first."""
     found = []
-    for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
+    for metric, what in ((c.STEP_DURATION.name, "step"), (c.STAGE_DURATION.name, "")):
         for attributes, point in points_of(line, metric):
             low, high, number = buckets_of(point)
-            stage = what or attributes.get("train.stage", "")
-            parts = [attributes.get("train.phase"), attributes.get("train.loader"), stage]
+            stage = what or attributes.get(c.STAGE.name, "")
+            parts = [attributes.get(c.PHASE.name), attributes.get(c.LOADER.name), stage]
             found.append({
                 "name": " · ".join(filter(None, parts)), "stage": stage, "seconds": float(point["sum"]),
                 "edges": list(zip(low.tolist(), high.tolist(), strict=True)), "numbers": number.tolist()
