@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from otel_train.console.text import ABSENT, duration, percent
+from otel_train.datamodel import RANGE_PREFIX
 from otel_train.rundata.files import FOREIGN
 from otel_train.ui.charts import color_of
 
@@ -170,9 +171,7 @@ def _flame_text(call: Mapping[str, Any]) -> str:
 
 def _flame_color(name: str) -> str:
     backward = "autograd" in name or "Backward" in name
-    return color_of(
-        name.removeprefix("otel_train:"), 3 if name.startswith("aten::") else 1 if backward else 6
-    )
+    return color_of(name.removeprefix(RANGE_PREFIX), 3 if name.startswith("aten::") else 1 if backward else 6)
 
 
 def share_bar(share: float, name: str) -> str:
