@@ -166,13 +166,11 @@ class Side:
     name: str
     kind: str  # ``trace`` or ``run``
     samples: Mapping[str, Sample]  # by what they are of; ``step`` is the whole step
-    must_match: Mapping[str, object] = field(
-        default_factory=dict
-    )  # where these differ, comparing is meaningless
+    # Where these differ, comparing is meaningless.
+    must_match: Mapping[str, object] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)  # worth telling where they differ
-    shares: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the steps, such as how long the device was idle
+    # Of the steps, such as how long the device was idle.
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(before: Side, after: Side) -> dict[str, Any]:

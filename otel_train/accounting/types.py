@@ -297,9 +297,8 @@ class Gathered:
 
 def _table(rows: list[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     """Returns int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
-    found = np.fromiter(rows, dtype=np.int64, count=len(rows)).reshape(
-        -1, width
-    )  # two thirds of the time of np.array
+    # It takes two thirds of the time of np.array.
+    found = np.fromiter(rows, dtype=np.int64, count=len(rows)).reshape(-1, width)
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 

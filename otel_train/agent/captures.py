@@ -151,9 +151,8 @@ class RankCaptures:
                     if client.signals:
                         client.signals = 0
                         capturing.signalled()
-                    if (
-                        capturing.controller.wanted or self.account.request is not None
-                    ):  # before a step is captured
+                    # Before a step is captured.
+                    if capturing.controller.wanted or self.account.request is not None:
                         client.recording.recorder.changed()
                     capturing.poll()
 

@@ -224,9 +224,8 @@ class ReportBuilder:
     def _exits(self, *, fresh: bool) -> list[tuple[str, WorkerExit]]:
         collect = partial(self._worker_exits, fresh=fresh)
         found: list[tuple[str, WorkerExit]] | None = self._do("loader workers", collect, None)
-        if (
-            found is None
-        ):  # torch's handler of SIGCHLD raises wherever the main thread is when a worker has died
+        if found is None:
+            # Torch's handler of SIGCHLD raises wherever the main thread is when a worker has died.
             found = self._do("loader workers", collect, [])
         return found or []
 

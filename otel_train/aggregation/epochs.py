@@ -122,10 +122,9 @@ class EpochTracker:
                 yield self._boundary()
             if at_ns > self._since_ns and source not in self._first_ns:
                 self._first_ns[source] = at_ns
+                # It is prefetched, and recorded after the end of its pass.
                 if source in self._ended and self._ended[source].at_ns >= at_ns:
-                    self._over[source] = self._ended[
-                        source
-                    ]  # prefetched, and recorded after the end of its pass
+                    self._over[source] = self._ended[source]
                     yield from self._boundary_if_known()
 
     def _first_of_passes(self, batches: np.ndarray) -> list[tuple[int, int]]:

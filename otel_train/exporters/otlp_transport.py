@@ -175,9 +175,8 @@ class LimitedConnection(http.client.HTTPConnection):
         """Returns a socket connected to an address of a name. Each has its share of the time: one may be dead."""
         begun_s = time.monotonic()
         found: Any = socket.getaddrinfo(*end, type=socket.SOCK_STREAM)  # Any: an address of any family
-        self.until_s += (
-            time.monotonic() - begun_s
-        )  # a look-up cannot be limited, and takes nothing from the rest
+        # A look-up cannot be limited, and takes nothing from the rest.
+        self.until_s += time.monotonic() - begun_s
         for left in range(len(found), 0, -1):
             try:
                 sock = socket.create_connection(found[-left][4][:2], self.seconds_left() / left)
@@ -500,10 +499,8 @@ class GrpcClient:
             return retry("is not asked any more: this process is closing")
         try:
             self._channel = self._channel or self._opened()
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # a file of a certificate, which may just be replaced, or a proxy
+        except (OSError, ValueError) as error:
+            # A file of a certificate, which may just be replaced, or a proxy.
             return retry(why(f"{type(error).__name__}: {error}", tls=True))
         call = self._channel.unary_unary(_METHODS[self._signal])
         try:

@@ -173,9 +173,7 @@ class TraceFileReader:
         decode: Callable[[bytes], Any],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.about: dict[
-            str, Any
-        ] = {}  # other keys of the document: ``schemaVersion``, ``distributedInfo`` and so on
+        self.about: dict[str, Any] = {}  # other keys of the document, such as ``distributedInfo``
         self.broken = ""  # why events are missing at the end
         self.skipped = 0  # pieces of text that looked like an event and could not be read
         self._path = path

@@ -45,9 +45,8 @@ class OpeningTracker:
     """Arguments for opening a tracker."""
 
     run: Any  # run or writer that the program gave: wandb's Run, MLflow's, a SummaryWriter
-    settings: (
-        Mapping[str, Any] | None
-    )  # dict that it gave; {} for ``on``; None where no tracker was asked for
+    # The dict that it gave; {} for ``on``; None where no tracker was asked for.
+    settings: Mapping[str, Any] | None
     folder: Path | None  # where files of a tracker go by default; None without a run directory
     thread: int  # the training thread
     before_finish: Callable[[], object]  # for a thread of the program's that is about to finish a run
