@@ -56,9 +56,9 @@ def test_whatever_a_for_loop_takes_is_a_loader() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (42, ("'loader'", "int", "iterable", "step()")),
-        ({"train": None}, ("'train'", "NoneType", "iterable")),
-        ("batches", ("str", "iterable of batches")),
+        (42, ("'loader'", "whole number", "iterable", "step()")),
+        ({"train": None}, ("'train'", "is None", "iterable")),
+        ("batches", ("is text", "iterable of batches")),
         ([Loader(ROWS, name="a"), Loader(ROWS, name="a")], ("'a'", "twice")),
         ({"train": Loader(ROWS, phase="fit")}, ("'fit'", "train, eval, test, predict")),
     ],
