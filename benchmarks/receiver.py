@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-MODES = ("answer", "swallow")
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
