@@ -366,6 +366,7 @@ class BatchPhases:
                 self._open(self._batch_in_hand() if self.left_over.drawn_again else None)
             return  # or it was drawn for a batch of another loader, which goes on
         self.boundary(_PASS_END)
+        self.left_over = None
         self._open(None)
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:

@@ -372,6 +372,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().ask("held out").forward(flags=0).stop("held out")
          .repeat(2, lambda t: t.ask().forward(flags=0).mark()).stop().ask("held out").forward(flags=0).stop("held out"),
          durations=[25] * 2, evals=[25] * 2),
+    # The queue of a prefetcher still has batches of the pass of training, which is over, when an evaluation has looked ahead.
+    loop("training after an evaluation that looked ahead is not of its loader",
+         Tape().step().stop().ask("b", iterator=1).ask("b", iterator=1).forward(flags=0).stop("b", iterator=1)
+         .forward(flags=0).dispose("b", 1)
+         .forward().backward().update(),
+         durations=[STEP, 57], evals=[5, 5 + 20], labels={"train": "code", "eval": "b"}, partial=[]),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)
