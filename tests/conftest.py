@@ -46,9 +46,8 @@ def free_the_lock_of_coverage() -> None:
             running.data_lock._at_fork_reinit()
 
 
-os.register_at_fork(
-    after_in_child=free_the_lock_of_coverage
-)  # before otel_train's handlers, whose lines are counted
+# Before otel_train's handlers, whose lines are counted.
+os.register_at_fork(after_in_child=free_the_lock_of_coverage)
 
 
 @pytest.fixture(autouse=True)

@@ -33,15 +33,12 @@ _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 class LoaderFacts(NamedTuple):
     """What instrumentation reports of a loader beside events, since the start of the session."""
 
-    workers: int | None = (
-        None  # its ``num_workers``; this and the next two are None if it has no such setting
-    )
+    # Its ``num_workers``; this and the next two are None if it has no such setting.
+    workers: int | None = None
     prefetch_factor: int | None = None  # batches that each worker reads ahead
     persistent: bool | None = None  # its ``persistent_workers``
     tokens: int = 0
-    batch_bytes: Mapping[str, float] | None = (
-        None  # ``sampled``, ``min``, ``avg``, ``max``; None if there are none
-    )
+    batch_bytes: Mapping[str, float] | None = None  # ``sampled``, ``min``, ``avg``, ``max``, if there are any
     errors: Mapping[str, int] = {}  # exceptions raised to the loop, by class
     worker_exits: Mapping[str, int] = {}  # unexpected ones, by cause
     given: bool = True  # passed by the program; else found at its first iteration

@@ -91,9 +91,8 @@ def agents(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             program, *words = process.cmdline() or [""]
-            mine = program != "/bin/sh" and any(
-                "otel_train.agent.node" in word for word in words
-            )  # sh starts it
+            # /bin/sh starts it.
+            mine = program != "/bin/sh" and any("otel_train.agent.node" in word for word in words)
             if mine and Path(process.cwd()) == folder:
                 found.append(process)
     return found

@@ -47,9 +47,8 @@ def python_with(torch: str, base: str, folder: Path) -> str:
     python = str(folder / "bin" / "python")
     uv("venv", "--quiet", "--python", base, str(folder))
     wanted = [f"torch=={torch}" if torch else "torch", "numpy<2" if torch == OLDEST else "numpy"]
-    uv(
-        "pip", "install", "--quiet", "--python", python, *wanted, "setuptools", str(ROOT)
-    )  # what the compiler imports
+    # The compiler imports setuptools.
+    uv("pip", "install", "--quiet", "--python", python, *wanted, "setuptools", str(ROOT))
     return python
 
 

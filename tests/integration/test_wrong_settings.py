@@ -130,9 +130,8 @@ def test_a_program_under_the_launcher_trains_with_a_wrong_environment_and_warns_
     )
 
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert (
-        done.stderr.count("OTEL_TRAIN_STALL_AFTER_S='soon': expected a number") == 2
-    )  # the log, and the run summary
+    # In the log, and in the run summary.
+    assert done.stderr.count("OTEL_TRAIN_STALL_AFTER_S='soon': expected a number") == 2
     assert "run_dri: not a setting of otel_train. Did you mean run_dir?" in done.stderr
 
 

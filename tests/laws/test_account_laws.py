@@ -125,9 +125,8 @@ def assert_everything_is_accounted_for(book: Book, tape: Tape, ended_ns: int) ->
     of_steps = sum(step.duration_ns for step in steps if step.phase == "train")
     asks_for_nothing = sum(row.self_ns for row in rows if row.phase == TRAIN) - of_steps
     waits = sum(r.self_ns for r in rows if r.phase == TRAIN and book.kind(r.source) is SourceKind.DATA)
-    asks = sum(
-        r.inclusive_ns for r in rows if r.phase == TRAIN and book.kind(r.source) is SourceKind.DATA
-    )  # with a model that runs inside an ask
+    # With the time of a model that runs inside an ask.
+    asks = sum(r.inclusive_ns for r in rows if r.phase == TRAIN and book.kind(r.source) is SourceKind.DATA)
     assert 0 <= asks_for_nothing <= asks
     assert waits == book.self_ns("activity").get("data_wait", 0)
     assert all(step.ended_ns - step.started_ns >= step.duration_ns >= 0 for step in steps)

@@ -111,9 +111,8 @@ def _steps(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 def _rates(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     truth = times.truth
     for loader, phase in truth.rated.items():
-        owners = (
-            {loader} if truth.owners else {"", *truth.rated}
-        )  # loaders that are asked together share their time
+        # Loaders that are asked together share their time.
+        owners = {loader} if truth.owners else {"", *truth.rated}
         truth_s = times.of(lambda c, phase=phase, owners=owners: c.phase == phase and c.loader in owners)  # type: ignore[misc]
         rows = [row for row in summary.get("rates", []) if (row["phase"], row["loader"]) == (phase, loader)]
         if len(rows) != 1:

@@ -38,9 +38,8 @@ class Replay:
 
     def __init__(self, tape: Tape, folder: Path) -> None:
         self.tape = tape
-        self._times = [
-            2 * (at + number) for number, at in enumerate(tape.times)
-        ]  # no two the same, with a margin
+        # No two the same, with a margin.
+        self._times = [2 * (at + number) for number, at in enumerate(tape.times)]
         self.clock = FakeClock(0)
         self.profiler = FakeProfiler()
         self.captures: list[Capture] = []

@@ -26,10 +26,8 @@ def test_a_ratio_of_means_has_its_interval() -> None:
 
     found = ratio(before, after)
 
-    own = (
-        1 / 3 / 2**2,
-        1 / 3 / 3**2,
-    )  # of each side: the spread of 4 values that lie 0.5 from their mean, over 3, by the mean
+    # Of each side: the spread of 4 values that lie 0.5 from their mean, over 3, by the mean.
+    own = (1 / 3 / 2**2, 1 / 3 / 3**2)
     a, b = own[0] / 4, sum(own) / 2 / 4  # of its mean: the second side scatters less than both do together
     freedom = (a + b) ** 2 / (a**2 / 3 + b**2 / 3)
     assert freedom == pytest.approx(5.85, abs=0.01)

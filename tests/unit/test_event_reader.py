@@ -91,9 +91,8 @@ def test_a_thread_in_c_tells_what_python_tells(library: Path, stages: list[tuple
     native, python = ([row for part in found for row in part] for found in taken)
     assert [len(part) for part in taken[0]] == [len(part) for part in taken[1]]
     assert [of for of, _ in native] == [of for of, _ in python]
-    assert [ns for _, ns in native] == pytest.approx(
-        [ns for _, ns in python], abs=50
-    )  # CUDA tells float milliseconds
+    # CUDA tells float milliseconds.
+    assert [ns for _, ns in native] == pytest.approx([ns for _, ns in python], abs=50)
     assert len(native) == len(stages)
 
 

@@ -445,9 +445,8 @@ def test_compression_is_honoured(receiver: Received, compression: str) -> None:
     said = receiver.headers.get("Content-Encoding")
 
     assert said == (None if compression == "none" else compression)
-    assert answer.result is (
-        REFUSED if compression == "deflate" else ACCEPTED
-    )  # which this receiver cannot read
+    # This receiver cannot read deflate.
+    assert answer.result is (REFUSED if compression == "deflate" else ACCEPTED)
 
 
 def test_the_connection_is_kept_and_made_anew_when_it_was_closed(receiver: Received) -> None:

@@ -91,9 +91,8 @@ def served(made: Path, server: socket.socket) -> None:
         # A client that does not trust the certificate ends the handshake.
         with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secured:
             said = secured.recv(4096)
-            while said.startswith(b"POST") and not said.endswith(
-                b"}"
-            ):  # what is left unread resets the connection
+            # What is left unread resets the connection.
+            while said.startswith(b"POST") and not said.endswith(b"}"):
                 said += secured.recv(4096)
             secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
 

@@ -401,9 +401,8 @@ class Watch(Beginnings):
         for model in self.models:
             for name, weight in model.state_dict().items():
                 sha256.update(name.encode())
-                here = (
-                    weight.to_local() if hasattr(weight, "to_local") else weight
-                )  # a shard, of sharded ones
+                # A shard, of sharded ones.
+                here = weight.to_local() if hasattr(weight, "to_local") else weight
                 sha256.update(here.detach().contiguous().numpy().tobytes())
         return sha256.hexdigest()
 
