@@ -155,7 +155,7 @@ class RankConnection:
             undo.callback(self.exporters.close, 0)
             undo.callback(self.service.undo)
             with Guard("captures"):
-                self.exporters.on_post("/capture", self._captures.post)
+                self.exporters.answer_captures(self._captures.post)
             self.service.start()
             self._worker.start()
             self._captures.publish()

@@ -197,10 +197,10 @@ class ExportManager:
         """Adds an exporter that lives in the training process."""
         self._add(exporter, Guard("your providers"), min(self._config.export_interval_s, PROVIDED_EVERY_S))
 
-    def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
-        """Lets ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
+    def answer_captures(self, take: Callable[[bytes, str], tuple[int, object]]) -> None:
+        """Lets ``take(body, token)`` answer ``POST /capture``, where ``/metrics`` is served."""
         if self._prometheus is not None:
-            self._prometheus.posts[path] = take
+            self._prometheus.answer_captures(take)
 
     @property
     def rank_folder(self) -> Path | None:

@@ -92,9 +92,6 @@ class PrometheusExporter:
         constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
         resource: resource attributes, by OpenTelemetry name; become ``target_info``.
         servers: of all ranks that publish on one page; None for a page of its own.
-
-    Attributes:
-        posts: by path, what takes a body and a bearer token and gives a status and an answer.
     """
 
     def __init__(
@@ -104,7 +101,6 @@ class PrometheusExporter:
         self._written: Path | None = None
         self._host = host
         self._page = RankPage(constant_labels, resource)
-        self.posts = self._page.posts
         self._servers = servers or MetricsServers()
         self._server = self._servers.join(host, port, self._page)
         self.port = int(self._server.server_address[1])
@@ -113,6 +109,10 @@ class PrometheusExporter:
     def url(self) -> str:
         """Address of ``/metrics``."""
         return f"http://{self._target()}/metrics"
+
+    def answer_captures(self, take: Take) -> None:
+        """Answers ``POST /capture`` from now on; ``take`` gets the body and the bearer token, and returns status and answer."""
+        self._page.take_capture = take
 
     def export(self, batch: ExportBatch) -> None:
         """Shows this snapshot from now on."""
@@ -369,8 +369,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
-        path = self.path.partition("?")[0]
-        takes = [rank.posts[path] for rank in list(self.server.ranks) if path in rank.posts]
+        pages = list(self.server.ranks) if self.path.partition("?")[0] == "/capture" else []
+        takes = [page.take_capture for page in pages if page.take_capture is not None]
         length = self.headers.get("Content-Length", "0")
         if not takes:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -439,7 +439,7 @@ _TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
 
 
 class RankPage:
-    """What one rank contributes to a page: its newest snapshot. ``posts`` has the handlers of POST requests by path."""
+    """What one rank contributes to a page: its newest snapshot, and an answer to requests of captures."""
 
     def __init__(
         self,
@@ -448,7 +448,7 @@ class RankPage:
         snapshot: Snapshot | None = None,
     ) -> None:
         self.snapshot = snapshot
-        self.posts: dict[str, Take] = {}
+        self.take_capture: Take | None = None
         self._labels = dict(constant_labels)
         self._target = target_labels({key: str(value) for key, value in resource.items()})
 

@@ -314,7 +314,7 @@ def test_a_request_has_eight_kilobytes_in_all(exporter: PrometheusExporter, requ
 @pytest.mark.parametrize("length", ["8193", "1" * 30, "-1", "x"])
 def test_a_body_that_is_too_large_is_refused(exporter: PrometheusExporter, length: str) -> None:
     """Before it is read."""
-    exporter.posts["/capture"] = lambda body, _: (200, len(body))
+    exporter.answer_captures(lambda body, _: (200, len(body)))
 
     assert get(exporter.port, {"Content-Length": length}, "/capture", "POST")[0] == 413
 
@@ -331,7 +331,7 @@ def test_a_body_that_has_not_come_as_a_whole_is_not_taken_for_an_empty_one(
     exporter: PrometheusExporter, request_: bytes, status: bytes
 ) -> None:
     """An empty one asks for a capture as it is by default."""
-    exporter.posts["/capture"] = lambda body, _: (200, len(body))
+    exporter.answer_captures(lambda body, _: (200, len(body)))
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
         client.sendall(b"POST /capture HTTP/1.0\r\n" + request_)
         client.shutdown(socket.SHUT_WR)
@@ -357,7 +357,7 @@ def test_a_hostile_site_cannot_have_a_browser_read_or_arm_anything(
     exporter: PrometheusExporter, host: str, status: int
 ) -> None:
     """It points its own name at 127.0.0.1; the browser says that name."""
-    exporter.posts["/capture"] = lambda *_: (200, {})
+    exporter.answer_captures(lambda *_: (200, {}))
 
     answers = [
         get(exporter.port, {"Host": host}),
