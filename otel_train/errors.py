@@ -148,18 +148,16 @@ def truth(call: str, value: Any) -> bool:  # Any: Python's own or numpy's
     raise refused(call.replace("{}", shown(value)), "True or False", "Leave it out for the default")
 
 
-def callable_(call: str, value: Any, rule: str, remedy: str) -> Any:  # Any: the user's own
-    """Returns ``value``, which can be called."""
-    if callable(value):
-        return value
-    raise refused(call.replace("{}", shown(value)), rule, remedy)
+def callable_(call: str, value: object, rule: str, remedy: str) -> None:
+    """Checks that ``value`` can be called."""
+    if not callable(value):
+        raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
-def by_name(call: str, value: Any, rule: str, remedy: str) -> Mapping[Any, Any]:  # Any: the user's own
-    """Returns ``value``, which has values by name."""
-    if isinstance(value, Mapping):
-        return value
-    raise refused(call.replace("{}", shown(value)), rule, remedy)
+def by_name(call: str, value: object, rule: str, remedy: str) -> None:
+    """Checks that ``value`` is a mapping, which has values by name."""
+    if not isinstance(value, Mapping):
+        raise refused(call.replace("{}", shown(value)), rule, remedy)
 
 
 def name_of(key: object) -> str:

@@ -101,8 +101,8 @@ class MetricReader:
         self._write_health(builder)
         builder.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
         if self._profile.speaks:  # what this rank has counted is in the sum over all ranks that it exports
-            builder.take(c.SAMPLES)
-            builder.take(c.TOKENS)
+            builder.drop(c.SAMPLES)
+            builder.drop(c.TOKENS)
         for write in self.more:
             write(builder)
         self._write_flops(builder)

@@ -60,9 +60,9 @@ class MetricBuilder:
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
         series[attributes] = before + value
 
-    def take(self, metric: Metric) -> dict[Attributes, float]:
-        """Removes and returns the values of a counter or gauge, by labels."""
-        return self._points.pop(metric.name, {})
+    def drop(self, metric: Metric) -> None:
+        """Removes the series of a counter or gauge."""
+        self._points.pop(metric.name, None)
 
     def values(self, metric: Metric) -> dict[Attributes, float]:
         """Returns the values of a counter or gauge, by labels."""
