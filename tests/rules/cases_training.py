@@ -247,6 +247,36 @@ CASES = (
         ),
     ),
     Case(
+        # `over` is above a fifth until minute 40; it is one alert for ten minutes more.
+        "a rank has a quarter more work, another one a sixth; of one run nothing comes any more",
+        60,
+        {
+            'train_straggler_excess_ratio{train_run_id="over",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.25x40 0x35",
+            'train_straggler_excess_ratio{train_run_id="under",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.16x75",
+            'train_straggler_excess_ratio{train_run_id="lost",train_peer_rank="2",train_peer_host="b",train_stage="data"}': "0.25x9 _x66",
+            **{
+                f'train_run_status{{train_run_id="{run}",train_run_state="training"}}': f"1x{minutes}"
+                for run, minutes in (("over", 75), ("under", 75), ("lost", 9))
+            },
+        },
+        (
+            quiet("TrainStraggler", 14),
+            *(
+                fires(
+                    "TrainStraggler",
+                    minute,
+                    "25%",
+                    train_run_id="over",
+                    train_peer_rank="2",
+                    train_peer_host="b",
+                    train_stage="data",
+                )
+                for minute in (17, 40, 50)
+            ),
+            quiet("TrainStraggler", 56),
+        ),
+    ),
+    Case(
         "a rank has more work in the last steps before an evaluation of an hour; another run evaluates every two minutes",
         60,
         {
@@ -324,6 +354,21 @@ CASES = (
         (
             quiet("TrainRecompileStorm", 5),
             fires("TrainRecompileStorm", 40, "30", train_run_id="r"),
+        ),
+    ),
+    Case(
+        # In 15 minutes `over` recompiles 11 times, until minute 40, and `under` seven or eight times.
+        "the compiler recompiles a little more often than allowed until minute 40; in another run a little less",
+        60,
+        {
+            'train_compile_recompiles_total{train_run_id="over"}': "0+0.75x40 30x20",
+            'train_compile_recompiles_total{train_run_id="under"}': "0+0.5x60",
+        },
+        (
+            quiet("TrainRecompileStorm", 16),
+            *(fires("TrainRecompileStorm", minute, "11", train_run_id="over") for minute in (20, 40)),
+            fires("TrainRecompileStorm", 51, "10", train_run_id="over"),
+            quiet("TrainRecompileStorm", 58),
         ),
     ),
     Case(
