@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "unknown setting": (lambda: {"exprt_every_s": 5}, ("exprt_every_s", "export_interval_s")),
     "negative interval": (lambda: {"export_interval_s": -1.0}, ("export_interval_s", "-1", "0.1")),
     "text for a number": (lambda: {"export_interval_s": "often"}, ("export_interval_s", "often", "number")),
-    "loader not iterable": (lambda: {"loaders": {"train": 42}}, ("train", "int", "iterable")),
+    "loader not iterable": (lambda: {"loaders": {"train": 42}}, ("train", "whole number", "iterable")),
     "loader is a batch": (lambda: {"loaders": {"train": torch.zeros(3)}}, ("train", "Tensor", "iterable")),
     "name twice": (lambda: {"loaders": two_loaders_named_alike()}, ("'a'", "twice", "own name")),
     "unknown phase": (
@@ -175,7 +175,10 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         ("phase", "training", "train"),
     ),
     "model no module": (lambda: {"model": loss_of}, ("function", "torch.nn.Module", "stage")),
-    "one of several models": (lambda: {"model": {"g": Net(), "d": 3}}, ("'d'", "int", "torch.nn.Module")),
+    "one of several models": (
+        lambda: {"model": {"g": Net(), "d": 3}},
+        ("'d'", "whole number", "torch.nn.Module"),
+    ),
     "no address": (
         lambda: {"prometheus": True, "prometheus_address": "256.1.1.1:9464"},
         ("256.1.1.1", "127.0.0.1"),
