@@ -353,8 +353,12 @@ class BatchPhases:
         batch = self.batch
         if batch is not None and (gone in batch.passes or (batch.shows and gone is batch.left_over)):
             self._leave_open(batch)
-        if self.batch is None and any(before.has_forward and not before.is_over for before in self.waiting):
-            self._book_waiting(ended_too=True, unused_too=False)  # the backward that comes is of that batch
+        if self.batch is None and any(map(self._ends_waiting, self.waiting)):
+            self._book_waiting(ended_too=True, unused_too=False)
+
+    def _ends_waiting(self, before: Batch) -> bool:
+        """Returns whether the next backward is of this batch, whose pass goes on, or a name says that it is evaluation."""
+        return before.has_forward and (not before.is_over or self._is_apart(before))
 
     def _leave_open(self, batch: Batch) -> None:
         if batch.fetched and not batch.shows:
@@ -555,8 +559,11 @@ class BatchPhases:
 
     def _trains_by_marks(self, batch: Batch) -> bool:
         """Returns whether a mark alone says that it trains: there are no gradients and no updates."""
-        apart = any(self._purpose(each.source) > TRAIN for each in batch.passes)
-        return self._decision.manual and not self._trained and not apart
+        return self._decision.manual and not self._trained and not self._is_apart(batch)
+
+    def _is_apart(self, batch: Batch) -> bool:
+        """Returns whether the program, or a name, says of a loader of the batch that it does not train."""
+        return any(self._purpose(each.source) > TRAIN for each in batch.passes)
 
     def _purpose(self, loader: int) -> int:
         """Returns the phase that the program, else the name, says of a loader; -1 for none."""
