@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -428,9 +429,27 @@ def _instrumentation_gaps(page: TextLayout, summary: Summary) -> list[str]:
 def _footer(page: TextLayout, summary: Summary) -> list[str]:
     cost = flow(_overhead(page, summary), page.columns - len(INDENT) - _MARGIN)
     lines = _entry(page, "telemetry", cost, indent=INDENT)
+    lines += _entry(page, "otlp", map(page.safe, undelivered(summary.get("undelivered"))), indent=INDENT)
     for name, key in (("metrics", "metrics_url"), ("files", "run_dir")):
         lines += _entry(page, name, [page.safe(known(summary.get(key)))], indent=INDENT)
     return lines + _entry(page, "settings", _settings(page, summary), indent=INDENT)
+
+
+def undelivered(left: Row | None) -> list[str]:
+    """Returns which requests the Collector has not accepted, and the command that sends them; nothing if there are none.
+
+    ``left``: ``waiting``, None where some wait and their number is not known, ``rejected`` and ``run``, the run directory.
+    """
+    if left is None:
+        return []
+    waiting, rejected = left["waiting"], left["rejected"]
+    facts = ["the Collector has not accepted the last requests: they wait in the spool"] * (waiting is None)
+    if waiting:
+        facts.append(f"{plural(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} in the spool")
+    if rejected:
+        facts.append(f"{plural(rejected, 'request')} {'was' if rejected == 1 else 'were'} rejected")
+    command = f"otel-train replay {shlex.quote(left['run'])}"
+    return [", ".join(facts), command + " --rejected" * bool(rejected)] if facts else []
 
 
 def _settings(page: TextLayout, summary: Summary) -> list[str]:

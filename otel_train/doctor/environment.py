@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import resolve
 from otel_train.config.validation import MIB, address_of, text_of, variable_of
+from otel_train.console.summary import undelivered
 from otel_train.console.text import plural
 from otel_train.datamodel import RUN_FILE
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, CheckResult
@@ -26,12 +27,13 @@ from otel_train.errors import RunDirectoryError, shown
 from otel_train.exporters.otlp_settings import otlp_configured
 from otel_train.exporters.plugins import GROUP
 from otel_train.exporters.run_directory import folder_name
+from otel_train.exporters.spool import requests_left
 from otel_train.files import check_run_folder, file_system, folders_in, mark_of, rank_folders, read_json
 from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
     from otel_train.config import Config
@@ -42,7 +44,7 @@ LEAST_SHM_BYTES = 1024 * MIB
 """DataLoader workers pass batches through shared memory. Docker's default of 64 MiB is less than one batch of images."""
 
 LOOKED_AT = 20
-"""Newest run directories whose version is compared."""
+"""Newest run directories whose version is compared, and whose spool is looked into."""
 
 
 class FileSystem(NamedTuple):
@@ -87,7 +89,9 @@ def check_run_directory(
     remedy = "free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES"
     may = f"a rank may take {wanted_mib} MiB (max_run_dir_bytes)"
     yield _warn_if_low(f"{free}; {may}", remedy, low=free_mib < wanted_mib)
-    yield from _versions(root, version)
+    newest = _newest(root)
+    yield from _versions(newest, version)
+    yield from _spools(newest)
 
 
 def _warn_if_low(what: str, remedy: str, *, low: bool) -> CheckResult:
@@ -117,10 +121,22 @@ def _taken(root: Path, run_id: str) -> str:
     return _denied(folder)
 
 
-def _versions(root: Path, version: str | None) -> Iterator[CheckResult]:
+def _newest(root: Path) -> list[Path]:
+    """Returns ``run.json`` of the newest runs below a folder."""
     named = [root / name / RUN_FILE for name in folders_in(root)]
     marks = {path: mark for path in named if (mark := mark_of(path)) is not None}
-    paths = sorted(marks, key=lambda path: marks[path].changed_ns, reverse=True)[:LOOKED_AT]
+    return sorted(marks, key=lambda path: marks[path].changed_ns, reverse=True)[:LOOKED_AT]
+
+
+def _spools(paths: Iterable[Path]) -> Iterator[CheckResult]:
+    for run in (path.parent for path in paths):
+        left = requests_left(rank_folders(run).values())
+        facts, command = undelivered({**left._asdict(), "run": str(run)}) or ("", "")
+        if facts:
+            yield CheckResult(WARNING, f"{run}: {facts}", f"{command} sends them to the Collector")
+
+
+def _versions(paths: Sequence[Path], version: str | None) -> Iterator[CheckResult]:
     if not paths:
         return
     others = {found for path in paths if (found := _written_by(path)) and version and found != version}

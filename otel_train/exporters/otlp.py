@@ -156,6 +156,7 @@ class OtlpExporter:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0  # requests that were not accepted
+        self.rejected = 0  # those of them that were refused for good
         self._resource = dict(resource)
         self._failure_logged = False
         self._drops: Counter[tuple[str, str]] = Counter()
@@ -188,6 +189,11 @@ class OtlpExporter:
         """
         with self._counting:
             return dict(self._drops)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the Collector has not accepted the last request of a signal: requests wait."""
+        return any(lane.failing_since_s is not None for lane in self._queues.values())
 
     def export(self, batch: ExportBatch) -> None:
         """Appends one batch to the spool."""
@@ -317,6 +323,7 @@ class OtlpExporter:
             lane.server_errors = 0
             if answer.result is ExportResult.REFUSED:
                 self.failures += 1
+                self.rejected += 1
                 self.count(lane.signal, delivery.records, "rejected")
                 self._log_lines.refused(answer.reason, lane.queue)
             if all(each.failing_since_s is None for each in self._queues.values()):

@@ -15,6 +15,7 @@ import re
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import records_in
@@ -34,7 +35,7 @@ from otel_train.files import (
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from otel_train.exporters.otlp_response import ExportResponse
@@ -513,6 +514,25 @@ def _keep(path: Path, stored: list[str]) -> None:
         path.unlink(missing_ok=True)
         with suppress(OSError):  # the other signal may have something there
             path.parent.rmdir()
+
+
+class RequestsLeft(NamedTuple):
+    """Requests of a rank or a run that the Collector has not accepted; ``otel-train replay`` sends them."""
+
+    waiting: int
+    rejected: int
+
+
+def requests_left(ranks: Iterable[Path]) -> RequestsLeft:
+    """Counts what the spools of ranks hold, of all signals. What cannot be read is not counted, and nothing is locked."""
+    waiting = rejected = 0
+    for rank, signal in product(ranks, NAMES):
+        queue = SpoolQueue(rank, signal)
+        waiting += sum(1 for _ in queue.waiting())
+        if queue.rejected_file is not None:
+            with suppress(OSError):
+                rejected += len(rejected_in(queue.rejected_file))
+    return RequestsLeft(waiting, rejected)
 
 
 def _rejected_line(reason: str, request: bytes) -> str:

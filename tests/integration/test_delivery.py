@@ -415,6 +415,30 @@ def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> N
     assert not (rank / "spool").exists()
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("503", "otlp       the Collector has not accepted the last requests: they wait in the spool\n"),
+        ("400", "were rejected\n"),
+        ("ok", ""),
+    ],
+)
+def test_the_run_summary_says_whether_the_collector_accepts_requests(
+    answer: str, said: str, tmp_path: Path
+) -> None:
+    """A run of which nothing had arrived ended with the words "none lost", after one line at its beginning."""
+    program = TRAINING.replace("console=False, ", "").replace("while True", "for _ in range(30)")
+    with http_receiver(answer) as received:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint},
+            capture_output=True, text=True, cwd=ROOT, timeout=60, check=True,
+        )  # fmt: skip
+    summary = done.stderr[done.stderr.index("where the time went") :]
+    assert said in summary
+    rejected = " --rejected" * (answer == "400")
+    assert (f"\n             otel-train replay {tmp_path}/r{rejected}\n" in summary) is bool(said)
+
+
 def test_two_sigterms_in_the_middle_of_a_send_of_a_run_lose_nothing(tmp_path: Path) -> None:
     """The whole program: what the run recorded arrives by a replay, each once and in order."""
     rank = tmp_path / "r" / "rank0"

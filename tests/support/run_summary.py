@@ -259,7 +259,13 @@ def _instrumentation_gaps(lines: Sequence[str], summary: Summary) -> Iterator[st
 
 def _telemetry(lines: Sequence[str], summary: Summary) -> Iterator[str]:
     cost = summary["telemetry"]
-    text = _joined([each for each in lines if not each.strip().startswith(("metrics", "files", "settings"))])
+    text = _joined(
+        [
+            each
+            for each in lines
+            if not each.strip().startswith(("metrics", "files", "settings", "otlp", "otel-train replay"))
+        ]
+    )
     per_step = cost["overhead_us_per_step"]
     share = cost["overhead_seconds"] / summary["wall_seconds"]
     forms = [

@@ -26,6 +26,7 @@ from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_response import why
+from otel_train.exporters.spool import SpoolQueue
 from otel_train.files import JsonFileCache
 from otel_train.rundata.live_view import RankReader, RunList
 from otel_train.ui.captures import artifacts
@@ -144,6 +145,33 @@ def test_the_summary_of_a_live_run_says_how_old_it_is(
     main(["summary", str(run_of_two)])
 
     assert ("Written 60.0 min ago." in capsys.readouterr().out) == said
+
+
+def test_the_summary_says_which_requests_the_collector_has_not_accepted(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing had arrived of a run, and its summary said "none lost". It is right after a replay, too."""
+    queues = [SpoolQueue(run_of_two / f"rank{rank}", "metrics") for rank in (0, 1)]
+    for queue in queues:
+        queue.append(b"{}")
+        queue.append(b"{}")
+    command = f"otel-train replay {run_of_two}"
+
+    main(["summary", str(run_of_two)])
+    assert f"otlp       4 requests wait in the spool\n             {command}\n" in capsys.readouterr().out
+
+    for queue in queues:
+        with queue.sending():
+            queue.reject(queue.head(), "answers 400")  # type: ignore[arg-type]  # there is one
+    main(["summary", str(run_of_two)])
+    out = capsys.readouterr().out
+    assert "2 requests wait in the spool, 2 requests were rejected\n" in out
+    assert f"{command} --rejected\n" in out
+
+    shutil.rmtree(run_of_two / "rank0" / "spool")
+    shutil.rmtree(run_of_two / "rank1" / "spool")
+    main(["summary", str(run_of_two)])
+    assert "otlp" not in capsys.readouterr().out
 
 
 def left_an_hour_ago(path: Path, host: str) -> None:

@@ -27,6 +27,7 @@ from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
+from otel_train.exporters.spool import SpoolQueue
 from tests.support.http_server import http_server
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
@@ -262,6 +263,23 @@ def test_runs_of_another_version_are_named(tmp_path: Path) -> None:
     (tmp_path / "torn" / "run.json").write_text("{")
 
     assert "otel-train 0.0.9; this is 0.1.0" in only(runs(tmp_path), WARNING).what
+
+
+def test_a_run_whose_requests_wait_is_named_with_the_command_that_sends_them(tmp_path: Path) -> None:
+    """The doctor found no problems in a folder with a run of which nothing had arrived."""
+    for name in ("sent", "my run"):
+        (tmp_path / name / "rank0").mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text('{"version": "0.1.0"}')
+    for signal, number in (("metrics", 2), ("traces", 1)):
+        queue = SpoolQueue(tmp_path / "my run" / "rank0", signal)
+        for _ in range(number):
+            queue.append(b"{}")
+        queue.close()
+
+    found = only(runs(tmp_path), WARNING)
+
+    assert found.what == f"{tmp_path}/my run: 3 requests wait in the spool"
+    assert found.remedy == f"otel-train replay '{tmp_path}/my run' sends them to the Collector"
 
 
 def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[CheckResult]:
