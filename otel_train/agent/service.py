@@ -324,7 +324,7 @@ class AgentService:
         self._recording = recording
         self._anchor = hello.anchor
         self._profile = profile_of(hello.config, self.info)
-        self._printed_step = self._printed_reports = 0
+        self._printed_reports = 0
         self.end_cause = ""
         """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
         self.run = self._run_state()
@@ -528,16 +528,14 @@ class AgentService:
         return faults
 
     def _log_progress(self) -> None:
-        every, asked = self._config.log_every_steps, self._recording.reports
-        due = every and self.run.step_number // every > self._printed_step // every
+        asked = self._recording.reports
         if asked > self._printed_reports:
             self.loop.read_rings()
         self.tracking.report(asked)
+        if windows := self.tracking.take_windows():
+            self.exporters.print_progress(self.document("running"), windows)
         if self._config.console and asked > self._printed_reports:
             self.exporters.print_summary(self.document("running"))
-        elif self._config.console and due:
-            self._printed_step = self.run.step_number
-            self.exporters.print_progress(self.document("running"), self._printed_step)
         self._printed_reports = asked
 
     def _write_summary(self) -> None:

@@ -480,42 +480,27 @@ def _overhead(page: TextLayout, summary: Summary) -> list[str]:
     return facts
 
 
-class _Counted(NamedTuple):
-    """What a summary has counted up to a line."""
+class StepWindow(NamedTuple):
+    """The training steps of one progress line: those since the line before, up to step ``last``."""
 
-    steps: int = 0
-    samples: int = 0
-    data_wait_s: float = 0.0
-    wall_s: float = 0.0
+    last: int
+    steps: int
+    seconds: float
+    samples: int | None  # None where no batch says it
+    waited_s: float | None  # None where no loader was seen
 
 
-class Progress:
-    """Makes the lines. Rates and the share of waiting are since the line before, the finding is the run's so far."""
-
-    def __init__(self) -> None:
-        self._before = _Counted()
-
-    def line(self, page: TextLayout, summary: Mapping[str, Any], step: int) -> str:
-        """Returns the next line, of what ``summary.json`` would hold now; training is at ``step``."""
-        waits = (row for row in summary["stages"] if row["stage"] == "data" and row["phase"] == "train")
-        loaders = {row["loader"] for row in waits}
-        now = _Counted(
-            summary["steps"].get("train", 0),
-            sum(number for loader, number in summary["samples"].items() if loader in loaders),
-            summary["activities"].get("data_wait", 0.0),
-            summary["wall_seconds"],
-        )
-        before, self._before = self._before, now
-        wall_s, samples = now.wall_s - before.wall_s, now.samples - before.samples
-        facts = [f"step {count(step)}", f"{rounded(rate(now.steps - before.steps, wall_s))} steps/s"]
-        if samples:
-            facts.append(f"{rounded(rate(samples, wall_s))} samples/s")
-        if loaders:
-            facts.append(f"{percent(rate(now.data_wait_s - before.data_wait_s, wall_s))} waiting for data")
-        leading: Mapping[str, Any] = next(iter(summary["findings"]), {})
-        if leading:
-            facts.append(f"finding: {page.safe(leading['name'])}")
-        return page.finish([f"otel_train: {' · '.join(facts)}"])
+def progress_line(page: TextLayout, window: StepWindow, summary: Summary) -> str:
+    """Returns the line of a window of steps; its finding is that of the run so far, of what ``summary.json`` would hold now."""
+    facts = [f"step {count(window.last)}", f"{rounded(rate(window.steps, window.seconds))} steps/s"]
+    if window.samples is not None:
+        facts.append(f"{rounded(rate(window.samples, window.seconds))} samples/s")
+    if window.waited_s is not None:
+        facts.append(f"{percent(rate(window.waited_s, window.seconds))} waiting for data")
+    leading: Row = next(iter(summary["findings"]), {})
+    if leading:
+        facts.append(f"finding so far: {page.safe(leading['name'])}")
+    return page.finish([f"otel_train: {' · '.join(facts)}"])
 
 
 def data_wait_s(summary: Mapping[str, Any]) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origins, in_force, warn
 from otel_train.config.validation import IgnoredSetting, address_of
-from otel_train.console.summary import Progress, render_run_summary
+from otel_train.console.summary import progress_line, render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
@@ -29,8 +29,9 @@ from otel_train.resource import VERSION, wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from otel_train.console.summary import StepWindow
     from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
@@ -82,7 +83,6 @@ class ExportManager:
         self._directory = directory
         self.disk = DiskQueue()  # writes everything once the run directory is open
         self._summary_guard = Guard("summary")
-        self._progress = Progress()
         # The page that is printed on, and what prints; None for standard error.
         self.terminal: tuple[TextLayout, Callable[[str], object]] | None = None
         self._routes: list[ExportRoute] = []
@@ -235,9 +235,9 @@ class ExportManager:
             summary = {**summary, "undelivered": left}
         self._show(lambda page: render_run_summary(page, summary))
 
-    def print_progress(self, summary: Mapping[str, Any], step: int) -> None:
-        """Shows one line there."""
-        self._show(lambda page: self._progress.line(page, summary, step))
+    def print_progress(self, summary: Mapping[str, Any], windows: Iterable[StepWindow]) -> None:
+        """Shows one line there for each window of steps."""
+        self._show(lambda page: "".join(progress_line(page, window, summary) for window in windows))
 
     def _show(self, render: Callable[[TextLayout], str]) -> None:
         if self.info.rank != 0:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from otel_train.accounting.types import NO_PHASE, NOTHING, ClosedSteps, StageCalls, StepSource
-from otel_train.datamodel import system_clock
+from otel_train.accounting.types import NO_PHASE, NOTHING, TRAIN, ClosedSteps, StageCalls, StepSource
+from otel_train.console.summary import StepWindow
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.safety import Guard
 from otel_train.trackers.metrics import FlatMetrics, left_out, without
 
@@ -70,6 +71,52 @@ def _together(calls: StageCalls, more: StageCalls) -> StageCalls:
     return StageCalls(*(np.insert(had, at, new) for had, new in zip(calls, more, strict=True)))
 
 
+class StepWindows:
+    """Sums up training steps between those that are multiples of ``every_steps``; 0 for no windows."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+        self._due: list[StepWindow] = []
+        self._since_ns = -1  # end of the last window, or begin of the first step
+        self._open = StepWindow(0, 0, 0.0, None, None)
+
+    def take(self) -> list[StepWindow]:
+        """Returns the windows that have ended since the last call."""
+        due, self._due = self._due, []
+        return due
+
+    def add(self, closed: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Adds closed ``rows`` of the training thread's steps with these ``numbers``."""
+        if not self._every_steps:
+            return
+        steps = closed.steps
+        if self._since_ns < 0 and len(rows):
+            self._since_ns = int(steps.started_ns[rows[0]])
+        batches = closed.batches[closed.batches[:, 1] == TRAIN]
+        cuts = np.flatnonzero((numbers + 1) % self._every_steps == 0) + 1
+        first = 0
+        for cut in cuts.tolist():
+            ended_ns = int(steps.ended_ns[rows[cut - 1]])
+            among = batches[:, 3] <= ended_ns
+            self._count(batches[among], steps.wait_ns[rows[first:cut]])
+            window = self._open._replace(
+                last=int(numbers[cut - 1]) + 1, seconds=(ended_ns - self._since_ns) / NS_PER_S
+            )
+            self._due.append(window)
+            self._open = StepWindow(0, 0, 0.0, None, None)
+            self._since_ns, batches, first = ended_ns, batches[~among], cut
+        self._count(batches, steps.wait_ns[rows[first:]])
+
+    def _count(self, batches: np.ndarray, wait_ns: np.ndarray) -> None:
+        known = batches[batches[:, 2] >= 0, 2]
+        _, steps, seconds, samples, waited_s = self._open
+        if len(known):
+            samples = (samples or 0) + int(known.sum())
+        if len(batches) or waited_s is not None:
+            waited_s = (waited_s or 0.0) + float(wait_ns.sum()) / NS_PER_S
+        self._open = StepWindow(0, steps + len(wait_ns), seconds, samples, waited_s)
+
+
 EVERY_STEPS = 50
 """Training steps between two rows when nothing was said."""
 
@@ -102,6 +149,7 @@ class RowScheduler:
         self._held = HeldOperations()
         self._left_out = left_out(config.throughput_metrics)
         self._awake = False
+        self._windows = StepWindows(config.log_every_steps if config.console else 0)
         self._metrics = FlatMetrics(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
             every_epochs=config.log_every_epochs, unix=anchor.unix,
@@ -127,6 +175,10 @@ class RowScheduler:
         if self._trackers.any:
             self._held.add(calls)
             self._flush(least=MOST_HELD)
+
+    def take_windows(self) -> list[StepWindow]:
+        """Returns the windows of progress lines that have become due since the last call."""
+        return self._windows.take()
 
     def faults(self) -> dict[str, int]:
         """Returns the rows that could not be made."""
@@ -163,6 +215,7 @@ class RowScheduler:
         if self._guard.closed:
             return
         with self._guard:
+            self._windows.add(closed, rows, numbers)
             closed = self._held.among(closed, self._run.final_ns)
             if self.listened():
                 self._put(self._metrics.take(closed, rows, numbers, boundaries))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import otel_train
-from otel_train.console.summary import Progress
+from otel_train.console.summary import StepWindow, progress_line
 from otel_train.console.text import TextLayout
 
 PAGE = TextLayout(100, color=False, unicode=True)
@@ -21,48 +21,51 @@ LINE = re.compile(
 )
 
 
-def summary(steps: int, samples: int, waited_s: float, wall_s: float) -> dict[str, Any]:
-    """The keys of ``summary.json`` that a line is made of."""
-    return {
-        "steps": {"train": steps, "eval": 7},
-        "samples": {"train": samples, "val": 999},
-        "activities": {"data_wait": waited_s, "productive": wall_s - waited_s},
-        "wall_seconds": wall_s,
-        "stages": [
-            {"stage": "data", "phase": "train", "loader": "train"},
-            {"stage": "data", "phase": "eval", "loader": "val"},
-        ],
-        "findings": [{"name": "input_bound"}, {"name": "compute_bound"}],
-    }
+def summary(*findings: str) -> dict[str, Any]:
+    """The key of ``summary.json`` that a line is made of."""
+    return {"findings": [{"name": name} for name in findings]}
 
 
-def test_rates_are_those_since_the_line_before() -> None:
-    """An average over ten hours hides that training has become slow."""
-    progress = Progress()
-    first = progress.line(PAGE, summary(100, 3200, 1.0, 10.0), 100)
-    second = progress.line(PAGE, summary(150, 4800, 9.0, 20.0), 150)
+def test_rates_are_those_of_the_steps_of_the_line_and_the_finding_is_of_the_run() -> None:
+    """An average over ten hours hides that training has become slow; 4 % of waiting stood beside ``input_bound``."""
+    window = StepWindow(last=150, steps=50, seconds=10.0, samples=1600, waited_s=0.4)
 
-    assert first == (
-        "otel_train: step 100 · 10 steps/s · 320 samples/s · 10.0 % waiting for data · finding: input_bound\n"
-    )
-    assert second == (
-        "otel_train: step 150 · 5 steps/s · 160 samples/s · 80.0 % waiting for data · finding: input_bound\n"
+    assert progress_line(PAGE, window, summary("input_bound", "compute_bound")) == (
+        "otel_train: step 150 · 5 steps/s · 160 samples/s · 4.0 % waiting for data · finding so far: input_bound\n"
     )
 
 
 def test_what_is_not_known_is_not_in_the_line() -> None:
     """No loader was seen: its wait is not 0, it is not known."""
-    bare = {**summary(100, 0, 0.0, 10.0), "stages": [], "samples": {}, "findings": []}
+    window = StepWindow(last=100, steps=100, seconds=10.0, samples=None, waited_s=None)
 
-    assert Progress().line(PAGE, bare, 100) == "otel_train: step 100 · 10 steps/s\n"
+    assert progress_line(PAGE, window, summary()) == "otel_train: step 100 · 10 steps/s\n"
 
 
 def test_a_line_is_ascii_where_nothing_else_can_be_written() -> None:
     """Logs of batch systems are often in ASCII."""
-    line = Progress().line(TextLayout(80, color=False, unicode=False), summary(1, 1, 0.5, 1.0), 1)
+    window = StepWindow(last=1, steps=1, seconds=1.0, samples=1, waited_s=0.5)
+    line = progress_line(TextLayout(80, color=False, unicode=False), window, summary("input_bound"))
 
     assert line.isascii()
     assert line.count("\n") == 1
+
+
+def test_a_line_is_of_every_so_many_steps_however_seldom_the_agent_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``log_every_steps=50`` lines were printed at steps 87, 100, 162, 200, 300 and 393."""
+    quiet: dict[str, Any] = {"run_dir": str(tmp_path), "prometheus": False, "otlp": "off"}
+    with otel_train.instrument(log_every_steps=5, **quiet):
+        ends_s = time.monotonic() + 0.2
+        train(lambda: time.monotonic() > ends_s)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("otel_train: step")]
+    steps = [int(line.split()[2]) for line in lines]
+    rates = [[float(word.replace(",", "")) for word in line.split()[4:8:3]] for line in lines]
+
+    assert steps == list(range(5, 5 * len(lines) + 1, 5))
+    assert len(lines) >= 3
+    assert [samples for _, samples in rates] == pytest.approx([4 * each for each, _ in rates], rel=0.01)
 
 
 def train(until: Callable[[], bool]) -> None:
