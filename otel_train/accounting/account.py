@@ -253,12 +253,17 @@ class ThreadAccount(Nesting):
         """Returns everything that became final since the last call."""
         return self._book.take()
 
-    def close(self, at_ns: int) -> ClosedSteps:
-        """Accounts all time up to ``at_ns``. A step that is open then is partial."""
+    def release_all(self) -> int:
+        """Accounts for the edges that are held: no more come. Returns how many counted training steps have closed."""
         self._decision.decide()
         while self._held:
             self._raised = True if self._ahead is not None else None  # no end of it will come
             self._release()
+        return self._book.closed
+
+    def close(self, at_ns: int) -> ClosedSteps:
+        """Accounts all time up to ``at_ns``. A step that is open then is partial."""
+        self.release_all()
         self._latest, self.now_ns = self, max(self.now_ns, at_ns)
         if self._phases.stopped is not None:
             self._go_on_after_stop(-1)

@@ -133,6 +133,7 @@ class StepBook:
         backward_seen: a backward has run: losses are derived from it, not from user stages.
         train_loader: loader of the last training batch; -1 for none.
         now_ns: time of the last manual mark of a step.
+        closed: training steps that have closed and are counted.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -140,7 +141,7 @@ class StepBook:
         self.gathered = Gathered()
         self.backward_seen = False
         self.train_loader = -1
-        self.now_ns = 0
+        self.now_ns = self.closed = 0
         self._serial = 0
         self._sources = sources
         self._reclaimed = reclaimed
@@ -171,6 +172,7 @@ class StepBook:
         if self.open.started_ns < 0:  # two manual marks with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
+        self.closed += int(counted)
         self.gathered.rows["steps"].extend(_ROW(self.open))
         self._serial += 1
         self.open = Step(self._serial, TRAIN)

@@ -184,7 +184,7 @@ class RunState:
         self._computed = False  # a thread that has ended ran the forwards of steps
         self._leading: ThreadState | None = None
         self._last_reader = ""  # thread that only read a loader and has ended
-        self._threads_seen, self._closed_ns = 0, 0
+        self._threads_seen, self._closed_ns, self._last_step = 0, 0, 0
         self.recent = RecentSteps()
         self.on_closed_steps: (
             Callable[[ClosedSteps, np.ndarray, np.ndarray, list[EpochBoundary]], object] | None
@@ -232,7 +232,7 @@ class RunState:
         """Records that the process was killed; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
         doing = self.open_stages()
         attributes: dict[str, AttributeValue] = {
-            STEP_NUMBER.name: self.step_number,
+            STEP_NUMBER.name: self._last_step,
             RUN_END_CAUSE.name: cause,
             SPAN_STAGE.name: doing[-1] if doing else "other",
         }
@@ -268,7 +268,12 @@ class RunState:
         self.stalls.progress(at_ns)
         if self._leading is None and not self._threads:
             self._threads[0] = self._new_thread("main", at_ns, main=True)
-        for thread in sorted(self._threads.values(), key=lambda each: not each.works):
+        threads = sorted(self._threads.values(), key=lambda each: not each.works)
+        for thread in threads:
+            thread.account.release_all()
+            self._take(thread, thread.account.take())
+        self._last_step = self.step_number  # the end closes a step that has its update
+        for thread in threads:
             self._take(thread, thread.account.close(at_ns))
         if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns

@@ -96,11 +96,11 @@ def headline(report: Report) -> str:
     running = {"alive": "is alive, ", "gone": "died ", "unknown": "was last seen "}
     ended = f"{state} ({report['end_cause']})" if report.get("end_cause") else state
     verb = running.get(state) or (f"{ended} " if state in {"finished", "failed"} else f"was {ended} ")
-    step = (report.get("last_step") or {}).get("index")
     inside = (report.get("open") or [None])[-1]
     if inside is None:
+        step = (report.get("last_step") or {}).get("index")
         return f"{rank} {verb}{'' if step is None else f'after step {step}, '}with no stage open"
-    of_step = "" if step is None else f" of step {step + 1}"
+    of_step = "" if report.get("step") is None else f" of step {report['step']}"
     parts = [f"{rank} {verb}in stage {inside.get('stage')}{of_step}"]
     if inside.get("loader"):
         parts.append(f"loader {inside['loader']}")

@@ -34,12 +34,21 @@ if TYPE_CHECKING:
 
 
 class ThreadHistory(NamedTuple):
-    """What one thread did: its events, stages open at the end, outermost first, and the start of an open step, or -1."""
+    """What one thread did.
+
+    Attributes:
+        thread: its events.
+        open: stages open at the end, outermost first.
+        closed: everything that was accounted.
+        started_ns: start of a step that is not counted, or -1.
+        by_end: counted steps that the end of the file closed, and no event: the loop was still in that step.
+    """
 
     thread: ThreadEdges
     open: list[OpenStage]
     closed: ClosedSteps
     started_ns: int
+    by_end: int
 
     @property
     def steps(self) -> int:
@@ -53,11 +62,11 @@ def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
     known = numbers < len(sources.kinds)
     account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
     account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
-    still_open = list(account.open)
+    still_open, by_events = list(account.open), account.release_all()
     closed = account.close(int(thread.times[-1]))
     left = np.flatnonzero(closed.steps.counted == 0)
     started_ns = int(closed.steps.started_ns[left[-1]]) if len(left) else -1
-    return ThreadHistory(thread, still_open, closed, started_ns)
+    return ThreadHistory(thread, still_open, closed, started_ns, account.release_all() - by_events)
 
 
 def _source_numbers(thread: ThreadEdges) -> Ints:
@@ -198,9 +207,7 @@ class FlightHistory:
         self, report: dict[str, Any], main: ThreadHistory, timeline: Timeline, first: int
     ) -> None:
         """Adds the last closed steps and the step at the end: the open one, else the last closed."""
-        # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
-        ending = report["after"] == "optimizer" and not main.open
-        report["step"] = first + main.steps - ending
+        report["step"] = first + main.steps - main.by_end
         recent = report["recent_steps"] = [
             {
                 "index": first + row,

@@ -632,6 +632,7 @@ def report(**facts: Any) -> dict[str, Any]:
         "state": "running",
         "started_unix_s": 1769860000.0,
         "last_edge_unix_s": 1769860120.5,
+        "step": 1234,
         "last_step": {"index": 1234, "started_unix_s": 1769860119.0, "duration_s": 1.5},
         "open": [{**backward, "stage": "update"}, backward],
         "steps_in_file": 10233,
@@ -661,16 +662,16 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
 @pytest.mark.parametrize(
     ("facts", "sentence"),
     [
-        ({}, "rank 0 died in stage backward of step 1235, loader code, 800 ms after it began"),
+        ({}, "rank 0 died in stage backward of step 1234, loader code, 800 ms after it began"),
         ({"open": [], "last_step": None}, "rank 0 died with no stage open"),
         ({"open": []}, "rank 0 died after step 1234, with no stage open"),
         (
             {"alive": True, "open": [{"stage": "data", "loader": "", "for_seconds": None}]},
-            "rank 0 is alive, in stage data of step 1235",
+            "rank 0 is alive, in stage data of step 1234",
         ),
         (
             {"alive": None, "open": [{"stage": "data", "loader": "a", "for_seconds": 90.0}]},
-            "rank 0 was last seen in stage data of step 1235, loader a, 90.0 s after it began",
+            "rank 0 was last seen in stage data of step 1234, loader a, 90.0 s after it began",
         ),
         ({"state": "finished", "open": []}, "rank 0 finished after step 1234, with no stage open"),
         ({"state": "terminated", "open": []}, "rank 0 was terminated after step 1234, with no stage open"),

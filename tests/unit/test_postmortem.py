@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from otel_train.catalog import STEP_NUMBER
+from otel_train.cli.postmortem import headline
 from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
@@ -18,7 +21,9 @@ from otel_train.recording.recorder import Recorder
 from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
+from tests.support.edges import Tape
 from tests.support.flight import PrivateMemory
+from tests.support.runs import Run
 
 VICTIM = """
 import sys, time
@@ -207,6 +212,49 @@ def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path
 
     assert steps == {number: number for number in range(5)}
     assert asked == 5
+
+
+def own(tape: Tape) -> Tape:
+    return tape.spend(1).run(SourceKind.STAGE, "log", 3).spend(1)
+
+
+LOOPS: dict[str, Callable[[Tape], object]] = {
+    "usual": lambda tape: own(own(own(tape.ask()).forward()).backward()).update().run(SourceKind.STAGE, "log", 3),
+    "without a loader": lambda tape: own(own(tape).forward().backward().update()),
+    "marked": lambda tape: own(own(tape.ask()).forward().backward().update()).mark(),
+    "without an optimizer": lambda tape: own(own(tape.ask()).forward().backward()),
+    "two batches a step": lambda tape: own(tape.micro()).micro().update(),
+    "saves": lambda tape: own(tape.step()).run(SourceKind.CHECKPOINT, "checkpoint", 9),
+    "evaluates": lambda tape: own(tape.step()).start("val").validate(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_step_at_the_end_has_one_number(loop: str, tmp_path: Path) -> None:
+    """The first line said 41 of the step that the event, the overview and the trace call 40."""
+    whole, clock = Tape(started_ns=1).repeat(12, LOOPS[loop]), FakeClock(1)
+    memory, recorder = flight_of(tmp_path, clock, edges=1 << 10)
+    for each in whole.sources:
+        recorder.source(each.kind, each.name, each.phase)
+    differ = []
+    for place, (at_ns, word) in enumerate(zip(whole.times, whole.codes, strict=True), 1):
+        clock.tick(at_ns - clock())
+        recorder.edge(word)
+        if 20 < place <= len(whole.codes) - 20:
+            continue
+        read = Tape(started_ns=1)
+        read.sources, read.times, read.codes = whole.sources, whole.times[:place], whole.codes[:place]
+        run = Run().feed(read).close(at_ns + 9)
+        run.account.killed("SIGKILL")
+        ((killed, *_), report) = run.account.spans.drain()[1], read_postmortem(tmp_path)
+        numbers = [report["step"], killed.attributes[STEP_NUMBER.name]]
+        if report["open"]:
+            numbers.append(int(headline(report).split(" of step ")[1].split(",")[0]))
+        if len(set(numbers)) > 1:
+            differ.append((place, numbers))
+    memory.close()
+
+    assert differ == []
 
 
 @pytest.mark.parametrize(
