@@ -214,9 +214,12 @@ def _resolved(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
     """Resolves the settings, and separates tracker objects from them. Errors are ignored if telemetry is disabled."""
+    from inspect import signature
+
     from otel_train.config.settings import TRACKERS, warn
     from otel_train.config.sources import resolve
 
+    *parameters, _ = signature(instrument).parameters  # the last are the settings
     try:
         plain: Mapping[str, Any] = settings
         trackers: dict[str, Any] = {}
@@ -224,7 +227,9 @@ def _resolved(
             from otel_train.trackers.manager import split_settings
 
             plain, trackers = split_settings(settings)
-        resolved = resolve(config, plain, config_file=config_file, environ=os.environ)
+        resolved = resolve(
+            config, plain, config_file=config_file, environ=os.environ, parameters=parameters
+        )  # fmt: skip
         if any(getattr(resolved.config, name) == "on" for name in TRACKERS):
             from otel_train.trackers.manager import without_unusable
 

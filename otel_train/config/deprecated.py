@@ -159,14 +159,17 @@ def present(
     return values, tuple(f"{each}. Version 0.2 refuses the former name" for each in warnings)
 
 
-def unknown(name: str, known: Iterable[str], *, variables: bool) -> str:
-    """Returns what the user reads when there is no such setting, of names or of environment variables."""
+def unknown(name: str, known: Iterable[str], *, variables: bool, parameters: Iterable[str] = ()) -> str:
+    """Returns what the user reads when there is no such setting, of names or of environment variables.
+
+    ``parameters``: other names that may have been meant.
+    """
     # The prefix, which all variables share, would make any two names look alike.
     name = printable(name)
     present = {
         _spelled(old, variables=variables): _spelled(new, variables=variables) for old, new in FORMER.items()
     }
-    present.update((each, each) for each in known)
+    present.update((each, each) for each in (*known, *parameters))
     plain = {each.removeprefix(PREFIX): now for each, now in present.items()}
     close = near(name.removeprefix(PREFIX), plain)
     remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)

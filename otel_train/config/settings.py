@@ -413,12 +413,12 @@ def present(given: Mapping[str, Any], *, variables: bool = False) -> tuple[dict[
     return deprecated.present(given, variables=variables, secrets=SECRETS)
 
 
-def unknown(name: str, *, variables: bool = False) -> str:
-    """Returns the message for a setting or variable that does not exist."""
+def unknown(name: str, *, variables: bool = False, parameters: Iterable[str] = ()) -> str:
+    """Returns the message for a setting or variable that does not exist; ``parameters`` are named where one was meant."""
     from otel_train.config import deprecated
 
     known = (*map(variable_of, SETTINGS), FILE_VARIABLE) if variables else tuple(SETTINGS)
-    return deprecated.unknown(name, known, variables=variables)
+    return deprecated.unknown(name, known, variables=variables, parameters=parameters)
 
 
 def unknown_names(

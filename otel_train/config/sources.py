@@ -32,7 +32,7 @@ from otel_train.config.validation import FILE_VARIABLE, IgnoredSetting
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     _Source = tuple[str, GivenSettings]
     """A place, as messages name it, and what it says."""
@@ -57,6 +57,7 @@ def resolve(
     config_file: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
+    parameters: Iterable[str] = (),
 ) -> ResolvedConfig:
     """Resolves all settings: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
@@ -70,6 +71,7 @@ def resolve(
         config_file: a YAML file; else ``OTEL_TRAIN_CONFIG`` names one.
         environ: the process environment.
         folder: where to begin to look for ``pyproject.toml``; the working directory when None.
+        parameters: arguments beside settings that may have been meant by a name that is not a setting.
 
     Raises:
         ConfigError: in ``config`` or ``settings`` a value does not fit or a name is not a setting; ``config_file`` cannot
@@ -84,7 +86,7 @@ def resolve(
     keywords, deprecated = present(settings or {})
     for name in keywords:
         if name not in DEFAULTS:
-            raise ConfigError(unknown(name))
+            raise ConfigError(unknown(name, parameters=parameters))
     sources = [
         (CODE, GivenSettings(keywords, [], deprecated)),
         (CODE, GivenSettings(changed(config) if config is not None else {}, [])),

@@ -116,6 +116,21 @@ def test_a_wrong_argument_is_refused_at_the_call(
     assert otel_train.current() is None
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("loader", "loaders"), ("models", "model"), ("dataloaders", "loaders"), ("run_dri", "run_dir")],
+)
+def test_an_argument_that_is_none_is_answered_with_the_argument_or_the_setting_that_was_meant(
+    written: str, meant: str
+) -> None:
+    """``instrument(m, loader={...})`` was asked whether it meant ``max_label_values``."""
+    arguments: dict[str, Any] = {written: {}}
+    said = rf"^{written}: not a setting of otel_train. Did you mean {meant}\?$"
+
+    with pytest.raises(ConfigError, match=said):
+        otel_train.instrument(None, **arguments)
+
+
 def test_a_program_under_the_launcher_trains_with_a_wrong_environment_and_warns_once(tmp_path: Path) -> None:
     """Exit code and output are the program's; the warning is one line on stderr."""
     (tmp_path / "train.py").write_text(
