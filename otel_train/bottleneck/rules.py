@@ -263,7 +263,8 @@ def _too_early(run: RuleInput) -> Finding | None:
         f"Too early to say: {steps} training steps in {duration(total_s)}; a finding needs {MIN_STEPS}, "
         f"or {MIN_LONG_STEPS} in {duration(LONG_S)} of training."
     )
-    return training_finding("too_early", text, advice="Let it run.", evidence=evidence)
+    advice = "Let the run go on; if it has ended, start one with more training steps."
+    return training_finding("too_early", text, advice=advice, evidence=evidence)
 
 
 def _since_first_batch_s(run: RuleInput) -> float:

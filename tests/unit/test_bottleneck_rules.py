@@ -248,6 +248,7 @@ def test_a_few_steps_are_too_early() -> None:
     [finding] = findings_of(stage("data", 9.0), stage("forward", 1.0), steps=MIN_STEPS - 1)
 
     assert finding.name == "too_early"
+    assert finding.advice == "Let the run go on; if it has ended, start one with more training steps."
 
 
 def test_nothing_at_all_is_too_early() -> None:
