@@ -351,7 +351,8 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[CheckResult]:
     """Reports the settings from environment and files. Arguments of ``instrument`` are unknown here."""
     resolved = without_unusable(resolve(environ=environ, folder=folder))
-    for wrong in (*resolved.origins.ignored, *wrong_resource(environ)):
+    ignored = (*resolved.origins.ignored, *wrong_resource(environ))
+    for wrong in ignored:
         remedy = "correct or remove it: a variable is OTEL_TRAIN_ and the name of the setting in capitals"
         yield CheckResult(PROBLEM, str(wrong), remedy)
     yield from _switched_off(resolved, environ)
@@ -361,6 +362,7 @@ def check_settings(environ: Mapping[str, str], *, folder: Path | None = None) ->
         yield CheckResult(OK, f"{name}={shown} ({origin})")
     counts = Counter(resolved.origins.values())
     origins = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
+    origins += [f"{len(ignored)} ignored (see above)"] if ignored else []
     said = ", ".join(origins) or "none from the environment or a file"
     yield CheckResult(
         NOTE, f"settings of otel_train: {said}; the rest are defaults unless the program sets them"

@@ -208,6 +208,19 @@ def test_a_setting_that_stops_metrics_is_found(environ: dict[str, str], state: s
     assert word in only(environment.check_settings(environ), state).what
 
 
+def test_a_setting_that_is_ignored_is_counted_with_the_others() -> None:
+    """One line named a variable that is ignored, the next said that there is none from the environment."""
+    wrong = {"OTEL_TRAIN_EXPORT_INTERVAL_S": "abc"}
+    of = "settings of otel_train: "
+
+    for environ, said in (
+        ({}, "none from the environment or a file; "),
+        (wrong, "1 ignored (see above); "),
+        ({**wrong, "OTEL_TRAIN_RUN_NAME": "mine"}, "1 from the environment, 1 ignored (see above); "),
+    ):
+        assert list(environment.check_settings(environ))[-1].what.startswith(of + said)
+
+
 # --- machine --------------------------------------------------------------------------------------
 
 
