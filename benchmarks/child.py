@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.loop import Loop
 from benchmarks.spread import slope
 
@@ -17,6 +19,12 @@ EXIT_AFTER_S = 3.0
 """A run that is shorter waits for its agent to start: half a second of another core."""
 NODE_S = 40.0
 """Two exports of every rank, and the others' imports of torch before them."""
+
+NODE_FROM_S = 15.0
+"""When every rank of the node trains."""
+
+STEPS_PER_S = 100
+"""Of every rank of the node."""
 
 SAMPLES = 200
 """Looks at the memory, spread evenly over the steps."""
@@ -68,7 +76,11 @@ def remember(folder: str, steps: int, export_interval_s: float) -> dict[str, flo
 
 
 def share_an_agent(folder: str) -> dict[str, float]:
-    """Trains as one of several ranks of a node; returns memory of the agent that they share, which no other process has, MiB."""
+    """Trains as one of several ranks of a node, and looks at the agent that they share.
+
+    Returns:
+        Its process, the memory that no other process has, MiB, and its processor time of a core, %, once all ranks train.
+    """
     import otel_train
 
     loop = Loop()
@@ -76,15 +88,26 @@ def share_an_agent(folder: str) -> dict[str, float]:
         loop.model, {"bench": loop.loader}, run_dir=folder, run_id="node", otlp="on", prometheus_address="127.0.0.1:0",
         console=False,
     )  # fmt: skip
-    until_s = time.monotonic() + NODE_S
-    while time.monotonic() < until_s:
-        loop.run(5)
-        time.sleep(0.05)
+    _train_evenly(loop, NODE_FROM_S, time.monotonic())
     agent = session._service._agent  # noqa: SLF001 - no public member has the process
+    process = psutil.Process(agent)
+    looked_s, spent_s = time.monotonic(), _processor_s(process)
+    _train_evenly(loop, NODE_S - NODE_FROM_S, looked_s)
+    percent = 100 * (_processor_s(process) - spent_s) / (time.monotonic() - looked_s)
     for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
-            return {"agent": agent, "mib": int(line.split()[1]) / 1024}
-    return {"agent": agent, "mib": 0.0}
+            return {"agent": agent, "percent": percent, "mib": int(line.split()[1]) / 1024}
+    return {"agent": agent, "percent": percent, "mib": 0.0}
+
+
+def _train_evenly(loop: Loop, seconds: float, begun_s: float) -> None:
+    for step, _ in enumerate(loop.steps(int(seconds * STEPS_PER_S)), 1):
+        time.sleep(max(0.0, begun_s + step / STEPS_PER_S - time.monotonic()))
+
+
+def _processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _resident_mib() -> float:

@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from benchmarks.child import STEPS_PER_S
 from benchmarks.plan import say
 from benchmarks.receiver import endpoint, receiving, refusing_url
 from benchmarks.row import Row
@@ -31,11 +32,12 @@ MEMORY = (
     " over the second half, minus that of a bare process; and its trend over that half."
 )
 NODE = (
-    "Eight ranks of one run train slowly on this machine and export to one Collector: proportional memory of the agents"
-    " that serve them."
+    "Eight ranks of one run train on this machine, 100 steps per second each, and export to one Collector: proportional memory"
+    " and processor time of the agents that serve them, over the last 25 of 40 seconds, as each rank saw it."
 )
 RANKS = 8
 BUDGET_NODE_MB = 150.0
+BUDGET_NODE_PERCENT = 2.0
 BUDGET_EXIT_S = 0.1
 BUDGET_MEMORY_MB = 25.0
 BUDGET_GROWTH_MB = 1.0
@@ -114,13 +116,20 @@ def run_node(plan: Plan) -> list[Row]:
     agents = {numbers["agent"]: numbers["mib"] for numbers in found}
     return [
         Row(
+            name="agent.node",
+            what=f"processor time of the agents of {ranks} ranks x {STEPS_PER_S} steps/s",
+            unit="% of a core",
+            values=tuple(numbers["percent"] * len(agents) for numbers in found),
+            budget=BUDGET_NODE_PERCENT,
+        ),
+        Row(
             name="memory.node",
             what=f"memory of the agents of {ranks} ranks",
             unit="MB",
             values=(_megabytes(sum(agents.values())),),
             budget=BUDGET_NODE_MB,
             detail={"agents": len(agents)},
-        )
+        ),
     ]
 
 

@@ -25,13 +25,13 @@ PyAPI_FUNC(PyObject *) PyObject_Vectorcall(PyObject *, PyObject *const *, size_t
 PyAPI_FUNC(PyObject *) PyVectorcall_Call(PyObject *, PyObject *, PyObject *);
 #endif
 
-#define INTERFACE 6         /* ring.INTERFACE: what Python gives to functions of this module */
-#define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
-#define SAMPLED 61          /* ring.SAMPLED */
-#define COST_OF_SAMPLE 12   /* ring.COST_OF_SAMPLE */
-#define MOST_OF_FASTEST 4   /* ring.MOST_OF_FASTEST */
-#define FASTEST_NS 25       /* ring.FASTEST_NS */
-#define FIRST_SAMPLE_NS 250 /* ring.FIRST_SAMPLE_NS */
+#define INTERFACE 6         /* ring_buffer.INTERFACE: what Python gives to functions of this module */
+#define EDGE_WORDS 2        /* events.EDGE_WORDS: code, then time */
+#define SAMPLED 61          /* ring_buffer.SAMPLED */
+#define COST_OF_SAMPLE 12   /* ring_buffer.COST_OF_SAMPLE */
+#define MOST_OF_FASTEST 4   /* ring_buffer.MOST_OF_FASTEST */
+#define FASTEST_NS 25       /* ring_buffer.FASTEST_NS */
+#define FIRST_SAMPLE_NS 250 /* ring_buffer.FIRST_SAMPLE_NS */
 #define PAYLOAD_SHIFT 20    /* events.PAYLOAD_SHIFT */
 #define CLOSURE (8 << 16)   /* events.Flag.CLOSURE << events.FLAG_SHIFT */
 #define THIS_THREAD ((unsigned long)pthread_self()) /* what threading.get_ident() gives */

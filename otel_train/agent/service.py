@@ -350,7 +350,7 @@ class AgentService:
         run = RunState(
             anchor.clock_ns, anchor=anchor, ids=Ids(self.info.ids_of, self.info.attempt, self.info.rank),
             rules=sampling_rules(config, self._profile), stall_after_s=config.stall_after_s,
-            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else lambda: None
+            release_gil=gil_release(system_clock) if self.info.pid == os.getpid() else None
         )  # fmt: skip
         run.down_s = self.exporters.down_s(anchor.unix_ns)
         run.sampler.captured_ns = lambda: recording.state.captured_ns

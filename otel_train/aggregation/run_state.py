@@ -146,7 +146,7 @@ class ThreadState:
 class RunState:
     """Takes events of all threads, keeps the run's totals, and derives spans and events.
 
-    ``release_gil`` is called after every few events, so that a training thread in the same process can take the GIL.
+    ``release_gil``, where it is given, is called after every few events, so that a training thread in the same process can take the GIL.
 
     Attributes:
         training_threads: threads whose time is in the rows of phases. The rows of several overlap.
@@ -160,7 +160,7 @@ class RunState:
         ids: Ids,
         rules: SamplingRules,
         stall_after_s: float,
-        release_gil: Callable[[], None] = lambda: None,
+        release_gil: Callable[[], None] | None = None,
     ) -> None:
         self.started_ns = started_ns
         self.names = SeriesNames()
@@ -208,10 +208,13 @@ class RunState:
             mine.key = thread
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
-        for first in range(0, len(times), _EVENTS_PER_YIELD):
-            part = slice(first, first + _EVENTS_PER_YIELD)
+        release = self._release_gil
+        size = len(times) if release is None else _EVENTS_PER_YIELD
+        for first in range(0, len(times), size):
+            part = slice(first, first + size)
             mine.account.feed(times[part].tolist(), codes[part].tolist())
-            self._release_gil()
+            if release is not None:
+                release()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         # Else ``check_stalls`` does, when the other threads are known.
