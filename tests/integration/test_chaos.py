@@ -26,7 +26,7 @@ from otel_train.cli.replay import replay
 from otel_train.exporters import ExportRoute
 from otel_train.safety import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader
-from tests.integration.test_session import FAST, classic, page, rank_folder, train
+from tests.integration.test_session import FAST, classic, page, rank_folder, train, validate
 from tests.support.inside import inside
 from tests.support.programs import command_of, environ, written
 from tests.support.receiver import black_hole, http_receiver, refusing_address
@@ -358,6 +358,31 @@ def test_hundreds_of_loaders_and_models_stay_bounded(watch: Watch) -> None:
     assert len({sample.labels.get("train_loader") for sample in samples}) <= 16 + 2
     assert len({(s.name, tuple(sorted(s.labels.items()))) for s in samples}) < 450
     assert sum(session.summary()["batches"].values()) == 400
+
+
+def test_a_run_with_a_validation_loader_and_checkpoints_has_at_most_450_classic_series(
+    watch: Watch, tmp_path: Path
+) -> None:
+    """Every bucket of a classic histogram is one; a store is paid by their number."""
+    model, training, validation = Net(), loader(8), loader(4)
+    session = watch(
+        model,
+        {"train": training, "val": validation},
+        prometheus=True,
+        prometheus_address="127.0.0.1:0",
+        **FAST,
+    )
+    for _ in range(3):
+        train(model, training)
+        validate(model, validation)
+        torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
+    assert until(lambda: session.summary()["steps"]["eval"] >= 8)
+
+    names = [sample.name for family in classic(page(session)) for sample in family.samples]
+
+    assert any(name.startswith("train_checkpoint") for name in names)
+    assert sum(name.endswith("_bucket") for name in names) > 200
+    assert len(names) <= 450
 
 
 WITHOUT_PROC = ("unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh")
