@@ -26,7 +26,7 @@ from otel_train.catalog import (
     STAGES,
     STEP_NUMBER,
 )
-from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
+from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -47,6 +47,9 @@ _NUMBER = re.compile(r"(?<=^Thread)-\d+")
 
 _LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
 
+MOST_BACKWARDS = 4096
+"""Backwards of one step that are counted."""
+
 REMEMBERED_STEPS = 8192
 """Steps whose time is kept."""
 
@@ -57,12 +60,47 @@ class StepPosition(NamedTuple):
     Attributes:
         stage: the innermost open stage, or ``other``.
         loader: the loader it waits for, or "".
-        after: built-in stage that ended last, or "".
+        after: built-in stage that ended last in this step; "" if none has; ``UNKNOWN``.
+        within: the innermost open built-in stage, or "".
+        backwards: how many have ended in this step.
     """
 
     stage: str = "other"
     loader: str = ""
     after: str = ""
+    within: str = ""
+    backwards: int = 0
+
+
+UNKNOWN = "unknown"
+"""What ended last has no place in a step: a loader had no further batch."""
+
+
+class StageEnds:
+    """Ends of the built-in stages of a thread, as far as they may lie in its open step."""
+
+    def __init__(self) -> None:
+        self._last_ns, self._last = -1, ""
+        self._backwards: deque[int] = deque(maxlen=MOST_BACKWARDS)
+
+    def add(self, times: np.ndarray, codes: np.ndarray, sources: Sequence[Instrumented]) -> None:
+        """Takes the next events."""
+        ops, numbers = codes & OP_MASK, (codes >> SOURCE_SHIFT) & SOURCE_MASK
+        stages = [source.stage for source in sources]
+        built_in = np.flatnonzero([stage in STAGES for stage in stages])
+        ends = np.flatnonzero((ops >= END) & (ops <= SUSPEND) & np.isin(numbers, built_in))
+        if len(ends):
+            last = ends[-1]
+            self._last_ns = int(times[last])
+            self._last = UNKNOWN if ops[last] == STOP else stages[numbers[last]]
+            backward = np.flatnonzero([stage == "backward" for stage in stages])
+            self._backwards.extend(times[ends[np.isin(numbers[ends], backward)]].tolist())
+
+    def since(self, step_ended_ns: int) -> tuple[str, int]:
+        """Returns which stage ended last in the step after that instant, and how many backwards have."""
+        while self._backwards and self._backwards[0] <= step_ended_ns:
+            self._backwards.popleft()
+        return self._last if self._last_ns > step_ended_ns else "", len(self._backwards)
 
 
 class RecentSteps:
@@ -92,6 +130,7 @@ class ThreadState:
     Attributes:
         label: distinguishes its traces from those of the leading thread.
         follows: the leading thread that had ended when this one began; this one's time begins there.
+        step_ended_ns: when its last training step ended.
         open_step: calls of the open step, in case the step is sampled.
         in_rows: its time is in the rows of phases.
         activity_ns: by ``Activity``: time of the run, if it had led from its beginning.
@@ -106,6 +145,8 @@ class ThreadState:
     over: bool = False
     last_ns: int = 0
     last_code: int = 0
+    ends: StageEnds = field(default_factory=StageEnds)
+    step_ended_ns: int = -1
     open_step: list[StageCalls] = field(default_factory=list)
     next_number: int = 0
     in_rows: bool = False
@@ -133,14 +174,15 @@ class ThreadState:
 
     def position(self, sources: Sequence[Instrumented]) -> StepPosition:
         """Returns its position; ``sources`` are all known sources."""
-        last = sources[(self.last_code >> SOURCE_SHIFT) & SOURCE_MASK].stage if sources else ""
-        op = self.last_code & OP_MASK
-        after = last if last in STAGES and Op.END <= op <= Op.SUSPEND else ""
+        after, backwards = self.ends.since(self.step_ended_ns)
         if not self.account.open:
-            return StepPosition(after=after)
+            return StepPosition(after=after, backwards=backwards)
         innermost = self.account.open[-1]
         source = sources[innermost.source]
-        return StepPosition(source.stage, source.name if innermost.kind == DATA else "", after)
+        stages = [sources[each.source].stage for each in self.account.open]
+        within = next((stage for stage in reversed(stages) if stage in STAGES), "")
+        loader = source.name if innermost.kind == DATA else ""
+        return StepPosition(source.stage, loader, after, within, backwards)
 
 
 class RunState:
@@ -215,6 +257,7 @@ class RunState:
             mine.account.feed(times[part].tolist(), codes[part].tolist())
             if release is not None:
                 release()
+        mine.ends.add(times, codes, self.names.sources)
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         # Else ``check_stalls`` does, when the other threads are known.
@@ -437,6 +480,8 @@ class RunState:
         steps = closed.steps
         rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
         numbers = thread.number(steps.number[rows])
+        if len(rows):
+            thread.step_ended_ns = int(steps.ended_ns[rows[-1]])
         if len(steps.phase) and thread is self._leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])

@@ -6,7 +6,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.distributed.rank_report import RankReport
-from otel_train.recording.events import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,8 +13,10 @@ if TYPE_CHECKING:
     PostmortemDocument = Mapping[str, Any]  # what ``postmortem.read`` returns
 
 
-ORDER: Final = {stage.name: 2 * place for place, stage in enumerate(STAGES)}
-"""Position of each stage within a step. Time between two stages is one further than the first."""
+_IN_A_ROUND: Final = ("optimizer", "data", "h2d", "forward", "backward")
+ORDER: Final = {stage: 2 * place + 1 for place, stage in enumerate(_IN_A_ROUND)}
+"""Position of each stage between two backwards. Time between two stages, in a user-defined stage too, is one further than the first.
+What comes before the first stage of a step, or next after a backward, is at 0."""
 
 MOST_NAMED: Final = 8
 """Suspects named per hang. More of them point to a node or a network switch."""
@@ -68,9 +69,9 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
 
 
 def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
-    """Returns the ranks least far into their step; if one position is unknown, those in an unusual stage."""
+    """Returns the ranks least far into their step; if one position is unknown or all are equal, those in an unusual stage."""
     reached = {rank: _reached(report) for rank, report in reports.items()}
-    if None not in reached.values():
+    if None not in reached.values() and len(set(reached.values())) > 1:
         least = min(place for place in reached.values() if place is not None)
         return {rank: report for rank, report in reports.items() if reached[rank] == least}
     stages = [report.stage for report in reports.values()]
@@ -81,9 +82,17 @@ def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankRepor
 
 
 def _reached(report: RankReport) -> int | None:
-    if report.stage in ORDER:
-        return ORDER[report.stage]
-    return ORDER[report.after] + 1 if report.after in ORDER else None
+    """Returns how far a rank is in its step: the backwards that have ended, then the position; None if that is unknown."""
+    inside = report.stage if report.stage in ORDER else report.within
+    if inside:
+        place = ORDER[inside]
+    elif report.after in ("", "backward"):
+        place = 0
+    elif report.after in ORDER:
+        place = ORDER[report.after] + 1
+    else:
+        return None
+    return report.backwards * (ORDER["backward"] + 1) + place
 
 
 def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect:
@@ -164,11 +173,15 @@ def _behind(documents: Sequence[PostmortemDocument], reports: Mapping[int, RankR
     if any(document["warnings"] for document in documents):
         # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
         # A rank at the end of a step may then be behind ranks at the beginning of the next.
-        ends = [report.stage if report.stage in ORDER else report.after for report in reports.values()]
-        if "optimizer" in ends:
+        if any(_may_end_a_step(report) for report in reports.values()):
             return []
         reports = {place: report._replace(step=0) for place, report in reports.items()}
     return suspects(reports, {})
+
+
+def _may_end_a_step(report: RankReport) -> bool:
+    inside = report.stage if report.stage in ORDER else report.within
+    return inside == "optimizer" or (not inside and report.after in ("backward", "optimizer"))
 
 
 def _report_of(document: PostmortemDocument) -> RankReport:
@@ -189,4 +202,6 @@ def _report_of(document: PostmortemDocument) -> RankReport:
         quiet_s=quiet_s,
         stalled=quiet_s >= max(LEAST_STALL_S, longest_s),
         over=document["state"] == "finished",
+        within=next((each["stage"] for each in reversed(document["open"]) if each["stage"] in ORDER), ""),
+        backwards=document["backwards"],
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_CHARS: Final = 1536
 """Longest encoded report; the usual length is a third of it."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Reports of another version are ignored."""
 
 NAMED: Final = "named"
@@ -46,7 +46,7 @@ class RankReport(NamedTuple):
         step: number of the current step.
         stage: innermost open stage; ``other`` if there is none.
         loader: the loader it waits for, or "".
-        after: built-in stage that ended last, or "".
+        after, within, backwards: see ``StepPosition``.
         quiet_s: seconds without progress.
         stalled: ``quiet_s`` exceeds its threshold.
         over: its training loops have ended, so silence is expected.
@@ -79,6 +79,8 @@ class RankReport(NamedTuple):
     events: Mapping[str, int] = MappingProxyType({})
     patience_s: float = 0.0
     counted: Counted = MappingProxyType({})
+    within: str = ""
+    backwards: int = 0
 
 
 def rank_report(
@@ -108,12 +110,22 @@ def rank_report(
         events=events,
         patience_s=run.stalls.patience_ns / NS_PER_S,
         counted=counted,
+        within=place.within,
+        backwards=place.backwards,
     )
 
 
 def encode(report: RankReport) -> str:
     """Returns the report as at most ``MOST_CHARS`` ASCII characters."""
-    names = (report.host, report.stage, report.loader, report.after, report.doing, report.barrier)
+    names = (
+        report.host,
+        report.stage,
+        report.loader,
+        report.after,
+        report.within,
+        report.doing,
+        report.barrier,
+    )
     words = [
         VERSION,
         report.rank,
@@ -122,7 +134,7 @@ def encode(report: RankReport) -> str:
         round(report.quiet_s, 3), round(report.away_s, 6),
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
         [report.events.get(event, 0) for event in RANK_EVENT.values],
-        round(report.patience_s, 3), _packed(report.counted)
+        round(report.patience_s, 3), _packed(report.counted), report.backwards,
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
 
@@ -136,9 +148,9 @@ def decode(text: str) -> RankReport:
     if len(text) > MOST_CHARS:
         raise ValueError(f"{len(text)} characters: a record has at most {MOST_CHARS}")
     try:
-        version, rank, host, stage, loader, after, doing, barrier, *rest = json.loads(text)
+        version, rank, host, stage, loader, after, within, doing, barrier, *rest = json.loads(text)
         sequence, steps, step, stalled, over, every, quiet_s, away_s, stages, events, *more = rest
-        patience_s, packed = more
+        patience_s, packed, backwards = more
         if version != VERSION:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
@@ -148,7 +160,7 @@ def decode(text: str) -> RankReport:
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
-            numbers, counts, float(patience_s), _unpacked(packed)
+            numbers, counts, float(patience_s), _unpacked(packed), str(within), int(backwards)
         )  # fmt: skip
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a rank: {error}") from error

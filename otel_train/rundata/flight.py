@@ -10,7 +10,8 @@ import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import NO_PHASE, TRAIN, ClosedSteps, SourceTable
-from otel_train.catalog import PHASES, STAGES
+from otel_train.aggregation.run_state import StageEnds
+from otel_train.catalog import PHASES
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
 from otel_train.distributed.hang import LEAST_STALL_S
 from otel_train.files import JsonFileCache
@@ -188,7 +189,7 @@ class FlightHistory:
             "step": None,
             "last_step": None,
             "open": [] if main is None else self._open_stages(main),
-            "after": "" if main is None else self._after(main),
+            **({"after": "", "backwards": 0} if main is None else self._since_the_last_step(main)),
             "host": identity.get("host"),
             "quiet_seconds": None if main is None else self._quiet_s(main),
             "steps_in_file": 0 if main is None else main.steps,
@@ -254,13 +255,12 @@ class FlightHistory:
             for entry, source in zip(history.open, begun, strict=True)
         ]
 
-    def _after(self, history: ThreadHistory) -> str:
-        """Returns the built-in stage that ended last; "" if the last event began one."""
-        last = int(history.thread.codes[-1])
-        number = (last >> SOURCE_SHIFT) & SOURCE_MASK
-        # A source that came after the table was full, or a code that is none.
-        stage = self._sources[number].stage if number < len(self._sources) else ""
-        return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
+    def _since_the_last_step(self, history: ThreadHistory) -> dict[str, Any]:
+        """Returns what ended in the step at the end: see ``StepPosition``."""
+        thread, ends = history.thread, StageEnds()
+        ends.add(thread.times, thread.codes, self._sources)
+        ended_ns = history.closed.steps.ended_ns[trained(history.closed)][: history.steps - history.by_end]
+        return dict(zip(("after", "backwards"), ends.since(max(ended_ns[-1:], default=-1)), strict=True))
 
     def _thread(self, history: ThreadHistory) -> dict[str, Any]:
         return {

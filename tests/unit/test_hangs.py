@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.distributed.hang import MOST_NAMED, suspects
+from otel_train.aggregation.run_state import UNKNOWN
+from otel_train.datamodel import Anchor
+from otel_train.distributed.hang import MOST_NAMED, compare, suspects
+from otel_train.distributed.rank_report import RankReport, decode, encode, rank_report
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.recorder import Recorder
+from otel_train.rundata.flight import read_postmortem
+from otel_train.testing import FakeClock
+from tests.support.edges import Tape
+from tests.support.flight import PrivateMemory
 from tests.support.rank_reports import report
+from tests.support.runs import Run
 
 STILL = {"stalled": True, "quiet_s": 300.0}
 
@@ -43,13 +56,97 @@ def test_time_between_two_stages_has_a_place_in_the_step() -> None:
     assert named(waiting, stuck) == [(1, "other", "")]
 
 
-def test_a_user_defined_stage_is_compared_with_what_most_do() -> None:
-    """It has no place in a step, but a rank alone in it stands out."""
+@pytest.mark.parametrize("after", ["", "data", "forward"])
+def test_a_user_defined_stage_comes_after_the_stage_that_ended_last(after: str) -> None:
+    """Of two ranks, one in a user-defined stage and one in backward, none was named."""
     waiting = {"stage": "backward", **STILL}
-    stuck = {"stage": "augment", "after": "", **STILL}
+    stuck = {"stage": "augment", "after": after, **STILL}
 
-    assert named(waiting, waiting, stuck) == [(2, "augment", "")]
+    assert named(waiting, stuck) == [(1, "augment", "")]
+    assert named(waiting, stuck, waiting, stuck) == [(1, "augment", ""), (3, "augment", "")]
+    assert named(waiting, {**stuck, "after": "backward", "backwards": 1}) == [(0, "backward", "")]
+
+
+def test_a_user_defined_stage_inside_a_built_in_one_has_its_place() -> None:
+    """A layer that reduces over the ranks waits in forward for a rank that hangs there or before it."""
+    waiting = {"stage": "reduce", "after": "data", "within": "forward", **STILL}
+
+    assert named(waiting, {"stage": "other", "after": "data", **STILL}) == [(1, "other", "")]
+    assert named(waiting, {"stage": "forward", "after": "data", **STILL}) == []
+
+
+def test_where_the_place_of_a_rank_is_not_known_what_most_do_decides() -> None:
+    """After its last batch, or in the same place as the others, a rank alone in a stage stands out."""
+    waiting = {"stage": "backward", **STILL}
+    stuck = {"stage": "collect", "after": UNKNOWN, **STILL}
+
+    assert named(waiting, waiting, stuck) == [(2, "collect", "")]
     assert named(waiting, stuck) == []
+    alike = {"stage": "other", "after": "backward", **STILL}
+    assert named(alike, {**alike, "stage": "log"}, alike) == [(1, "log", "")]
+
+
+def own(tape: Tape) -> Tape:
+    return tape.spend(1).run(SourceKind.STAGE, "own", 3).spend(1)
+
+
+LOOPS: dict[str, Callable[[Tape], Tape]] = {
+    "usual": lambda tape: own(own(own(own(own(tape).ask()).forward()).backward()).update()),
+    "without a loader": lambda tape: own(own(own(own(tape).forward()).backward()).update()),
+    "accumulates": lambda tape: own(own(own(own(tape).micro()).micro()).update()),
+    "two models": lambda tape: own(
+        own(own(own(tape.ask()).forward().backward()).update()).forward().backward()
+    ).update(optimizer="B"),
+    "looks ahead": lambda tape: own(own(own(own(tape).forward()).ask()).backward()).update(),
+    "marked": lambda tape: own(own(own(own(own(tape).ask()).forward()).backward()).update()).mark(),
+}
+
+
+def halted(whole: Tape, edges: int, folder: Path) -> tuple[RankReport, dict[str, Any]]:
+    """A rank that wrote so many edges and hangs: what it reports, and its post-mortem a minute later."""
+    tape, clock = Tape(started_ns=1), FakeClock(1)
+    tape.sources, tape.times, tape.codes = whole.sources, whole.times[:edges], whole.codes[:edges]
+    said = rank_report(Run().feed(tape).account, rank=0, host="a", barrier="", events={}, counted={})
+    memory = PrivateMemory(1 << 10, Anchor(10**18, 0), folder / "flight.bin")
+    recorder = Recorder(memory, clock=clock)
+    recorder.set_identity({"rank": 0, "attempt": 0})
+    for each in tape.sources:
+        recorder.source(each.kind, each.name, each.phase)
+    for at_ns, word in zip(tape.times, tape.codes, strict=True):
+        clock.tick(at_ns - clock())
+        recorder.edge(word)
+    memory.poll(10**18 + 60 * 10**9)
+    left = read_postmortem(folder)
+    memory.close()
+    return decode(encode(said._replace(stalled=True, quiet_s=60.0))), left
+
+
+@pytest.mark.parametrize("step", [2, 10])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_rank_that_hangs_is_named_wherever_it_hangs_and_never_one_that_waits(
+    loop: str, step: int, tmp_path: Path
+) -> None:
+    """The others wait in the next backward: live and from the files, of two ranks and of two in four."""
+    whole = Tape(started_ns=1).repeat(14, LOOPS[loop])
+    each, backward = len(whole.codes) // 14, whole.source(SourceKind.BACKWARD, "backward")
+    waiting = code(Op.BEGIN, backward)
+    wrong, seen = [], {}
+    for hangs in range(step * each, (step + 1) * each):
+        waits = whole.codes.index(waiting, hangs)
+        for edges in {waits, hangs} - seen.keys():
+            seen[edges] = halted(whole, edges + 1, tmp_path)
+        ranks = [seen[waits], seen[hangs]] * 2
+        reports = {rank: said._replace(rank=rank) for rank, (said, _) in enumerate(ranks)}
+        left = [{**document, "rank": rank} for rank, (_, document) in enumerate(ranks)]
+        found = [
+            [one.rank for one in named]
+            for two in (2, 4)
+            for named in (suspects(dict([*reports.items()][:two]), {}), compare(left[:two]))
+        ]
+        if found != ([[]] * 4 if hangs == waits else [[1], [1], [1, 3], [1, 3]]):
+            wrong.append((hangs - step * each, found))
+
+    assert wrong == []
 
 
 def test_where_nothing_tells_the_ranks_apart_none_is_named() -> None:

@@ -14,7 +14,7 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
     inside = [] if stage is None else [{"stage": stage, "loader": "train", "for_seconds": 9.0}]
     usual = {
         "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
-        "open": inside, "after": "", "steps_in_file": 7, "quiet_seconds": 9.0, "recent_steps": [], "end_cause": None,
+        "open": inside, "after": "", "backwards": 0, "steps_in_file": 7, "quiet_seconds": 9.0, "recent_steps": [], "end_cause": None,
         "ended_unix_s": None,
         "warnings": [],
     }  # fmt: skip
