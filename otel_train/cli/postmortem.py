@@ -6,6 +6,7 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from otel_train.catalog import STAGES
 from otel_train.cli import arguments, print_json
 from otel_train.console import text
 from otel_train.console.summary import state_badge
@@ -98,8 +99,7 @@ def headline(report: Report) -> str:
     verb = running.get(state) or (f"{ended} " if state in {"finished", "failed"} else f"was {ended} ")
     inside = (report.get("open") or [None])[-1]
     if inside is None:
-        step = (report.get("last_step") or {}).get("index")
-        return f"{rank} {verb}{'' if step is None else f'after step {step}, '}with no stage open"
+        return f"{rank} {verb}{_between_stages(report)}"
     of_step = "" if report.get("step") is None else f" of step {report['step']}"
     parts = [f"{rank} {verb}in stage {inside.get('stage')}{of_step}"]
     if inside.get("loader"):
@@ -107,6 +107,19 @@ def headline(report: Report) -> str:
     if inside.get("for_seconds") is not None:
         parts.append(f"{duration(inside['for_seconds'])} after it began")
     return ", ".join(parts)
+
+
+def _between_stages(report: Report) -> str:
+    last = (report.get("last_step") or {}).get("index")
+    if last is None:
+        return "with no stage open"
+    if last != report.get("step") or report.get("state") == "finished":
+        return f"after step {last}, with no stage open"
+    after = f"after {report['after']}, " if report.get("after") in STAGES else ""
+    quiet_s = report.get("quiet_seconds")
+    return (
+        f"in step {last}, {after}with no stage open{'' if quiet_s is None else f' for {duration(quiet_s)}'}"
+    )
 
 
 def _facts(page: TextLayout, report: Report) -> list[str]:

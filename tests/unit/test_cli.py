@@ -664,7 +664,12 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
     [
         ({}, "rank 0 died in stage backward of step 1234, loader code, 800 ms after it began"),
         ({"open": [], "last_step": None}, "rank 0 died with no stage open"),
-        ({"open": []}, "rank 0 died after step 1234, with no stage open"),
+        ({"open": [], "step": 1235}, "rank 0 died after step 1234, with no stage open"),
+        ({"open": []}, "rank 0 died in step 1234, with no stage open"),
+        (
+            {"alive": True, "open": [], "after": "backward", "quiet_seconds": 19.3},
+            "rank 0 is alive, in step 1234, after backward, with no stage open for 19.3 s",
+        ),
         (
             {"alive": True, "open": [{"stage": "data", "loader": "", "for_seconds": None}]},
             "rank 0 is alive, in stage data of step 1234",
@@ -674,10 +679,10 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
             "rank 0 was last seen in stage data of step 1234, loader a, 90.0 s after it began",
         ),
         ({"state": "finished", "open": []}, "rank 0 finished after step 1234, with no stage open"),
-        ({"state": "terminated", "open": []}, "rank 0 was terminated after step 1234, with no stage open"),
+        ({"state": "terminated", "open": []}, "rank 0 was terminated in step 1234, with no stage open"),
         (
-            {"state": "killed", "end_cause": "SIGSEGV", "open": []},
-            "rank 0 was killed (SIGSEGV) after step 1234, with no stage open",
+            {"state": "killed", "end_cause": "SIGSEGV", "open": [], "after": "unknown", "quiet_seconds": 0.2},
+            "rank 0 was killed (SIGSEGV) in step 1234, with no stage open for 200 ms",
         ),
     ],
 )
