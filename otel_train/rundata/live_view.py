@@ -41,6 +41,9 @@ STEPS_SHOWN = 200
 _NOW_STEPS = 50
 """Steps that say how fast the run is now."""
 
+_LATE_STEPS, _LEAST_LATE_S = 5, 3.0
+"""Median steps, and seconds, after which it is shown that no further one has ended: the file is written once a second."""
+
 _MOST_EDGES = 1 << 18
 """Edges of a thread that are worked out: a tenth of a second, once a second."""
 
@@ -58,6 +61,7 @@ class LiveProgress:
         open: stages that are open, the outermost first, as ``postmortem`` has them.
         times_s: when the last steps ended, in seconds after the first of them.
         stages_s: self time of each stage in those steps.
+        since_step_s: seconds from the end of the last step to the last poll of the agent.
         problem: why there is nothing; "" if there is.
     """
 
@@ -68,6 +72,7 @@ class LiveProgress:
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
     last_edge_unix_s: float | None = None
+    since_step_s: float = 0.0
     problem: str = ""
 
     @property
@@ -75,6 +80,15 @@ class LiveProgress:
         """Mean duration of the last steps, seconds."""
         last = self.step_s[-_NOW_STEPS:]
         return sum(last) / len(last) if last else None
+
+    @property
+    def without_step_s(self) -> float | None:
+        """Seconds in which no step has ended, where that is longer than several steps; else None."""
+        if not self.step_s:
+            return None
+        last = sorted(self.step_s[-_NOW_STEPS:])
+        usual_s = _LATE_STEPS * last[len(last) // 2]
+        return self.since_step_s if self.since_step_s > max(_LEAST_LATE_S, usual_s) else None
 
     def now_share(self, stage: str) -> float | None:
         """Returns a stage's share of the last steps; None where no step has that stage."""
@@ -106,6 +120,9 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
         step_s=(timeline.duration_ns[shown] / NS_PER_S).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],
+        since_step_s=flight.polled_unix_ns / NS_PER_S - timeline.unix_s(int(ended[-1]))
+        if len(ended)
+        else 0.0,
     )
 
 

@@ -88,7 +88,7 @@ def _leading_values(view: RankView) -> str:
             (
                 "steps per second",
                 rounded(1 / now_s if now_s else None),
-                f"whole run {rounded(speed)}" if speed else "",
+                _without_step(view) or (f"whole run {rounded(speed)}" if speed else ""),
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
             ("waiting for data", percent(progress.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
@@ -106,6 +106,11 @@ def _run_time(view: RankView) -> str:
     if view.state.live and started_s and last_s and last_s > started_s:
         wall_s = last_s - started_s
     return f"in {duration(wall_s)}" if wall_s else ""
+
+
+def _without_step(view: RankView) -> str:
+    quiet_s = view.progress.without_step_s if view.state.live else None
+    return "" if quiet_s is None else f"no step has ended for {duration(quiet_s)}"
 
 
 def _current_stage(view: RankView) -> str:

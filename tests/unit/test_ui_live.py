@@ -32,6 +32,7 @@ from otel_train.rundata.live_view import RankReader, RankView, RunList
 from otel_train.rundata.liveness import QUIET_S, liveness
 from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
+from otel_train.ui.pages import overview
 from otel_train.ui.server import PageServer, address_of, has_screen, listen
 from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
@@ -221,6 +222,19 @@ def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
     assert read_postmortem(training.run / "rank0")["alive"] is alive
     assert ("its process is gone" in capsys.readouterr().out) == (alive is False)
     training.close()
+
+
+@pytest.mark.parametrize(("quiet_s", "said"), [(2, ""), (19, "no step has ended for 19.0 s")])
+def test_the_page_says_for_how_long_no_step_has_ended(quiet_s: int, said: str, training: Training) -> None:
+    """It showed 100 steps per second, and that the loop was between two stages, of a loop that hung in a lock."""
+    training.train(5)
+    training.clock.tick(quiet_s * 1000 * MS)
+    training.heartbeat()
+
+    page = overview(look(viewer(training), training))
+
+    assert ("no step has ended" in page) == bool(said)
+    assert said in page
 
 
 @pytest.mark.parametrize(("quiet_s", "alive"), [(1.0, True), (QUIET_S + 1, None)])
