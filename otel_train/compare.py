@@ -12,8 +12,9 @@ import numpy as np
 
 from otel_train import catalog as c
 from otel_train.console.summary import activity_shares
-from otel_train.datamodel import METRICS_FILE, SUMMARY_FILE
+from otel_train.datamodel import METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from otel_train.errors import ComparisonError, RunDirectoryError
+from otel_train.files import JsonFileCache
 from otel_train.rundata.files import mapping, number, rows, text, whole
 from otel_train.rundata.metrics_history import buckets_of, points_of, values_of
 from otel_train.rundata.run import read_metrics, read_summary
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 ENOUGH = 4
 """Occurrences from which an interval is given: with fewer, their own spread is not known."""
+
+_OF_ONE_RUN = frozenset({"run_id", "run_name", "run_dir", "attempt", "prometheus_address", "console"})
+"""Settings that say where a run is, and what it shows."""
 
 _Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
@@ -169,6 +173,7 @@ class Side:
     # Where these differ, comparing is meaningless.
     must_match: Mapping[str, object] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)  # worth telling where they differ
+    settings: Mapping[str, object] = field(default_factory=dict)  # the same of those that both have
     # Of the steps, such as how long the device was idle.
     shares: Mapping[str, float] = field(default_factory=dict)
 
@@ -195,6 +200,11 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
             f"{key}: {before.facts.get(key)} → {after.facts.get(key)}"
             for key in {**before.facts, **after.facts}
             if before.facts.get(key) != after.facts.get(key)
+        ]
+        + [
+            f"setting {name}: {value} → {after.settings[name]}"
+            for name, value in before.settings.items()
+            if after.settings.get(name, value) != value
         ],
         "only_before": [name for name in before.samples if name not in after.samples],
         "only_after": [name for name in after.samples if name not in before.samples],
@@ -284,10 +294,31 @@ def side_of_run(folder: Path, *, name: str) -> Side:
             **{key: resource.get(f"train.{key}.version") for key in ("torch", "cuda")},
             "host": resource.get("host.name"),
             "loaders": ", ".join(sorted(summary.get("batches") or {})),
-            "steps": (summary.get("steps") or {}).get("train"),
+            "steps": steps,
+            **_loader_facts(summary),
         },
+        settings=_settings_of(folder.parent),
         shares={f"activity {activity}": share for activity, share in activity_shares(summary).items()},
     )
+
+
+def _loader_facts(summary: Mapping[str, Any]) -> dict[str, object]:
+    """Returns what is set where a loader is made, as far as it is known."""
+    batches, samples = mapping(summary.get("batches")), mapping(summary.get("samples"))
+    facts: dict[str, object] = {}
+    for row in rows(summary.get("loaders")):
+        loader = text(row.get("loader"))
+        counted, given = whole(batches.get(loader)), number(samples.get(loader))
+        facts[f"workers of {loader}"] = row.get("workers")
+        facts[f"prefetch factor of {loader}"] = row.get("prefetch_factor")
+        if counted and given is not None:
+            facts[f"samples per batch of {loader}"] = round(given / counted, 1)
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _settings_of(run: Path) -> dict[str, object]:
+    given = mapping(JsonFileCache().get_or_empty(run / RUN_FILE, []).get("settings"))
+    return {name: value for name, value in given.items() if name not in _OF_ONE_RUN}
 
 
 def _sum_over(steps: int, seconds: float) -> Sample:

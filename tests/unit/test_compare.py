@@ -189,12 +189,22 @@ def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.Cap
     assert "not comparable: what ran on a device differ" in printed.err
 
 
-def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -> str:
+def a_run(
+    folder: Path,
+    *,
+    seconds: float,
+    ranks: int = 1,
+    torch: str = "2.9",
+    workers: int = 0,
+    size: int = 32,
+    **settings: object,
+) -> str:
     """A run of 100 steps, all of one length, in the buckets of scale 4."""
     rank = folder / "rank0"
     rank.mkdir(parents=True)
     summary = {
         "schema": "otel_train.summary/2", "world_size": ranks, "step_source": "update", "batches": {"train": 100},
+        "samples": {"train": 100 * size}, "loaders": [{"loader": "train", "workers": workers, "prefetch_factor": None}],
         "steps": {"train": 100}, "wall_seconds": 100.0, "activities": {"data_wait": 10.0},
         "stages": [
             {"stage": "other", "loader": "train", "phase": "train", "self_seconds": 50 * seconds},
@@ -202,7 +212,9 @@ def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -
         ],
     }  # fmt: skip
     (rank / "summary.json").write_text(json.dumps(summary))
-    (folder / "run.json").write_text("{}")
+    (folder / "run.json").write_text(
+        json.dumps({"settings": {"run_id": folder.name, "flops": "given", **settings}})
+    )
 
     def point(**labels: str) -> dict[str, Any]:
         index = math.ceil(math.log2(seconds) * 16) - 1
@@ -238,6 +250,22 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.Ca
     assert (other["before"]["mean"], other["after"]["mean"]) == pytest.approx((0.005, 0.0055))
     assert (other["ratio"], other["low"], other["conclusion"]) == (pytest.approx(1.1), None, "not known")
     assert "torch: 2.9 → 2.10" in document["differences"]
+
+
+def test_runs_say_how_their_loaders_and_settings_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was changed on purpose is read first; a setting that one version does not have is no change."""
+    one = a_run(tmp_path / "a", seconds=0.010, cuda_timing="events", former=1)
+    two = a_run(tmp_path / "b", seconds=0.009, cuda_timing="off", workers=4, size=64)
+
+    assert main(["compare", one, two, "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["differences"] == [
+        "workers of train: 0 → 4",
+        "samples per batch of train: 32.0 → 64.0",
+        "setting cuda_timing: events → off",
+    ]
 
 
 def test_the_folder_of_a_rank_is_that_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
