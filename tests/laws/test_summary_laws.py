@@ -59,6 +59,7 @@ def test_the_summary_of_any_loop_is_lawful(names: list[str], at: list[float], ta
 
 @settings(deadline=None, max_examples=300)
 @given(garbage, fractions, st.integers(0, 5))
+@example([(0, 17), (0, 17), (0, 81), *[(0, 1)] * 8, (0, 33), (1, 83)], [], 0)
 def test_the_summary_of_torn_edges_is_lawful(
     pairs: list[tuple[int, int]], at: list[float], tail: int
 ) -> None:
