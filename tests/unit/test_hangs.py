@@ -130,7 +130,8 @@ def test_the_rank_that_hangs_is_named_wherever_it_hangs_and_never_one_that_waits
     whole = Tape(started_ns=1).repeat(14, LOOPS[loop])
     each, backward = len(whole.codes) // 14, whole.source(SourceKind.BACKWARD, "backward")
     waiting = code(Op.BEGIN, backward)
-    wrong, seen = [], {}
+    wrong: list[tuple[int, list[list[int]]]] = []
+    seen: dict[int, tuple[RankReport, dict[str, Any]]] = {}
     for hangs in range(step * each, (step + 1) * each):
         waits = whole.codes.index(waiting, hangs)
         for edges in {waits, hangs} - seen.keys():
