@@ -216,7 +216,7 @@ class Report:
 
     Attributes:
         changes: number of the last change when this was made; see ``Recorder.changed``.
-        positions: by ring, edges written before anything else here was read.
+        positions: by ring, edges written before anything else here but ``reports`` was read.
         device_steps: steps in which a device was in use, and how many of them were timed.
         scale: the last loss scale; None if none was read.
         logged_values: a value that is no number is None.

@@ -120,7 +120,8 @@ class ReportBuilder:
             fresh: with the state, whether or not it is time for it.
         """
         recording = self._recording
-        # How far the rings are is read first: what these edges need is in what is read after.
+        # Requests to log before how far the rings are, the rest after: these edges have what was requested, and need what is read last.
+        reports = recording.stages.reports
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
         hurry = self.captures is not None and self.captures.needs_step_numbers
@@ -147,7 +148,7 @@ class ReportBuilder:
             operations=self._do(LOGGED_VALUES, recording.timers.take, None),
             builds=self._do("build times", self._builds, []),
             exits=exits,
-            reports=recording.stages.reports,
+            reports=reports,
             records=exchange.take() if exchange is not None else None,
             exchange=(exchange.off, exchange.faults) if exchange is not None else (False, 0),
             state=self._do("loader workers", self._state, None) if with_state else None,

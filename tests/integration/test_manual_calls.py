@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import otel_train
+from otel_train.agent.reports import ReportBuilder
+from otel_train.instrumentation.logged_values import CacheSizes
 from tests.integration.loops.truth import Net, Watch, loader, loss_of, sgd
 from tests.integration.test_loops import exported
 
@@ -98,6 +100,26 @@ def test_operations_are_in_every_metric_and_in_no_steps_time(
     assert "upload: avg=0.00" in said
     assert re.search(r"upload: .* count=10", said)
     assert "threads" not in str(session.instrumentation_gaps())
+
+
+def test_a_report_waits_for_the_steps_before_it_while_the_state_is_collected(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program goes on while the service thread reads how far the rings are: what it asks for then is of the next reading."""
+    session = watch(Net(), loader(1))
+    recording = session._recording
+    positions = recording.recorder.positions
+
+    def program_goes_on() -> Any:
+        before = positions()
+        if threading.current_thread() is threading.main_thread():
+            session.report()
+        return before
+
+    monkeypatch.setattr(recording.recorder, "positions", program_goes_on)
+    builder = ReportBuilder(recording, CacheSizes(), 1)
+
+    assert [builder.make().reports for _ in range(2)] == [0, 1]
 
 
 def test_a_report_is_logged_while_the_program_goes_on(
