@@ -167,6 +167,11 @@ class ThreadAccount(Nesting):
         return self._book.open.number
 
     @property
+    def steps_closed(self) -> int:
+        """Training steps that have closed and are counted."""
+        return self._book.closed
+
+    @property
     def final_ns(self) -> int:
         """Time before this instant is final: its phase and step are known."""
         waiting = [*self._phases.pending, *(each.making for each in self._passes.values())]
@@ -253,13 +258,12 @@ class ThreadAccount(Nesting):
         """Returns everything that became final since the last call."""
         return self._book.take()
 
-    def release_all(self) -> int:
-        """Accounts for the edges that are held: no more come. Returns how many counted training steps have closed."""
+    def release_all(self) -> None:
+        """Accounts for the edges that are held: no more come."""
         self._decision.decide()
         while self._held:
             self._raised = True if self._ahead is not None else None  # no end of it will come
             self._release()
-        return self._book.closed
 
     def close(self, at_ns: int) -> ClosedSteps:
         """Accounts all time up to ``at_ns``. A step that is open then is partial."""

@@ -63,11 +63,13 @@ def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
     known = numbers < len(sources.kinds)
     account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
     account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
-    still_open, by_events = list(account.open), account.release_all()
+    still_open = list(account.open)
+    account.release_all()
+    by_events = account.steps_closed
     closed = account.close(int(thread.times[-1]))
     left = np.flatnonzero(closed.steps.counted == 0)
     started_ns = int(closed.steps.started_ns[left[-1]]) if len(left) else -1
-    return ThreadHistory(thread, still_open, closed, started_ns, account.release_all() - by_events)
+    return ThreadHistory(thread, still_open, closed, started_ns, account.steps_closed - by_events)
 
 
 def _source_numbers(thread: ThreadEdges) -> Ints:
