@@ -50,6 +50,14 @@ PRELUDE = """
             model, {"train": data}, run_dir=RUNS, agent="process", tuning={"poll_interval_s": 0.05}, prometheus_address="127.0.0.1:0", **settings
         )
 
+    def agent_of_here():
+        import psutil
+
+        return next(
+            each for each in psutil.process_iter(["cmdline", "cwd"])
+            if each.info["cwd"] == os.getcwd() and "otel_train.agent.node" in (each.info["cmdline"] or [""])[-1]
+        )
+
     def train(pause_s=0.0):
         for (batch,) in data:
             optimizer.zero_grad()
@@ -423,14 +431,10 @@ def test_an_agent_that_is_killed_while_the_program_ends_is_followed_by_another(
 ) -> None:
     """It is stopped first, in the middle of the end, so that the answer is not on its way already."""
     process = begin(f"""
-        import psutil
         session = start()
         train()
         session.run_directory
-        agent = next(
-            each for each in psutil.process_iter(["cmdline", "cwd"])
-            if each.info["cwd"] == os.getcwd() and "otel_train.agent.node" in (each.info["cmdline"] or [""])[-1]
-        )
+        agent = agent_of_here()
         session.log({{"loss": 0.5}})
         agent.suspend()
         threading.Timer(0.06, agent.kill).start()
@@ -448,7 +452,6 @@ def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
 ) -> None:
     """As during training: at its limit of processes a program ended without a word, and its run without a summary."""
     process = begin("""
-        import psutil
         from otel_train.agent import client, node
 
         def refuse(*_, **__):
@@ -460,10 +463,7 @@ def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
         session = start()
         train()
         session.run_directory
-        agent = next(
-            each for each in psutil.process_iter(["cmdline", "cwd"])
-            if each.info["cwd"] == os.getcwd() and "otel_train.agent.node" in (each.info["cmdline"] or [""])[-1]
-        )
+        agent = agent_of_here()
         client.connect_agent, node.opened = refuse, no_thread
         session.log({"loss": 0.5})
         agent.suspend()
