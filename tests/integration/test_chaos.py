@@ -212,6 +212,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         process.kill()
         process.wait()
+    # The agent writes it, and may still be starting when a program of less than a second dies.
+    assert until((folder / "r/rank0/flight.bin").exists, seconds=30)
     return folder / "r"
 
 
