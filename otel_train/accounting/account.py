@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from otel_train.accounting.batches import Batches, Boundary, Pass
 from otel_train.accounting.nesting import (
     BACKWARD,
     CHECKPOINT,
@@ -24,7 +25,7 @@ from otel_train.accounting.nesting import (
     NotKnownYetError,
     OpenStage,
 )
-from otel_train.accounting.phases import BatchPhases, Boundary, Pass
+from otel_train.accounting.phases import BatchPhases
 from otel_train.accounting.steps import (
     BEGUN_NS,
     FORWARDS,
@@ -102,6 +103,7 @@ class ThreadAccount(Nesting):
         self._decision = StepSourceDecision()
         self._book = StepBook(sources, reclaimed, by_step=by_step)
         self._phases = BatchPhases(sources, self._book, self._decision)
+        self._batches = Batches(sources, self._book, self._decision, self._phases)
         self._phases.began = began
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
@@ -174,7 +176,7 @@ class ThreadAccount(Nesting):
     @property
     def final_ns(self) -> int:
         """Time before this instant is final: its phase and step are known."""
-        waiting = [*self._phases.pending, *(each.making for each in self._passes.values())]
+        waiting = [*self._batches.pending, *(each.making for each in self._passes.values())]
         return min((items[0][BEGUN_NS] for items in waiting if items), default=self.accounted_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
@@ -249,7 +251,7 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Accounts time outside of batches up to ``now_ns``; nothing was written since the last edge."""
-        idle = self._phases.began and self._phases.batch is None and not self.stages
+        idle = self._phases.began and self._batches.open is None and not self.stages
         if idle and not self._held and now_ns > self.accounted_ns:
             self.now_ns = now_ns
             self._add()
@@ -269,10 +271,10 @@ class ThreadAccount(Nesting):
         """Accounts all time up to ``at_ns``. A step that is open then is partial."""
         self.release_all()
         self._latest, self.now_ns = self, max(self.now_ns, at_ns)
-        if self._phases.stopped is not None:
+        if self._batches.stopped is not None:
             self._go_on_after_stop(-1)
         self._add()
-        self._phases.close()
+        self._batches.close()
         for each in self._passes.values():
             self._forget(each)
         for source in list(self._ended):
@@ -285,7 +287,7 @@ class ThreadAccount(Nesting):
 
     def _go_on_after_stop(self, begins: int) -> None:
         """Decides whether a row of asks in which a pass has ended goes on. ``begins``: source of what begins, or -1."""
-        self._phases.after_stop(begins)
+        self._batches.after_stop(begins)
         self._go_on_computing()
 
     def goes_on(self, stage: OpenStage) -> None:
@@ -296,12 +298,12 @@ class ThreadAccount(Nesting):
 
     def _add_inside(self, begins: int = -1) -> None:
         """Places the time since the edge before, at whose end the open stages go on. ``begins``: as above."""
-        if self._phases.stopped is not None:
+        if self._batches.stopped is not None:
             self._go_on_after_stop(begins)
         if self.stages and MAY_SPREAD >> self.stages[-1].kind & 1:
             self.goes_on(self.stages[-1])
         self._add()
-        self._phases.limit_items()
+        self._batches.limit_items()
 
     def _add(self, shows: int = NOTHING, call: Call = None, batch: Fetched = None) -> None:
         """Puts the time that is not accounted for yet, and what happened at its end, where it belongs."""
@@ -309,7 +311,7 @@ class ThreadAccount(Nesting):
         now_ns = self.accounted_ns = self.now_ns
         for home in homes:
             home.waiting += 1
-        (self._aside or self._phases.place)(
+        (self._aside or self._batches.place)(
             (self.stack, begun_ns, now_ns - begun_ns, shows, call, batch, homes)
         )
 
@@ -324,23 +326,23 @@ class ThreadAccount(Nesting):
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
-        kind, phases = stage.kind, self._phases
-        if self.stages or phases.stopped is not None:
+        kind, batches = stage.kind, self._batches
+        if self.stages or batches.stopped is not None:
             self._add_inside(stage.source)
         else:
             self._add()
         if kind == DATA and stage.counts:
             self._begin_data(stage)
         elif kind == CHECKPOINT and stage.counts:
-            phases.boundary(Boundary.CHECKPOINT)
+            batches.boundary(Boundary.CHECKPOINT)
             self._saving = True
             self._choose_place()
         elif COMPUTES_BY_KIND[kind] and not self._saving:
             if stage.counts or not self.stack:
-                phases.compute(stage.source, stage.flags)
+                batches.compute(stage.source, stage.flags)
             if kind == FORWARD and stage.counts:
                 stack, shows = (*self.stack, stage.source), FORWARDS[stage.flags & _HOW]
-                (self._aside or phases.place)((stack, ns, 0, shows, None, None, ()))
+                (self._aside or batches.place)((stack, ns, 0, shows, None, None, ()))
             elif kind == SCALER:
                 self._updated_in_scaler = False
             elif kind == BACKWARD:
@@ -355,23 +357,23 @@ class ThreadAccount(Nesting):
             self._choose_place()
             self._end_failed_pass(stage.source)
         elif not self._saving:
-            self._phases.ask(asked)
+            self._batches.ask(asked)
 
     def _begin_other(self, stage: OpenStage) -> None:
-        self._phases.limit_items()
+        self._batches.limit_items()
         if stage.kind != STAGE:
             return
         if stage.counts and stage.payload in self._pieces:
             stage.home = self._pieces[stage.payload][1]
             self._homes = (*self._homes, stage.home)
-        if self._decision.manual and not self._saving and self._phases.batch is None:
-            self._phases.compute()
+        if self._decision.manual and not self._saving and self._batches.open is None:
+            self._batches.compute()
 
     # -- a stage ends ------------------------------------------------------------------------------
 
     def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
         """See ``Nesting.end``."""
-        if self._phases.stopped is not None:
+        if self._batches.stopped is not None:
             self._go_on_after_stop(-1)
         kind, call = stage.kind, None
         if kind == DATA:
@@ -410,7 +412,7 @@ class ThreadAccount(Nesting):
                 self._note("moved", stage.source, payload - 1)
         if shows:
             asking = bool(self.stages) and not self.is_outermost(DATA)
-            self._phases.happened(stage.source, shows, asking=asking)
+            self._batches.happened(stage.source, shows, asking=asking)
         return shows
 
     def _end_user_stage(self, stage: OpenStage, op: int, token: int) -> Call:
@@ -440,7 +442,7 @@ class ThreadAccount(Nesting):
             self._ended.pop(source, None)
             if stage.counts:
                 call = source, stage.begun_ns, waited_ns, 0
-                self._phases.fetched(source)
+                self._batches.fetched(source)
         self._add(NOTHING, call, batch)
         if starts and stage.counts:
             self._starting = None
@@ -453,7 +455,7 @@ class ThreadAccount(Nesting):
                 # A loader at its end ends once, however often it is asked.
                 self._ended[source] = _REPORTED
                 self._note("endings", source, payload, self.accounted_ns)
-            self._phases.stop(asked)
+            self._batches.stop(asked)
             self._go_on_computing()
             used_later = stage.payload and asked is self._phases.left_over
             if op == STOP and not used_later:
@@ -461,8 +463,8 @@ class ThreadAccount(Nesting):
 
     def _go_on_computing(self) -> None:
         """Counts no time as outside in an update in which a pass ends, as in a closure that reads a whole loader."""
-        if self._phases.batch is None and any(COMPUTES >> stage.kind & 1 for stage in self.stages):
-            self._phases.compute()
+        if self._batches.open is None and any(COMPUTES >> stage.kind & 1 for stage in self.stages):
+            self._batches.compute()
 
     def _end_failed_pass(self, source: int) -> None:
         """Counts an exception as the end of a pass if the loader is then begun anew."""
@@ -478,16 +480,16 @@ class ThreadAccount(Nesting):
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
-        phases = self._phases
-        restarts = op == PASS_END and source == phases.stopped
+        batches = self._batches
+        restarts = op == PASS_END and source == batches.stopped
         self._add_inside(source if restarts else -1)
         if restarts:  # perhaps: of a loader that has ended the iterator goes before the next is made
-            phases.stopped = source
+            batches.stopped = source
         if op == PASS_END:
             gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
                 self._note("endings", source, Ending.DISPOSED, ns)
-            phases.dispose(gone)
+            batches.dispose(gone)
             self._go_on_computing()
             self._forget(gone)
         elif op == MARK and payload:
@@ -495,13 +497,13 @@ class ThreadAccount(Nesting):
         elif op == MARK:
             self._decision.mark()
             self._book.now_ns = self.accounted_ns
-            phases.began = True  # if nothing before it was a sign of training, all of it was the step
-            phases.boundary(Boundary.MARK)
+            self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
+            batches.boundary(Boundary.MARK)
         else:
             if op == REPORT:
-                phases.boundary(Boundary.SAID)
+                batches.boundary(Boundary.SAID)
             else:
-                phases.epoch()
+                batches.epoch()
             self._go_on_computing()
             self._note("said", ns, op, payload)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_train.accounting.account import MOST_PASSES, ThreadAccount
 from otel_train.accounting.nesting import DEEPEST, MAY_SPREAD
-from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
+from otel_train.accounting.batches import LOOKS_AHEAD, MOST_ITEMS
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
@@ -161,7 +161,7 @@ def assert_open_time_is_with_its_calls(book: Book) -> None:
 
 def held(account: ThreadAccount) -> int:
     """Edges and items that are not final yet."""
-    return sum(map(len, account._phases.pending)) + len(account._held)
+    return sum(map(len, account._batches.pending)) + len(account._held)
 
 
 fractions = st.lists(st.floats(0, 1), max_size=6)
