@@ -89,7 +89,7 @@ def share_an_agent(folder: str) -> dict[str, float]:
         console=False,
     )  # fmt: skip
     _train_evenly(loop, NODE_FROM_S, time.monotonic())
-    agent = session._service._agent  # noqa: SLF001 - no public member has the process
+    agent = session._service.connection.pid  # noqa: SLF001 - no public member has the process
     process = psutil.Process(agent)
     looked_s, spent_s = time.monotonic(), _processor_s(process)
     _train_evenly(loop, NODE_S - NODE_FROM_S, looked_s)

@@ -39,7 +39,7 @@ ROWS = 20
 
 _NAMES = {"wandb": "W&B", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
 _OFF = dict.fromkeys(_NAMES, False)
-_HAND_OVER = attrgetter("_service._hand_over")
+_HAND_OVER = attrgetter("_service.hand_over")
 
 
 def run(plan: Plan) -> list[Row]:

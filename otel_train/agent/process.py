@@ -1,9 +1,10 @@
-"""Connects a rank to the agent of its node, or starts one: a process, or a thread of the program."""
+"""Connects a rank to the agent of its node, or starts one: a process, or a thread of the program; and another where it dies."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import signal
@@ -16,18 +17,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.agent.messages import MessageChannel, user_of
+from otel_train.agent.messages import FOLDER, MessageChannel, user_of
 from otel_train.fast_classes import FastNamedTuple
+from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import VERSION, namespace_of
 from otel_train.safety import DaemonThread, interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from otel_train.agent.messages import Hello
     from otel_train.agent.rank_connection import RankConnection
+    from otel_train.agent.rank_end import LauncherFolder
+    from otel_train.config import Config
     from otel_train.exporters.manager import SharedExporters
+    from otel_train.recording.shared_memory import FlightMemory
     from otel_train.resource import RunInfo
 
+_log = logging.getLogger("otel_train")
 _ROOT = Path(__file__).resolve().parents[2]
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Libraries of the agent start no pools of threads: they would take memory, and it computes little."""
@@ -43,6 +50,16 @@ not meet it."""
 _WAITING_RANKS = 1024
 """Ranks that may wait to be accepted while the agent starts."""
 
+BUSY_S: Final = 10.0
+"""Longest wait for an agent that works, or waits for a processor. One that is stopped, or waits for anything else, such as a disk,
+gets the limit that the wait has."""
+
+MOST_STARTS: Final = 3
+"""Agents that may die, each within ``STEADY_S``, before nothing more is exported."""
+
+STEADY_S: Final = 60.0
+"""An agent that has lived for longer dies of what does not meet the next one at once."""
+
 _CONNECT_S = 5.0
 _TRIES = 10
 _RETRY_S = 0.01
@@ -54,8 +71,8 @@ _OF_THE_AGENT: Final = "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUND
 """Variables that a whole process has one value of; the last one tells jobs apart that run at once."""
 
 
-class AgentConnection(FastNamedTuple):
-    """A connection to an agent.
+class ConnectedAgent(FastNamedTuple):
+    """An agent in a process, and the connection to it.
 
     Attributes:
         found: another rank has started it; it may be leaving just now.
@@ -67,7 +84,7 @@ class AgentConnection(FastNamedTuple):
     pid: int
 
 
-def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
+def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> ConnectedAgent:
     """Connects to the agent of this node; starts it if there is none.
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
@@ -91,7 +108,7 @@ def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     return _start_alone()
 
 
-def _start_and_connect(address: bytes) -> AgentConnection | None:
+def _start_and_connect(address: bytes) -> ConnectedAgent | None:
     """Starts an agent and connects to it; returns None if another rank has bound the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -108,10 +125,10 @@ def _start_and_connect(address: bytes) -> AgentConnection | None:
         except BaseException:
             connection.close()
             raise
-    return AgentConnection(MessageChannel(connection), found=False, pid=pid)
+    return ConnectedAgent(MessageChannel(connection), found=False, pid=pid)
 
 
-def _connect_to_running(address: bytes) -> AgentConnection:
+def _connect_to_running(address: bytes) -> ConnectedAgent:
     """Connects to the agent that another rank has started.
 
     Raises:
@@ -130,7 +147,7 @@ def _connect_to_running(address: bytes) -> AgentConnection:
         if isinstance(error, ConnectionRefusedError):
             raise
         raise PermissionError from error
-    return AgentConnection(MessageChannel(connection), found=True, pid=0)
+    return ConnectedAgent(MessageChannel(connection), found=True, pid=0)
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
@@ -155,7 +172,7 @@ def _folder() -> str:
         return "/"
 
 
-def _start_alone() -> AgentConnection:
+def _start_alone() -> ConnectedAgent:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -163,7 +180,7 @@ def _start_alone() -> AgentConnection:
         except BaseException:
             ours.close()
             raise
-    return AgentConnection(MessageChannel(ours), found=False, pid=pid)
+    return ConnectedAgent(MessageChannel(ours), found=False, pid=pid)
 
 
 def _start(connection: int, listener: int) -> int:
@@ -273,6 +290,220 @@ class AgentThread(DaemonThread):
             if shared is not None:
                 shared.connections.close()
             self._theirs.close()
+
+
+class AgentConnection:
+    """The agent that a rank is connected to, in a process or in a thread of the program; another one where it dies.
+
+    Args:
+        config: ``agent`` says which; a thread gets ``exit_timeout_s`` to deliver what it has.
+        environ: of the program.
+        info: identity of the rank.
+        memory: shared with the agent.
+
+    Attributes:
+        channel: messages to and from it.
+        thread: the agent, where it is a thread of this process.
+        pid: of its process; 0 where that is not known.
+        is_up: set once it runs, or none will.
+
+    Raises:
+        OSError: no memory can be shared, or no process started here, and no thread either.
+        RuntimeError: no thread can be started.
+    """
+
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], info: RunInfo, memory: FlightMemory
+    ) -> None:
+        self._config = config
+        self._environ = environ
+        self._memory = memory
+        self._in_container = ends_its_container()
+        self._starts, self._connected_s = 0, time.monotonic()
+        self._found = False
+        self._logged: AgentThread | None = None
+        self.thread: AgentThread | None = None
+        self.pid = 0
+        self.is_up = threading.Event()
+        self.channel = self._first(info)
+
+    @property
+    def outlives_program(self) -> bool:
+        """Whether the agent goes on when this process has ended."""
+        return self.thread is None and not self._in_container
+
+    # -- the first ---------------------------------------------------------------------------------
+
+    def _first(self, info: RunInfo) -> MessageChannel:
+        if self._config.agent != "process":
+            return self._start_thread()
+        if self._memory.descriptor < 0:
+            return self._start_thread_instead("no memory can be shared")
+        launcher = self._launcher(info) if self._environ.get(FOLDER) else None
+        try:
+            return self._connect(info)
+        except OSError as error:
+            if launcher is not None:
+                launcher.closed()
+            return self._start_thread_instead(error)
+
+    def _launcher(self, info: RunInfo) -> LauncherFolder:
+        from otel_train.agent.rank_end import LauncherFolder
+
+        launcher = LauncherFolder(self._environ, info.pid)
+        launcher.opened()
+        return launcher
+
+    def _connect(self, info: RunInfo) -> MessageChannel:
+        self.is_up.clear()
+        link, self._found, self.pid = connect_agent(info, self._environ)
+        return link
+
+    def _start_thread(self) -> MessageChannel:
+        require_descriptors(above=False)
+        self.thread = AgentThread(self._memory.map, self._config.exit_timeout_s)
+        return self.thread.link
+
+    def _start_thread_instead(self, problem: object) -> MessageChannel:
+        """Begins an agent in a thread, because of a problem of one in a process.
+
+        Raises:
+            OSError: no thread is left for one, or no socket.
+        """
+        try:
+            link = self._start_thread()
+        except (OSError, RuntimeError) as error:
+            raise OSError(
+                f"no agent can run beside this process ({problem}) or in a thread of it ({error})"
+            ) from error
+        _log.warning("No agent can run beside this process (%s): a thread of it does its work", problem)
+        return link
+
+    # -- what it gets first ------------------------------------------------------------------------
+
+    def send_first_hello(self, hello: Hello) -> None:
+        """Sends the first message of all, to a thread where a process cannot get it.
+
+        Raises:
+            OSError: no agent can get it.
+        """
+        # An agent that is gone already has left after its last rank, or was killed: the thread starts another. One in a thread could
+        # not begin: what waits for it says why.
+        try:
+            self.send_hello(hello)
+        except ConnectionError:
+            pass
+        except OSError as error:  # a sandbox in which no descriptor can be passed
+            if self.thread is not None:
+                raise
+            self.channel.close()
+            self.channel = self._start_thread_instead(error)
+            with suppress(ConnectionError):
+                self.send_hello(hello)
+
+    def send_hello(self, hello: Hello) -> None:
+        """Sends the first message, with descriptors of the memory and of this process to an agent in another one.
+
+        Raises:
+            OSError: the agent is gone, or takes no descriptor.
+        """
+        if self.thread is not None:
+            self.channel.send(hello)
+            return
+        process = descriptor_of(os.getpid())
+        given = (self._memory.descriptor, process)
+        try:
+            self.channel.send(hello, tuple(descriptor for descriptor in given if descriptor >= 0))
+        finally:
+            if process >= 0:
+                os.close(process)
+
+    def set_aside(self) -> None:
+        """Moves the descriptors to numbers that the program does not reach; nothing may be receiving."""
+        if self.thread is None:
+            self._memory.set_descriptor_aside()
+            self.channel.set_aside()
+
+    # -- the next ----------------------------------------------------------------------------------
+
+    def start_another(self, info: RunInfo, *, has_opened: bool) -> bool:
+        """Connects to another agent after one has died; in a thread of this process if none can be started.
+
+        Args:
+            info: identity of the rank, as the agent before has determined it.
+            has_opened: an agent has opened the run directory.
+
+        Returns:
+            Whether there is another. Where there is none, the log says why.
+        """
+        if self.channel.is_closed_elsewhere():
+            _log.warning(
+                "The program has closed the connection to its agent: logged values and the run summary are not exported"
+            )
+            return False
+        before_s, self._connected_s = self._connected_s, time.monotonic()
+        self._starts = 1 if self._connected_s - before_s > STEADY_S else self._starts + 1
+        self.channel.close()
+        if self._starts > MOST_STARTS:
+            _log.error(
+                "The agent has ended %d times, each time within %g s of its start: nothing more is exported",
+                self._starts, STEADY_S,
+            )  # fmt: skip
+            return False
+        try:
+            self.channel = self._next(info, has_opened=has_opened)
+        except (OSError, RuntimeError) as error:
+            _log.error(
+                "Nothing more is exported: no other agent can be started (%s). Raise pids.max, ulimit -u or ulimit -n",
+                error,
+            )
+            return False
+        return True
+
+    def _next(self, info: RunInfo, *, has_opened: bool) -> MessageChannel:
+        """Connects to another agent, or begins one in a thread of this process.
+
+        Raises:
+            OSError: no process and no descriptor is left for one.
+            RuntimeError: no thread is left for one.
+        """
+        try:
+            if self._found and not self.is_up.is_set():  # it was about to leave
+                return self._connect(info)
+            if not has_opened and self._starts > 1:  # it cannot run here
+                _log.warning("The agent ended before it began: a thread of this process does its work")
+                return self._start_thread()
+            _log.warning("The agent has ended; another one goes on")
+            return self._connect(info) if self.thread is None else self._start_thread()
+        except OSError as error:
+            _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
+            return self._start_thread()
+
+    # -- while it works ----------------------------------------------------------------------------
+
+    def wait_while_working(
+        self, wait: Callable[[float], object], timeout_s: float, *, reading: bool = False
+    ) -> bool:
+        """Waits for the agent as long as it makes progress.
+
+        Args:
+            wait: waits for so many seconds; returns whether what is waited for has come.
+            timeout_s: of one wait.
+            reading: see ``ProcessActivity``.
+
+        Returns:
+            Whether it has come.
+        """
+        work, deadline_s = ProcessActivity(self.pid, reading=reading), time.monotonic() + BUSY_S
+        while not (done := wait(timeout_s)) and time.monotonic() < deadline_s and work.is_working():
+            pass
+        return bool(done)
+
+    def log_problem(self) -> None:
+        """Logs once why an agent in a thread has ended."""
+        if self.thread is not None and self.thread.problem and self._logged is not self.thread:
+            self._logged = self.thread
+            _log.error("Nothing more is exported: %s", self.thread.problem)
 
 
 LEAST_SHARE: Final = 0.2

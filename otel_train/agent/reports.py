@@ -19,13 +19,11 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.agent.captures import RankCaptures
+    from otel_train.agent.optional_parts import OptionalParts
     from otel_train.config import Config
-    from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.trackers.manager import Trackers
 
 IDLE_INTERVALS = 60
 """A rank that gets no request for a report makes one after so many intervals: something may be new that nothing announces, such
@@ -55,19 +53,18 @@ _DATASETS_EVERY_S = 10.0
 class ReportBuilder:
     """Builds and sends reports, one at a time. ``make`` never raises.
 
-    Attributes:
-        trackers: what is logged to, once there is any.
-        may_use_trackers: there may be a tracker to log to, now or later.
-        captures: profiler captures and the FLOP count, once they can be made.
-        exchange: of records between ranks, once there is a process group.
+    Args:
+        recording: what records.
+        parts: what else works here.
+        caches: sizes that the program has said.
+        ranks: in the run.
     """
 
-    def __init__(self, recording: InstrumentationManager, caches: CacheSizes, ranks: int = 1) -> None:
+    def __init__(
+        self, recording: InstrumentationManager, parts: OptionalParts, caches: CacheSizes, ranks: int = 1
+    ) -> None:
         self._ranks = ranks
-        self.trackers: Trackers | None = None
-        self.may_use_trackers = False
-        self.captures: RankCaptures | None = None
-        self.exchange: Exchange | None = None
+        self._parts = parts
         self._recording = recording
         self._caches = caches
         self._guards = {
@@ -119,12 +116,12 @@ class ReportBuilder:
         Args:
             fresh: with the state, whether or not it is time for it.
         """
-        recording = self._recording
+        recording, exchange, captures = self._recording, self._parts.exchange, self._parts.made_captures
         # Requests to log before how far the rings are, the rest after: these edges have what was requested, and need what is read last.
         reports = recording.stages.reports
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
-        hurry = self.captures is not None and self.captures.needs_step_numbers
+        hurry = captures is not None and captures.needs_step_numbers
         job = self._do("ranks", find_job, None)
         seen = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
         fresh = fresh or seen != self._seen
@@ -136,7 +133,6 @@ class ReportBuilder:
             self._state_changes = changes
         self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
-        exchange = self.exchange
         report = Report(
             changes=changes,
             positions=positions,
@@ -162,7 +158,8 @@ class ReportBuilder:
     @property
     def follows(self) -> bool:
         """See ``RankCaptures``."""
-        return self.captures is not None and self.captures.follows
+        captures = self._parts.made_captures
+        return captures is not None and captures.follows
 
     def pause_s(self, interval_s: float) -> float:
         """Returns the seconds between two reports that the agent does not request.
@@ -173,11 +170,16 @@ class ReportBuilder:
         recording, loaders = self._recording, list(self._recording.probes.loaders.values())
         *_, reported_follows, job = self._seen
         follows = self.follows or reported_follows
-        if recording.polled or self.trackers is not None or follows or (job is None and self._ranks > 1):
+        if (
+            recording.polled
+            or self._parts.trackers is not None
+            or follows
+            or (job is None and self._ranks > 1)
+        ):
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
-        without_passes = self.may_use_trackers and not loaders  # when a tracker would be looked for
+        without_passes = self._parts.may_use_trackers and not loaders  # when a tracker would be looked for
         of_state = without_state or without_passes or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
 
@@ -250,7 +252,7 @@ class ReportBuilder:
             self._memory = tuple(self._do("devices", recording.devices.memory, ()))
             self._taken = self._do("devices", recording.devices.taken, {})
             self._hardware = self._do("devices", recording.devices.hardware_ids, {})
-        trackers, captures = self.trackers, self.captures
+        trackers, captures = self._parts.trackers, self._parts.made_captures
         flops = captures.flops if captures is not None else None
         listened = trackers is not None and trackers.listened()
         names = frozenset(recording.probes.loaders)
@@ -272,7 +274,7 @@ class ReportBuilder:
             faults=self._faults(),
             datasets=self._datasets,
             caches=self._caches.read() if listened else {},
-            trackers=self.may_use_trackers or (trackers is not None and trackers.any),
+            trackers=self._parts.may_use_trackers or (trackers is not None and trackers.any),
             listened=listened,
             captured_ns=captures.within_ns if captures is not None else (0, 0),
             needs_step_numbers=captures is not None and captures.needs_step_numbers,
@@ -300,8 +302,8 @@ class ReportBuilder:
         hooks = self._recording.hooks
         by_part[LOGGED_VALUES] += self._caches.faults + self._recording.timers.faults
         by_part[LOGGED_VALUES] += hooks.faults if hooks else 0
-        if self.trackers is not None:
-            by_part["trackers"] = self.trackers.faults()
+        if self._parts.trackers is not None:
+            by_part["trackers"] = self._parts.trackers.faults()
         return by_part
 
 

@@ -325,8 +325,8 @@ def test_agents_that_die_at_once_are_given_up_and_those_that_lived_are_not(
 ) -> None:
     """A run of a month may meet a node that is short of memory every few days."""
     process = begin(f"""
-        import otel_train.agent.client
-        otel_train.agent.client.STEADY_S = {steady_s}
+        import otel_train.agent.process
+        otel_train.agent.process.STEADY_S = {steady_s}
         session = start()
         train()
         say(session.run_directory)
@@ -452,7 +452,7 @@ def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
 ) -> None:
     """As during training: at its limit of processes a program ended without a word, and its run without a summary."""
     process = begin("""
-        from otel_train.agent import client, node
+        from otel_train.agent import node, process
 
         def refuse(*_, **__):
             raise OSError(11, "Resource temporarily unavailable")
@@ -464,7 +464,7 @@ def test_an_agent_that_nothing_can_follow_is_said_while_the_program_ends(
         train()
         session.run_directory
         agent = agent_of_here()
-        client.connect_agent, node.opened = refuse, no_thread
+        process.connect_agent, node.opened = refuse, no_thread
         session.log({"loss": 0.5})
         agent.suspend()
         threading.Timer(0.06, agent.kill).start()
@@ -913,9 +913,9 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
     """
     process = begin(
         """
-        from otel_train.agent import client
+        from otel_train.agent import process
         when, before = os.environ["WHEN"], len(os.listdir("/proc/self/fd"))
-        connect = client.connect_agent
+        connect = process.connect_agent
 
         def stopped(*given):
             connection = connect(*given)
@@ -923,12 +923,12 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
             return connection
 
         if when == "starts":
-            client.connect_agent = stopped
+            process.connect_agent = stopped
         session = start(exit_timeout_s=20)
         train()
         if when != "starts":
             session.summary()
-            os.kill(session._service._agent, signal.SIGSTOP)
+            os.kill(session._service.connection.pid, signal.SIGSTOP)
         if when == "filled":
             names = [f"name {number:04} {'x' * 150}" for number in range(4000)]
             session.log(dict.fromkeys(names, 1.0))
@@ -938,7 +938,7 @@ def test_an_agent_that_is_stopped_delays_no_end(begin: Begin, tmp_path: Path, wh
         train()
         began = time.monotonic()
         session.close()
-        say(time.monotonic() - began, session._service._agent)
+        say(time.monotonic() - began, session._service.connection.pid)
         if "ASKS" in os.environ:
             say(session.summary()["steps"]["train"], session.summary()["state"])
             say(len(os.listdir("/proc/self/fd")) - before, threading.active_count())
@@ -962,8 +962,8 @@ def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Pat
     """It prints nothing, as without us, and the run was interrupted all the same."""
     process = begin(
         """
-        from otel_train.agent import client
-        client.ends_its_container = lambda: True  # else nothing waits for an agent that is stopped
+        from otel_train.agent import process
+        process.ends_its_container = lambda: True  # else nothing waits for an agent that is stopped
         import atexit, torch._dynamo.utils  # torch may import tabulate at its exit, and then a bare program exits with 1
         atexit.unregister(torch._dynamo.utils.dump_compile_times)
         start(exit_timeout_s=30); train(); otel_train.summary(); say('trained'); time.sleep(60)
@@ -1063,8 +1063,8 @@ def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_th
     """The model that does not fit is made right after ``instrument()``, while the agent starts."""
     process = begin(
         """
-        from otel_train.agent import client
-        connect = client.connect_agent
+        from otel_train.agent import process
+        connect = process.connect_agent
 
         def stopped(*given):
             connection = connect(*given)
@@ -1072,7 +1072,7 @@ def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_th
             say(connection.pid)
             return connection
 
-        client.connect_agent = stopped
+        process.connect_agent = stopped
         say('up'); sys.stdin.readline(); start(); train(); bytearray(1 << 30)
         """
     )

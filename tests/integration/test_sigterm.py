@@ -159,7 +159,7 @@ def test_a_tracker_is_closed_before_the_main_thread_has_set_the_handler(begin: B
         session = start(console_metrics="throughput")
 
         def work():
-            until(lambda: session._service._reports.trackers is not None)
+            until(lambda: session._service.parts.trackers is not None)
             train()
             say("trained")
             time.sleep(60)
@@ -269,27 +269,15 @@ def test_a_signal_in_the_middle_of_instrument_ends_the_program_and_its_run(
         if sys.argv[2] == "process":
             atexit.register(time.sleep, 2.5)
         from otel_train.agent.client import AgentClient
-        hello, opening = AgentClient._send_first_hello, AgentClient._await_opening
-
-        def say_hello(self):
-            hello(self)
-            if self.here is None:
-                self._is_open.wait()
-                os.kill(os.getpid(), int(sys.argv[3]))
-                time.sleep(5)
+        opening = AgentClient._await_opening
 
         def await_opening(self):
             opening(self)
+            self._is_opened.wait()
             os.kill(os.getpid(), int(sys.argv[3]))
             time.sleep(5)
 
-        def opened(self):
-            threading.Thread(target=self._serve, daemon=True).start()
-            say_hello(self)
-
         AgentClient._await_opening = await_opening
-        if sys.argv[2] == "process":
-            AgentClient._send_first_hello = opened
         start(agent=sys.argv[2])
         say("goes on")
         """,

@@ -8,7 +8,7 @@ from otel_train.session import Session
 
 def inside(session: Session) -> RankConnection:
     """Its account, exports and files."""
-    here = session._service.here
+    here = session._service.connection.thread
     assert here is not None, "the test looks into a thread: run it without TEST_AGENT=process"
     assert here.service is not None
     return here.service
