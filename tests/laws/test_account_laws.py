@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.accounting.account import MOST_PASSES, ThreadAccount
-from otel_train.accounting.nesting import DEEPEST, MAY_SPREAD
 from otel_train.accounting.batches import LOOKS_AHEAD, MOST_ITEMS
+from otel_train.accounting.nesting import DEEPEST, MAY_SPREAD
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
