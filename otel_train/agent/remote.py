@@ -365,14 +365,15 @@ class RequestFolder:
 
     def waiting(self) -> object:
         """Returns the waiting request, or text that says why it cannot be read; None if there is none."""
-        if self._folder is None:
+        # A folder that cannot be looked into, such as one of a file server that is away, has no request.
+        if self._folder is None or not os.path.lexists(path := self._folder / REQUEST_FILE):
             return None
         try:
-            return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_REQUEST_BYTES))
+            return parse_json(read_bytes(path, _MOST_REQUEST_BYTES))
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError) as error:
-            path = self._folder / REQUEST_FILE
-            # A folder that cannot be looked into, such as one of a file server that is away, has no request.
-            return f"{path}: {error}" if os.path.lexists(path) else None
+            return f"{path}: {error}"
 
     def done(self) -> None:
         """Records that it has been dealt with."""
