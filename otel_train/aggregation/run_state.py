@@ -85,16 +85,17 @@ class StageEnds:
 
     def add(self, times: np.ndarray, codes: np.ndarray, sources: Sequence[Instrumented]) -> None:
         """Takes the next events."""
-        ops, numbers = codes & OP_MASK, (codes >> SOURCE_SHIFT) & SOURCE_MASK
-        stages = [source.stage for source in sources]
-        built_in = np.flatnonzero([stage in STAGES for stage in stages])
-        ends = np.flatnonzero((ops >= END) & (ops <= SUSPEND) & np.isin(numbers, built_in))
+        # In the order of the table, and one more row for sources that are not in it.
+        stages = [*(source.stage for source in sources), ""]
+        ops, numbers = codes & OP_MASK, np.minimum((codes >> SOURCE_SHIFT) & SOURCE_MASK, len(sources))
+        built_in = np.array([stage in STAGES for stage in stages])
+        ends = np.flatnonzero((ops >= END) & (ops <= SUSPEND) & built_in[numbers])
         if len(ends):
             last = ends[-1]
             self._last_ns = int(times[last])
             self._last = UNKNOWN if ops[last] == STOP else stages[numbers[last]]
-            backward = np.flatnonzero([stage == "backward" for stage in stages])
-            self._backwards.extend(times[ends[np.isin(numbers[ends], backward)]].tolist())
+            backward = np.array([stage == "backward" for stage in stages])
+            self._backwards.extend(times[ends[backward[numbers[ends]]]].tolist())
 
     def since(self, step_ended_ns: int) -> tuple[str, int]:
         """Returns which stage ended last in the step after that instant, and how many backwards have."""
