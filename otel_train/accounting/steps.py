@@ -143,6 +143,8 @@ class StepBook:
         self.train_loader = -1
         self.now_ns = self.closed = 0
         self._serial = 0
+        self._stage = -1
+        """The last stage that time was booked under."""
         self._sources = sources
         self._reclaimed = reclaimed
         self._by_step = by_step
@@ -206,6 +208,8 @@ class StepBook:
         if not items:
             return
         had_ns, had_waited_ns = step.duration_ns, step.wait_ns
+        if step.phase == TRAIN and step.training_from_ns < 0:
+            self._find_training(items, step)
         self._book_items(items, step)
         spent_ns, waited_ns = step.duration_ns - had_ns, step.wait_ns - had_waited_ns
         begun_ns, ended_ns = items[0][BEGUN_NS], items[-1][BEGUN_NS] + items[-1][NS]
@@ -231,23 +235,23 @@ class StepBook:
         row = step.phase, step.loader, step.serial if self._by_step else -1
         times, calls = self.gathered.times[row], self.gathered.rows["occurrences"]
         kinds, losses = self._sources.kinds, self._sources.losses
-        computed, duration_ns = step.training_from_ns >= 0 or step.phase != TRAIN, step.duration_ns
+        duration_ns, stage, after = step.duration_ns, self._stage, self.gathered.other_after[step.phase]
         for stack, begun_ns, ns, shows, call, batch, homes in items:
-            if not computed and stack and (COMPUTES_BY_KIND[kinds[stack[-1]]] or losses[stack[-1]]):
-                step.training_from_ns, computed = duration_ns, True
             if ns:
                 duration_ns += ns
                 times[stack] += ns
-                if stack and kinds[stack[-1]] == DATA:
-                    step.wait_ns += ns
+                if not stack:
+                    after[stage] += ns
+                else:
+                    stage = stack[0]
+                    if kinds[stack[-1]] == DATA:
+                        step.wait_ns += ns
             if batch is not None:
                 # Fetched inside an ask of another loader, it is a part of that one's batch.
                 phase = step.phase if call is not None else NO_PHASE
                 self._book_fetched(batch, begun_ns + ns, phase, step)
             if call is not None:
-                if homes and homes[-1].source == call[0]:
-                    homes[-1].ended = (*call[1:], step.serial)
-                else:
+                if not homes or homes[-1].source != call[0]:
                     calls += call
                     calls += step.loader if batch is None else batch[0], step.phase, step.serial
                 step.failed += call[3]
@@ -256,10 +260,21 @@ class StepBook:
                 self._follow(shows, 0 if call is None else call[2], step)
             for home in homes:
                 self.gathered.around[row][home.source] -= ns
-                self._book_at_home(home, ns, step)
-        step.duration_ns = duration_ns
+                self._book_at_home(home, ns, call, step)
+        step.duration_ns, self._stage = duration_ns, stage
 
-    def _book_at_home(self, home: Home, ns: int, step: Step) -> None:
+    def _find_training(self, items: Sequence[Item], step: Step) -> None:
+        """Records where a step first computes, if it does here."""
+        kinds, losses, at_ns = self._sources.kinds, self._sources.losses, step.duration_ns
+        for stack, _, ns, *_ in items:
+            if stack and (COMPUTES_BY_KIND[kinds[stack[-1]]] or losses[stack[-1]]):
+                step.training_from_ns = at_ns
+                return
+            at_ns += ns
+
+    def _book_at_home(self, home: Home, ns: int, call: Call, step: Step) -> None:
+        if call is not None and call[0] == home.source:
+            home.ended = (*call[1:], step.serial)
         home.waiting -= 1
         home.open_ns += ns
         known, named = home.row[0], step.loader >= 0

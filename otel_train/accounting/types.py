@@ -203,6 +203,7 @@ class ClosedSteps(NamedTuple):
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
         said: int64[n, 3]: manual epochs, and requested reports: when, ``Op``, payload.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
+        other_after: int64[n, 2]: source of a stage, -1 for none; nanoseconds of training in no stage that follow it.
     """
 
     steps: StepRows
@@ -217,6 +218,7 @@ class ClosedSteps(NamedTuple):
     skipped_updates: int
     said: np.ndarray
     moved: np.ndarray
+    other_after: np.ndarray
 
     def without_steps(self) -> ClosedSteps:
         """Returns the same time and calls, of no step."""
@@ -237,6 +239,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "failed_asks": (1, ()),
     "said": (3, ()),
     "moved": (2, ()),
+    "other_after": (2, ()),
 }
 """Fields of ``ClosedSteps`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
 sort by, where rows do not come in the order of time. Until ``Gathered.close``, steps end with a serial number, and
@@ -256,6 +259,7 @@ class Gathered:
         rows: by field: its rows, one after another. A list of integers grows, and becomes a table, faster than an array or rows.
         times: by phase, loader and step, and by the sources of the open stages, outermost first: time.
         around: by the same and by source: time around that of others, beyond what ``times`` says.
+        other_after: by phase: see ``ClosedSteps``.
         activity_ns: by ``Activity``.
         updates: see ``ClosedSteps``.
         skipped_updates: see ``ClosedSteps``.
@@ -265,6 +269,7 @@ class Gathered:
         self.rows: dict[str, list[int]] = {name: [] for name in _TABLES}
         self.times: dict[_Row, dict[tuple[int, ...], int]] = defaultdict(lambda: defaultdict(int))
         self.around: dict[_Row, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self.other_after: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
@@ -281,6 +286,7 @@ class Gathered:
             phase, loader, step = row
             for source, (self_ns, inclusive_ns) in by_source.items():
                 self.rows["times"].extend((source, loader, phase, self_ns, inclusive_ns, step))
+        self.rows["other_after"].extend(number for row in self.other_after[TRAIN].items() for number in row)
         tables: dict[str, Any] = {name: _table(self.rows[name], *form) for name, form in _TABLES.items()}
         steps, calls, times = (tables[name] for name in _COLUMNS)
         serials = np.append(steps[:, -1], open_step)

@@ -45,9 +45,10 @@ def summary_values(
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
     compiled = _compiled(totals)
+    after = _other_after(totals)
     found = findings(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
-        compiled=compiled, gaps=gaps
+        compiled=compiled, gaps=gaps, other_after=after
     )  # fmt: skip
     return {
         "wall_seconds": wall_s,
@@ -66,7 +67,7 @@ def summary_values(
         "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
-        **_rule_inputs(rows, compiled, totals.pace),
+        **_rule_inputs(rows, compiled, totals.pace, after),
         "checkpoints": _checkpoints(rows),
         "findings": [asdict(finding) for finding in found],
     }
@@ -89,6 +90,14 @@ def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
     return activities
 
 
+def _other_after(totals: Totals) -> dict[str, float]:
+    """Returns the seconds of training in no stage by the stage before them, the longest first; "" for none."""
+    found: Counter[str] = Counter()
+    for source, ns in totals.other_after.items():
+        found[totals.names.sources[source].stage if source >= 0 else ""] += ns
+    return {stage: ns / NS_PER_S for stage, ns in found.most_common() if ns}
+
+
 def _checkpoints(rows: list[StageTotals]) -> dict[str, Any]:
     saved = [row for row in rows if row.key.stage == CHECKPOINT]
     return {"count": sum(row.count for row in saved), "seconds": sum(row.inclusive_s for row in saved)}
@@ -99,9 +108,12 @@ def _compiled(totals: Totals) -> Compiled:
     return Compiled(totals.recompiled, calls)
 
 
-def _rule_inputs(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
+def _rule_inputs(
+    rows: list[StageTotals], compiled: Compiled, pace: Pace, other_after: dict[str, float]
+) -> dict[str, Any]:
     """Inputs of the bottleneck rules that are in no table."""
     return {
+        "other_after": other_after,
         "model_stages": model_stages(rows, compiled),
         "recompiles": compiled.recompiled.count,
         "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,

@@ -446,6 +446,7 @@ class Totals:
         self.loader_ns: Counter[tuple[int, int]] = Counter()
         self.batches: Counter[tuple[int, int]] = Counter()
         self.samples: Counter[tuple[int, int]] = Counter()
+        self.other_after: Counter[int] = Counter()  # by source: training in no stage that follows it
         self.failed = np.zeros(0, dtype=np.int64)
         self.step_pairs: dict[tuple[int, int], int] = {}  # by loader and phase, the series of ``steps``
         self.step_counts = np.zeros((0,), dtype=np.int64)
@@ -468,6 +469,8 @@ class Totals:
         for pair, mine in self._by_pair(closed.loader_ns[:, 0], closed.loader_ns[:, 1]):
             self.loader_ns[pair] += int(closed.loader_ns[mine, 2].sum())
         self.loaders.add_starts(closed.batches, self.names)
+        for source, ns in closed.other_after.tolist():
+            self.other_after[source] += ns
         self.updates += closed.updates
         self.skipped_updates += closed.skipped_updates
 
@@ -600,7 +603,7 @@ class Totals:
         for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
             before = getattr(earlier, name)
             getattr(window, name)[: len(before)] -= before
-        for name in ("batches", "samples", "loader_ns"):
+        for name in ("batches", "samples", "loader_ns", "other_after"):
             setattr(window, name, getattr(self, name) - getattr(earlier, name))
         window.loaders = self.loaders.since(earlier.loaders)
         window.updates -= earlier.updates

@@ -260,6 +260,7 @@ RULES: dict[str, Rule] = {
     "call_p50_seconds": lambda summary, _: _dispatch(summary)[0],
     "dispatch_p50_seconds": lambda summary, _: _dispatch(summary)[0] - _dispatch(summary)[1],
     "dispatch_ratio": lambda summary, _: 1 - _dispatch(summary)[1] / _dispatch(summary)[0],
+    "other_after_seconds": lambda summary, _: max(summary.document["other_after"].values()),
     **{name: _key(name) for name in ("wall_seconds", "recompiles", "recompile_seconds")},
     **{name: _key("device_pace", name) for name in (
         "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",

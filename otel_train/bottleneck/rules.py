@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT
@@ -82,6 +83,7 @@ class RuleInput(NamedTuple):
     pace: Pace
     compiled: Compiled
     gaps: Sequence[Mapping[str, str]]  # ``what``, ``name``, ``reason``
+    other_after: Mapping[str, float]  # seconds of training in no stage, by the stage before them
 
     @property
     def total_s(self) -> float:
@@ -204,6 +206,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     pace: Pace = _NOT_TAKEN,
     compiled: Compiled = _NOTHING_COMPILED,
     gaps: Sequence[Mapping[str, str]] = (),
+    other_after: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Finding]:
     """Returns the findings about a run or a window of it: at least one; the first is the main one.
 
@@ -211,7 +214,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     """
     training = [row for row in stages if row.key.phase == "train"]
     loaders = with_costs_of_passes(loaders, training)
-    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps)
+    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, gaps, other_after)
     if _evaluates_alone(run):
         return _apply(run, RUN_RULES)
     early = _too_early(run)
@@ -480,6 +483,10 @@ def _unattributed(run: RuleInput) -> Finding:
     evidence["other_ratio"] = evidence["other_seconds"] / total_s
     if stage == "other":
         most = f"{unexplained_s / total_s:.0%} of training time is in no stage and no loader"
+        before, after_s = max(run.other_after.items(), key=lambda item: item[1], default=("", 0.0))
+        if before:
+            evidence["other_after_seconds"] = after_s
+            most += f", {after_s / unexplained_s:.0%} of it after `{before}`"
     else:
         evidence[f"{stage}_ratio"] = seconds / total_s
         most = f"{seconds / total_s:.0%} of training time is in stage `{stage}`"
@@ -687,7 +694,7 @@ SIDE_RULES = (
         f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage or in a data stage without a "
         f"loader, or in one stage of the program's own or `h2d`. From {MOST_SHARE:.0%} on it leads a smaller main finding, "
         "where no device is timed",
-        (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
+        (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "other_after_seconds", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'instrument what the summary names; `with otel_train.stage("name"):` around suspects',
         lambda run: _unattributed(run) if _longest_beside_model(run)[1] >= LARGE_SHARE * run.total_s else None,

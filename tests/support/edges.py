@@ -272,6 +272,14 @@ class Book:
                 found.setdefault(self.name(loader), []).append((phase_name(phase), samples))
         return found
 
+    def other_after(self) -> dict[str, int]:
+        """Training in no stage, by the source before it."""
+        found: dict[str, int] = {}
+        for part in self.closed:
+            for source, ns in part.other_after.tolist():
+                found[self.name(source)] = found.get(self.name(source), 0) + ns
+        return found
+
     def _numbering(self) -> list[_OfRun]:
         """The open step keeps its number until it closes, and evaluation steps that close meanwhile get others."""
         numbering, rows = [], 0

@@ -38,6 +38,7 @@ FOUND: dict[str, Callable[[Book], Any]] = {
     "batches": lambda book: book.batches(),
     "numbers": lambda book: book.numbers,
     "endings": lambda book: [source for part in book.closed for source, *_ in part.endings.tolist()],
+    "other_after": lambda book: book.other_after(),
     "failed_asks": lambda book: sum(len(part.failed_asks) for part in book.closed),
 }
 """What a row of the table may speak of."""
@@ -53,6 +54,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
 
 
 @pytest.mark.parametrize(("tape", "expected"), [
+    loop("time in no stage is known by the stage before it, and that of an evaluation is not training",
+         times(3, lambda tape: tape.ask().spend(1).forward().spend(2).backward().spend(3).update().spend(100))
+         .stop().ask("val").spend(50).forward(flags=0).spend(60).stop("val"),
+         other_after={"code": 3, "model": 6, "backward": 9, "SGD": 300}),
     loop("a plain loop has one step per update",
          times(3, Tape.step).stop(), durations=[STEP] * 3, partial=[], updates=(3, 0),
          count={"code": 3, "model": 3, "backward": 3, "SGD": 3},

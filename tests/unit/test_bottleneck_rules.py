@@ -129,6 +129,19 @@ def test_computing_is_the_limit_only_where_the_model_takes_most_of_the_time(
     assert first.evidence["training_seconds"] == pytest.approx(100.0)
 
 
+def test_unexplained_time_says_after_which_stage_it_lies() -> None:
+    """The loop's own code has no name: where it stands in a step is the most that can be said of it."""
+    [first, *_] = findings(
+        [stage("data", 1.0), stage("forward", 9.0), stage("optimizer", 10.0), stage("other", 80.0)],
+        steps=100, activities={"productive": 100.0}, loaders={},
+        other_after={"forward": 8.0, "optimizer": 72.0},
+    )  # fmt: skip
+
+    assert first.name == "unattributed"
+    assert "80% of training time is in no stage and no loader, 90% of it after `optimizer`;" in first.summary
+    assert first.evidence["other_after_seconds"] == 72.0
+
+
 def test_unexplained_time_says_what_is_not_seen_and_what_to_do() -> None:
     """Without the loader and the model in sight the only honest answer is what to watch."""
     reason = "updates were seen and no backward: call it where autograd sees it"
