@@ -155,7 +155,7 @@ class RankMemory:
 
     def positions(self) -> list[tuple[int, int]]:
         """Returns of every ring that is or was used: its number, and words written."""
-        return [(slot, entry[3]) for slot, entry in self._entries() if entry[0]]
+        return [(slot, entry[3]) for slot, entry in self._entries() if entry[0] or entry[3]]
 
     def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
         """Yields of every ring that is used: its number, whether its thread is over, and the thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,25 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
 
     with pytest.raises(RunDirectoryError):
         read_flight(tmp_path / "flight.bin")
+
+
+def test_a_thread_that_ended_between_two_copies_is_in_the_file_to_its_last_edge(tmp_path: Path) -> None:
+    """It may be the one that trained: a pool runs the loop, which raises, and the postmortem knew no edge of it."""
+    memory, clock = PrivateMemory(1 << 12, ANCHOR), FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    rings = SharedRings(memory.map, tmp_path / "flight.bin")
+
+    def work() -> None:
+        for number in range(1, 41):
+            recorder.edge(number)
+            clock.tick(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    memory.free(recorder.threads[-1].slot)  # as the agent does, which has read it
+    rings.copy_now(7_000)
+
+    flight = read_flight(tmp_path / "flight.bin")
+    assert [each.codes.tolist() for each in flight.threads] == [[], list(range(1, 41))]
+    rings.close()
