@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from otel_train.cli import complain
 from otel_train.config.sources import resolve
@@ -23,6 +23,8 @@ from otel_train.trace_analysis.events import Trace, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+Document = TypeVar("Document")
 
 LARGE_BYTES = 100 << 20
 """From here on reading takes long enough to show how far it is."""
@@ -95,7 +97,7 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
 
 
 _MOST_NAMED = 4
-"""Earlier trainings that are named, the latest of them."""
+"""Earlier trainings that are named, the latest of them; ranks without a file, the first of them."""
 
 
 def add_arguments(
@@ -200,6 +202,41 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
         ranks = ", ".join(map(str, found))
         raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
     return {asked: found[asked]}
+
+
+def read_ranks(
+    args: argparse.Namespace, file_name: str, read: Callable[[Path], Document]
+) -> tuple[dict[Path, Document], int]:
+    """Reads ``file_name`` of each selected rank, and names on standard error the ranks in which that fails.
+
+    Args:
+        args: the ranks that are selected.
+        file_name: without it, a rank is passed over.
+        read: gets the folder of a rank.
+
+    Returns:
+        What was read, by folder, and the exit code.
+
+    Raises:
+        RunDirectoryError: no rank can be read.
+    """
+    folders, problems, found = chosen_ranks(args, file_name), [], {}
+    for folder in folders.values():
+        try:
+            found[folder] = read(folder)
+        except RunDirectoryError as error:  # noqa: PERF203 - each rank by itself
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    run = next(iter(found)).parent
+    without = [rank for rank in rank_folders(run) if rank not in folders]
+    if without and _named_rank(args.run, args.rank) is None:
+        more = f" and {len(without) - _MOST_NAMED} more" if len(without) > _MOST_NAMED else ""
+        ranks = ", ".join(map(str, without[:_MOST_NAMED])) + more
+        complain(f"{run}: {'ranks' if len(without) > 1 else 'rank'} {ranks} left no {file_name}")
+    for problem in problems:
+        complain(str(problem))
+    return found, 1 if problems else 0
 
 
 def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:

@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 
-    folders = arguments.chosen_ranks(args, FLIGHT_FILE)
-    reports = [read_postmortem(folder) for folder in folders.values()]
-    records = records_below(next(iter(folders.values())).parent)
+    found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem)
+    reports = list(found.values())
+    records = records_below(next(iter(found)).parent)
     named = compare(reports)
     for report in reports:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]

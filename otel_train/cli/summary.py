@@ -44,21 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints ``summary.json`` of the selected ranks."""
-    folders = arguments.chosen_ranks(args, SUMMARY_FILE)
-    summaries = [
-        _with_capture_findings(read_summary(folder / SUMMARY_FILE), folder.parent)
-        for folder in folders.values()
-    ]
+    found, code = arguments.read_ranks(
+        args,
+        SUMMARY_FILE,
+        lambda folder: _with_capture_findings(read_summary(folder / SUMMARY_FILE), folder.parent),
+    )
+    summaries = list(found.values())
     if args.json:
         for summary in summaries:
             print_json(summary)
-        return 0
-    run_directory = next(iter(folders.values())).parent
+        return code
+    run_directory = next(iter(found)).parent
     arguments.print_earlier_trainings(run_directory)
     about = JsonFileCache().get_or_empty(run_directory / RUN_FILE, [])
     page, now_s = TextLayout.of(sys.stdout), time.time()
     written_s = written_until(summaries[0]) if summaries[0].get("state") == "running" else None
-    for number, (folder, summary) in enumerate(zip(folders.values(), summaries, strict=True)):
+    for number, (folder, summary) in enumerate(found.items()):
         if summary.get("state") == "running":
             summaries[number] = {**summary, "state": state_of(folder, summary, about, now_s)[0].word}
     if len(summaries) > 1:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         gone = ", and its process is gone" if summaries[0]["state"] == "gone" else ""
         more = " 'otel-train postmortem' has the last steps." if has_postmortem(run_directory) else ""
         print(f"Written {duration(max(0.0, now_s - written_s))} ago{gone}.{more}")
-    return 0
+    return code
 
 
 def _with_capture_findings(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:

@@ -207,6 +207,8 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         written = max(written, shown // EDGE_WORDS)
         offset, edges = ring_place(index, header.main_edges, header.side_edges)
         if offset + edges * EDGE_WORDS * WORD > min(len(data), len(before)):
+            if index == 0 and used:  # the training thread's
+                raise ValueError("it is cut off: the events of the training thread are missing.")
             continue
         words = edges * EDGE_WORDS
         earlier, pairs = (

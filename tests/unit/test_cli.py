@@ -578,8 +578,44 @@ def test_a_summary_that_is_none_is_refused(
     """Half a run summary from half a file would be believed."""
     (run_of_two / "rank0" / "summary.json").write_text(text)
 
-    assert main(["summary", str(run_of_two)]) == 2
+    assert main(["summary", str(run_of_two), "--rank", "0"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["summary", "postmortem"])
+def test_a_rank_whose_file_is_damaged_does_not_hide_the_others(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file that a full disk left empty kept back what a thousand others said."""
+    run = leave_run(tmp_path, [3])
+    (run / "rank0" / "summary.json").write_text(json.dumps(rank_summary(0)))
+    shutil.copytree(run / "rank0", run / "rank1")
+    damaged = run / "rank1" / {"summary": "summary.json", "postmortem": "flight.bin"}[name]
+    damaged.write_bytes(b"")
+
+    assert main([name, str(run)]) == 1
+    shown = capsys.readouterr()
+    assert "rank 0" in shown.out
+    assert str(run / "rank1") in shown.err
+
+    assert main([name, str(run), "--rank", "1"]) == 2
+
+
+@pytest.mark.parametrize("name", ["summary", "postmortem"])
+def test_ranks_without_the_file_are_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page of one rank of three looked like that of a run of one."""
+    run = leave_run(tmp_path, [3])
+    (run / "rank0" / "summary.json").write_text(json.dumps(rank_summary(0)))
+    for rank in (1, 2):
+        (run / f"rank{rank}").mkdir()
+
+    assert main([name, str(run)]) == 0
+    assert (
+        f"ranks 1, 2 left no {'summary.json' if name == 'summary' else 'flight.bin'}"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("words", [["--rank", "7"], []])

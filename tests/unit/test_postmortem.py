@@ -19,6 +19,7 @@ from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.recorder import Recorder
+from otel_train.recording.shared_memory import RINGS_OFFSET
 from otel_train.resource import namespace_of, process_mark
 from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
@@ -188,6 +189,19 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
     report = read_postmortem(tmp_path)
 
     assert [stage["loader"] for stage in report["open"]] == ["code"]
+    memory.close()
+
+
+def test_a_file_without_the_events_of_the_training_thread_is_refused_as_cut_off(tmp_path: Path) -> None:
+    """It was read as one of a process that had written nothing, and its rank as one between two stages."""
+    memory, recorder = flight_of(tmp_path, FakeClock(1000))
+    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    memory.poll(1001 * 10**9)
+    whole = (tmp_path / "flight.bin").read_bytes()
+    (tmp_path / "flight.bin").write_bytes(whole[: RINGS_OFFSET + 16])
+
+    with pytest.raises(RunDirectoryError, match=r"flight\.bin: it is cut off"):
+        read_postmortem(tmp_path)
     memory.close()
 
 
