@@ -155,9 +155,8 @@ def with_suspects(found: list[dict[str, Any]], held_up: Sequence[HangSuspect]) -
         return found
     first, *others = held_up
     more = f" and {plural(len(others), 'more rank')}" if others else ""
-    loader = f" of loader `{first.loader}`" if first.loader else ""
     who = f"Rank {first.rank} on {first.host}{more} held the others up the longest"
-    where = f"in stage `{first.stage}`{loader} of step {first.step}"
+    where = f"{first.place('`')} of step {first.step}"
     return [
         {**one, "summary": f"{one['summary']} {who}, {where}."} if one["name"] == "stalled" else one
         for one in found

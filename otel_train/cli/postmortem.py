@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print_json(report)
         else:
             print(render(page, report), end="")
-    return 0
+    return code
 
 
 def render(page: TextLayout, report: Report) -> str:
@@ -242,8 +242,7 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
         return _first_ended(reports) or unknown
     first = suspects[0]
-    of_loader = f" of loader {first.loader}" if first.loader else ""
-    where = f"in stage {first.stage}{of_loader}, step {first.step}"
+    where = f"{first.place()}, step {first.step}"
     if len(suspects) > 1:
         ranks = ", ".join(str(suspect.rank) for suspect in suspects)
         verb = "vanished first" if first.silent else "held the run up"

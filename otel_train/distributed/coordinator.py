@@ -185,9 +185,8 @@ class RankCoordinator:
         within = (now_ns - int(suspect.quiet_s * NS_PER_S), now_ns)
         self._run.spans.stall(within, suspect.step, suspect.stage, suspect.loader, suspect=suspect.rank)
         _log.warning(
-            "Rank %d on %s holds the run up: in stage %s%s of step %d, %s for %.0f s",
-            suspect.rank, suspect.host, suspect.stage,
-            f" of loader {suspect.loader}" if suspect.loader else "", suspect.step,
+            "Rank %d on %s holds the run up: %s of step %d, %s for %.0f s",
+            suspect.rank, suspect.host, suspect.place(), suspect.step,
             "silent" if suspect.silent else "without progress", suspect.quiet_s
         )  # fmt: skip
 

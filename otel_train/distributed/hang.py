@@ -18,6 +18,9 @@ ORDER: Final = {stage: 2 * place + 1 for place, stage in enumerate(_IN_A_ROUND)}
 """Position of each stage between two backwards. Time between two stages, in a user-defined stage too, is one further than the first.
 What comes before the first stage of a step, or next after a backward, is at 0."""
 
+OTHER: Final = "other"
+"""Stage of a rank that is in none."""
+
 MOST_NAMED: Final = 8
 """Suspects named per hang. More of them point to a node or a network switch."""
 
@@ -29,7 +32,7 @@ class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
     Attributes:
-        stage: its innermost open stage at the last report.
+        stage: its innermost open stage at the last report; ``OTHER`` between two.
         loader: the loader it waits for, or "".
         quiet_s: seconds without progress, or without a report.
         silent: its reports stopped: the process is gone, stopped, or cut off.
@@ -42,6 +45,13 @@ class HangSuspect(NamedTuple):
     loader: str
     quiet_s: float
     silent: bool
+
+    def place(self, quote: str = "") -> str:
+        """Returns where it is, as part of a sentence; ``quote``: around names."""
+        if self.stage == OTHER:
+            return "between two stages"
+        loader = f" of loader {quote}{self.loader}{quote}" if self.loader else ""
+        return f"in stage {quote}{self.stage}{quote}{loader}"
 
 
 def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:
@@ -189,7 +199,7 @@ def _report_of(document: PostmortemDocument) -> RankReport:
     longest_s = max((step["duration_s"] for step in document["recent_steps"]), default=0.0)
     quiet_s = document["quiet_seconds"] or 0.0
     inside = (document["open"] or [{}])[-1]
-    stage = inside.get("stage") or "other"
+    stage = inside.get("stage") or OTHER
     return RankReport(
         rank=document["rank"] or 0,
         host=document["host"] or "",

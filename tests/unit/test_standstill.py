@@ -155,6 +155,10 @@ def test_the_sentence_says_what_is_known_and_no_more() -> None:
     assert "Rank 1 was terminated first, 500 ms before rank 0 failed: SIGTERM." in sentence([], all_failed)
     all_failed[0]["host"] = "another"
     assert sentence(compare(all_failed), all_failed).startswith("Nothing tells one rank from the others")
+    between = [rank(0), rank(1, None, step=6, after="optimizer")]
+    assert sentence(compare(between), between).startswith(
+        "Rank 1 held the run up, between two stages, step 6"
+    )
     several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
     assert sentence(several, []).startswith(
         "Ranks 1, 2 held the run up; rank 1 in stage data of loader train"
