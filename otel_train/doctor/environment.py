@@ -146,9 +146,9 @@ def _versions(paths: Sequence[Path], version: str | None) -> Iterator[CheckResul
         remedy = "read those with the version that wrote them if summary, report or postmortem refuse"
         yield CheckResult(WARNING, what, remedy)
     else:
-        yield CheckResult(
-            OK, f"{plural(len(paths), 'run')} with {plural(ranks, 'rank')}, all of this version"
-        )
+        newest = "the newest " * (len(paths) == LOOKED_AT)
+        what = f"{newest}{plural(len(paths), 'run')} with {plural(ranks, 'rank')}, all of this version"
+        yield CheckResult(OK, what)
 
 
 def _written_by(path: Path) -> str:

@@ -278,6 +278,17 @@ def test_runs_of_another_version_are_named(tmp_path: Path) -> None:
     assert "otel-train 0.0.9; this is 0.1.0" in only(runs(tmp_path), WARNING).what
 
 
+def test_of_many_runs_the_newest_are_counted_and_it_is_said_so(tmp_path: Path) -> None:
+    """Of 34 runs it said "20 runs"."""
+    for number in range(environment.LOOKED_AT + 1):
+        (tmp_path / f"r{number}").mkdir()
+        (tmp_path / f"r{number}" / "run.json").write_text('{"version": "0.1.0"}')
+
+    said = [found.what for found in runs(tmp_path) if "this version" in found.what]
+
+    assert said == ["the newest 20 runs with 0 ranks, all of this version"]
+
+
 def test_a_run_whose_requests_wait_is_named_with_the_command_that_sends_them(tmp_path: Path) -> None:
     """The doctor found no problems in a folder with a run of which nothing had arrived."""
     for name in ("sent", "my run"):
