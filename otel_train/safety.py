@@ -351,7 +351,8 @@ def cause_of(error: BaseException | None) -> str:
         message = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - the program's own code
         message = ""
-    return f"{type(error).__name__}: {message}"[:_CAUSE_LENGTH].removesuffix(": ")
+    cause = f"{type(error).__name__}: {message}".removesuffix(": ")
+    return cause if len(cause) <= _CAUSE_LENGTH else f"{cause[: _CAUSE_LENGTH - 1]}…"
 
 
 def interpreter() -> str:
