@@ -170,17 +170,13 @@ class ReportBuilder:
         recording, loaders = self._recording, list(self._recording.probes.loaders.values())
         *_, reported_follows, job = self._seen
         follows = self.follows or reported_follows
-        if (
-            recording.polled
-            or self._parts.trackers is not None
-            or follows
-            or (job is None and self._ranks > 1)
-        ):
+        if recording.polled or self._parts.trackers is not None or follows:
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
         without_passes = self._parts.may_use_trackers and not loaders  # when a tracker would be looked for
-        of_state = without_state or without_passes or any(probe.polled for probe in loaders)
+        awaits_job = job is None and self._ranks > 1
+        of_state = without_state or without_passes or awaits_job or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
 
     def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:

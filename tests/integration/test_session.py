@@ -800,3 +800,16 @@ def test_workers_and_counts_of_tokens_wake_the_service_thread_every_two_seconds(
     while time.monotonic() < until_s:
         next(iterator)
     assert 1 <= len(made) <= 2
+
+
+def test_a_rank_that_awaits_a_process_group_wakes_the_service_thread_every_two_seconds(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing announces the group. Programs without one, of JAX for example, await it to their end."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    session = watch(None, {"train": (batches := loader(1))})
+    list(batches)
+    made = reports_from_now(session)
+    time.sleep(3.0)
+    assert 1 <= len(made) <= 2
