@@ -18,6 +18,7 @@ from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from otel_train.exporters.plugins import load_plugins
@@ -143,7 +144,7 @@ class ExportManager:
     ) -> None:
         """Opens the exporters. ConfigError if an argument of the program is wrong."""
         every = profile.interval_s(self._config.export_interval_s)
-        self._routes, self._profile = routes, profile
+        self._routes, self._profile, lines = routes, profile, OtlpLines(resource)
         settings = None
         wish = self._config.otlp
         sends = wish == "on" or (wish == "auto" and otlp_configured(self._environ))
@@ -162,11 +163,11 @@ class ExportManager:
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
-                    settings, resource, directory=self.rank_folder,
+                    settings, lines, directory=self.rank_folder,
                     transport=OtlpTransport(settings.targets, self._shared.connections), on_error=self._directory.note,
                 )  # fmt: skip
                 self._add(self._otlp, Guard("OTLP export"), every, self.disk)
-        self._directory.describe(resource)
+        self._directory.describe(lines)
         self._add(self._directory, Guard("run directory"), every, self.disk)
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         for plugin in self._plugins:

@@ -11,17 +11,17 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.exporters.otlp_json import metrics_line, records_in, spans_line
+from otel_train.exporters.otlp_json import OtlpLines, records_in
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
 from otel_train.safety import daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.datamodel import AttributeValue, ExportBatch
+    from otel_train.datamodel import ExportBatch
     from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.exporters.otlp_transport import Transport
 
@@ -137,7 +137,7 @@ class OtlpExporter:
 
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        resource: resource attributes; every request repeats them.
+        lines: makes the requests; each repeats the resource attributes.
         directory: of the rank, where the spool lies; None keeps what waits in memory.
         transport: sends requests; None: a transport with connections of its own.
         max_bytes: bound on the spool.
@@ -147,7 +147,7 @@ class OtlpExporter:
     def __init__(  # noqa: PLR0913  # all but two by keyword
         self,
         settings: OtlpSettings,
-        resource: Mapping[str, AttributeValue],
+        lines: OtlpLines,
         *,
         directory: Path | None = None,
         transport: Transport | None = None,
@@ -157,7 +157,7 @@ class OtlpExporter:
     ) -> None:
         self.failures = 0  # requests that were not accepted
         self.rejected = 0  # those of them that were refused for good
-        self._resource = dict(resource)
+        self._lines = lines
         self._failure_logged = False
         self._drops: Counter[tuple[str, str]] = Counter()
         self._transport = transport or OtlpTransport(settings.targets)
@@ -200,15 +200,15 @@ class OtlpExporter:
         snapshot = batch.snapshot
         if snapshot is not None and "metrics" in self._queues:
             points = sum(len(family.points) for family in snapshot.families)
-            self._write("metrics", points, metrics_line, snapshot)
+            self._write("metrics", points, self._lines.metrics, snapshot)
         if "traces" in self._queues:
             for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
                 spans = batch.spans[first : first + _SPANS_PER_REQUEST]
-                self._write("traces", len(spans), spans_line, spans)
+                self._write("traces", len(spans), self._lines.spans, spans)
 
     def _write(self, signal: str, records: int, line_of: Callable[..., str], data: object) -> None:
         try:
-            request = line_of(data, self._resource).encode("utf-8", "replace")
+            request = line_of(data).encode("utf-8", "replace")
         except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
             self.count(signal, records, "serialization")
             if not self._failure_logged:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.catalog import Kind
 from otel_train.resource import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.datamodel import AttributeValue, HistogramPoint, MetricFamily, Point, Snapshot, Span
+
+    _Resource = Mapping[str, AttributeValue]
 
 SCOPE_NAME = "otel_train"
 
@@ -34,12 +36,34 @@ REQUEST_KEYS = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
 """By signal, the key of a request."""
 
 Json = dict[str, object]
+_Records = TypeVar("_Records")
 
 
 def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue]) -> str:
     """Returns one ``ExportMetricsServiceRequest`` on one line, without the newline."""
     metrics = [_family(family, snapshot) for family in snapshot.families]
     return _envelope("metrics", metrics, resource)
+
+
+class OtlpLines:
+    """Makes lines with one resource. The last one of a kind is kept: it goes to the run directory and to the spool."""
+
+    def __init__(self, resource: Mapping[str, AttributeValue]) -> None:
+        self._resource = dict(resource)
+        self._made: dict[str, tuple[object, str]] = {}
+
+    def metrics(self, snapshot: Snapshot) -> str:
+        """Returns ``metrics_line`` of a snapshot."""
+        return self._line("metrics", snapshot, metrics_line)
+
+    def spans(self, spans: Sequence[Span]) -> str:
+        """Returns ``spans_line`` of spans."""
+        return self._line("spans", spans, spans_line)
+
+    def _line(self, kind: str, records: _Records, line_of: Callable[[_Records, _Resource], str]) -> str:
+        if kind not in self._made or self._made[kind][0] is not records:
+            self._made[kind] = records, line_of(records, self._resource)
+        return self._made[kind][1]
 
 
 def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:

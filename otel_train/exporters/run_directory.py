@@ -23,7 +23,7 @@ from otel_train.datamodel import (
     SUMMARY_FILE,
 )
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.files import (
     BoundedLines,
     changed_ns,
@@ -48,7 +48,7 @@ from otel_train.safety import free_in_forks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.datamodel import AttributeValue, ExportBatch
+    from otel_train.datamodel import ExportBatch
 
 _log = logging.getLogger("otel_train")
 
@@ -86,7 +86,7 @@ class RunDirectory:
         self.faults = 0  # writes that failed
         self._lease: RankLease | None = None
         self._pid = os.getpid()
-        self._resource: dict[str, AttributeValue] = {}
+        self._lines = OtlpLines({})
         self._run: Mapping[str, object] = {}
         self._files = {
             name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
@@ -207,9 +207,9 @@ class RunDirectory:
         """Where ``flight.bin`` of this attempt belongs."""
         return self.rank_path / FLIGHT_FILE
 
-    def describe(self, resource: Mapping[str, AttributeValue]) -> None:
-        """Sets the resource attributes on every line of metrics and spans."""
-        self._resource = dict(resource)
+    def describe(self, lines: OtlpLines) -> None:
+        """Sets what makes the lines of metrics and spans, with the resource attributes."""
+        self._lines = lines
 
     def export(self, batch: ExportBatch) -> None:
         """Appends the events, the snapshot and the spans of one batch."""
@@ -222,10 +222,9 @@ class RunDirectory:
             }  # fmt: skip
             self._files[EVENTS_FILE].append(dump_json(value))
         if batch.snapshot is not None:
-            line = metrics_line(batch.snapshot, self._resource)
-            self._files[METRICS_FILE].append(line)
+            self._files[METRICS_FILE].append(self._lines.metrics(batch.snapshot))
         if batch.spans:
-            self._files[SPANS_FILE].append(spans_line(batch.spans, self._resource))
+            self._files[SPANS_FILE].append(self._lines.spans(batch.spans))
 
     def write_summary(self, text: str) -> bool:
         """Replaces ``summary.json`` as a whole; a reader never sees half of one. Returns False when it could not be written."""

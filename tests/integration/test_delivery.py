@@ -22,6 +22,7 @@ import pytest
 from otel_train.cli.replay import RequestCounts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.receiver import Received, grpc_receiver, http_receiver
@@ -40,7 +41,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exporter(endpoint: str, directory: Path | None, **environ: str) -> OtlpExporter:
     settings = OtlpSettings.read(environ, endpoint=endpoint)
-    return OtlpExporter(settings, RESOURCE, directory=directory)
+    return OtlpExporter(settings, OtlpLines(RESOURCE), directory=directory)
 
 
 def arrived(received: Received) -> list[int]:
@@ -208,10 +209,11 @@ PROGRAM = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter
+    from otel_train.exporters.otlp_json import OtlpLines
     from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=Path(sys.argv[1]))
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE), directory=Path(sys.argv[1]))
     first, count = int(sys.argv[2]), int(sys.argv[3])
     stop = []
     def end(*_):

@@ -19,6 +19,7 @@ from otel_train.cli.replay import RequestCounts, replay
 from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.resource import VERSION
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
@@ -38,7 +39,7 @@ def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def exporter(directory: Path) -> OtlpExporter:
-    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=directory)
+    return OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE), directory=directory)
 
 
 def attributes(owner: Any) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def test_a_certificate_that_is_not_there_is_refused_at_once(monkeypatch: pytest.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:4318")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem")
     with pytest.raises(ConfigError, match=r"/nowhere/ca.pem"):
-        OtlpExporter(OtlpSettings.read(os.environ), RESOURCE)
+        OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE))
 
 
 def no_place(name: str) -> AbstractContextManager[Any]:
@@ -186,10 +187,11 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter
+    from otel_train.exporters.otlp_json import OtlpLines
     from otel_train.exporters.otlp_settings import OtlpSettings
     from otel_train.datamodel import ExportBatch
     from tests.support.snapshots import RESOURCE, snapshot, spans
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, directory=Path(sys.argv[1]))
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), OtlpLines(RESOURCE), directory=Path(sys.argv[1]))
     otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     if "fork" in sys.argv:
         pid = os.fork()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, OtlpExporter
-from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.otlp_json import OtlpLines, metrics_line, spans_line
 from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, refused, retry
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
@@ -83,7 +83,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., OtlpExporter]]:
         max_bytes: int = 1 << 20,
     ) -> OtlpExporter:
         sender = OtlpExporter(
-            SETTINGS, RESOURCE, directory=directory,
+            SETTINGS, OtlpLines(RESOURCE), directory=directory,
             transport=collector, max_bytes=max_bytes, monotonic_s=monotonic_s,
         )  # fmt: skip
         made.append((sender, collector))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import RunDirectoryError
+from otel_train.exporters.otlp_json import OtlpLines
 from otel_train.exporters.run_directory import (
     RunDirectory,
     earlier_trainings,
@@ -34,7 +35,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
     """Everything that happened can be read without any server."""
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=2)
-    directory.describe(RESOURCE)
+    directory.describe(OtlpLines(RESOURCE))
     event = Event(name="oom", time_unix_ns=5, attributes={"train.bytes": 3, "train.bad": float("nan")})
     directory.export(ExportBatch(snapshot=snapshot(), spans=spans(), events=(event,)))
     directory.close(1)
@@ -322,7 +323,7 @@ def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> 
 def test_files_are_bounded_together(tmp_path: Path) -> None:
     """A month of training must not fill the disk."""
     directory = RunDirectory.open(tmp_path, "job", rank=0, max_bytes=60_000)
-    directory.describe(RESOURCE)
+    directory.describe(OtlpLines(RESOURCE))
     for step in range(100):
         directory.export(
             ExportBatch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
@@ -340,7 +341,7 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=0)
     (tmp_path / "runs").rename(tmp_path / "gone")
     (tmp_path / "runs").write_text("")
-    directory.describe(RESOURCE)
+    directory.describe(OtlpLines(RESOURCE))
     directory.export(ExportBatch(snapshot=snapshot()))
     assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
@@ -351,7 +352,7 @@ def test_a_run_whose_folder_was_removed_in_mid_run_can_be_found_and_started_agai
     """Scratch disks are cleaned while jobs run. What goes on being written belongs to a run and an attempt."""
     RunDirectory.open(tmp_path, "job", rank=0, attempt=1).close(1)
     directory = RunDirectory.open(tmp_path, "job", rank=0, attempt=2, run={"host": "h1"})
-    directory.describe(RESOURCE)
+    directory.describe(OtlpLines(RESOURCE))
     before = json.loads((directory.path / "run.json").read_text())
     shutil.rmtree(directory.path)
     directory.export(ExportBatch(snapshot=snapshot()))
