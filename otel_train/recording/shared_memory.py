@@ -32,7 +32,7 @@ from otel_train.recording.events import EDGE_WORDS
 from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from otel_train.datamodel import Anchor
 
@@ -155,21 +155,29 @@ class RankMemory:
 
     def positions(self) -> list[tuple[int, int]]:
         """Returns of every ring that is or was used: its number, and words written."""
-        return [(slot, entry[3]) for slot, entry in self._entries() if entry[0] or entry[3]]
+        return [
+            (slot, entry[3])
+            for slot, entry in self._entries(range(self._rings[2] + 1))
+            if entry[0] or entry[3]
+        ]
 
     def entries(self) -> Iterator[tuple[int, int, int, str, bool]]:
         """Yields of every ring that is used: its number, whether its thread is over, and the thread."""
-        for slot, (used, ident, _, _, _, name, engine) in self._entries():
-            if used:
-                yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
+        slots = [slot for slot, used in enumerate(self._lowest_bytes()) if used]  # one or two of sixteen
+        for slot, (used, ident, _, _, _, name, engine) in self._entries(slots):
+            yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
 
     def free(self, slot: int) -> None:
         """Frees a ring that has been read to its end: the rank may give it to another thread."""
         self._set_used(slot, FREE)
 
-    def _entries(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        for slot in range(self._rings[2] + 1):
+    def _entries(self, slots: Iterable[int]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for slot in slots:
             yield slot, ENTRY.unpack_from(self.view, PAGE + slot * ENTRY_BYTES)
+
+    def _lowest_bytes(self) -> bytes:
+        """Returns of each entry the first byte, which says whether its ring is used."""
+        return bytes(self.view[PAGE : PAGE + (self._rings[2] + 1) * ENTRY_BYTES : ENTRY_BYTES])
 
     def _set_used(self, slot: int, used: int) -> None:
         offset = PAGE + slot * ENTRY_BYTES
@@ -214,8 +222,7 @@ class FlightMemory(RankMemory):
 
     def free_entries(self) -> list[int]:
         """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
-        lowest_bytes = self.view[PAGE : PAGE + (SIDE_RINGS + 1) * ENTRY_BYTES : ENTRY_BYTES]
-        return [index for index, used in enumerate(lowest_bytes) if index and not used]
+        return [index for index, used in enumerate(self._lowest_bytes()) if index and not used]
 
     def write_names(self, names: dict[str, Any]) -> None:
         """Stores the names of sources. If they do not fit, the oldest are kept."""
