@@ -274,7 +274,13 @@ class Gathered:
         self.updates = self.skipped_updates = 0
 
     def close(self, open_step: int = -1) -> ClosedSteps:
-        """Returns all of it; ``open_step``: serial number of the step that has not closed."""
+        """Returns all of it, ``NOTHING`` itself for nothing; ``open_step``: serial number of the step that has not closed."""
+        sums = self.updates or self.skipped_updates or any(self.activity_ns)
+        booked = sums or self.times or self.around or any(self.rows.values())
+        return self.tables(open_step) if booked else NOTHING
+
+    def tables(self, open_step: int = -1) -> ClosedSteps:
+        """Returns all of it."""
         for row in {**self.times, **self.around}:
             by_source: dict[int, list[int]] = defaultdict(lambda: [0, 0])
             for stack, ns in self.times[row].items():
@@ -308,5 +314,5 @@ def _table(rows: list[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 
-NOTHING = Gathered().close()
+NOTHING = Gathered().tables()
 """Nothing became final."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
-from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
+from otel_train.accounting.types import NOTHING, TRAIN, Activity, ClosedSteps, StageCalls, StepSource
 from otel_train.aggregation.counters import Compiles, DeviceAccount, ReclaimedTime, Totals, Transfers
 from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
@@ -451,6 +451,10 @@ class RunState:
         if self._only_reads(thread):
             self.totals.add_beside(closed)
             self._take_endings(closed)
+            return
+        if closed is NOTHING and thread.in_rows and not thread.account.is_part:  # since it was read
+            if thread.main:
+                self.device.add_calls(closed.occurrences, thread.account.final_ns)
             return
         if self._helps(thread):
             closed = closed.without_steps()
