@@ -63,6 +63,7 @@ class Pass:
         phase: what its batches have shown; -1 for nothing yet.
         batches: asks so far.
         ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
+        unused: number of the last batch that was not used when the pass was asked again.
         computed: a stage that computes has run in one of its batches.
         ended: it has no further batch, or its iterator is gone.
         drawn_again: it gave one batch, as the pass of its loader before: ``next(iter(loader))`` in a loop.
@@ -74,6 +75,7 @@ class Pass:
     phase: int = -1
     batches: int = 0
     ahead: int = 0
+    unused: int = 0
     computed: bool = False
     ended: bool = False
     drawn_again: bool = False
@@ -205,6 +207,7 @@ class Batches:
         if batch is not None and batch.passes and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
+                asked.unused = asked.batches
             elif asked.source in self._mates.get(batch.passes[0].source, ()):
                 batch.add(asked)
                 return
@@ -340,8 +343,10 @@ class Batches:
         self._open(None)
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        # Where none was used of several that were fetched ahead, the pass is over.
-        self._phases.left_over = ended if 0 < ended.ahead < max(2, ended.batches - 1) else None
+        # Where none was used of several that were fetched ahead, the pass is over, but for an evaluation of all of them.
+        looks_ahead = 0 < ended.ahead < max(2, ended.batches - 1)
+        evaluates = 0 < ended.unused == ended.batches - 1 and self._phases.phase_of(ended) > TRAIN
+        self._phases.left_over = ended if looks_ahead or evaluates else None
         self._phases.split_row(batch)
         self._phases.book_waiting(ended_too=False, unused_too=False)
         phase, kinds, unused = (
@@ -356,7 +361,7 @@ class Batches:
                 self._book.beside((item,), phase, batch.loader)
             else:  # between loaders that are asked together, for a batch that did not come
                 self._book.apart((item,), Activity.OUTSIDE)
-        self._open(None if self._phases.left_over is None else self._batch_in_hand())
+        self._open(self._batch_in_hand() if looks_ahead else None)
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
         """Judges the open batch up to here. ``asked``: the pass that is asked next."""

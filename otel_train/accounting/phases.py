@@ -118,6 +118,8 @@ class BatchPhases:
         left_over = batch.left_over
         if left_over is not None and left_over.phase < 0 and self._purpose(left_over.source) <= TRAIN:
             left_over.phase = self._phases[left_over.source] = TRAIN
+        elif left_over is not None and left_over.phase != TRAIN:  # an evaluation: it does not use its batches
+            batch.left_over, batch.loader = None, -1
         for each in batch.passes:
             each.phase = TRAIN
 
@@ -287,7 +289,8 @@ class BatchPhases:
             waiting, self.waiting = self.waiting, []
             self._set_training(batch)
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
-                self._book_batch(before, TRAIN if any(item[SHOWS] for item in before.items) else -1)
+                trains = not self._evaluates_before(before, batch) and any(map(_SHOWN, before.items))
+                self._book_batch(before, TRAIN if trains else -1)
             self.trained, self._in_hand = True, -1
             step = self._book.open
             asked = step.asked or step is batch.asked_in
@@ -295,6 +298,10 @@ class BatchPhases:
             self._set_phase(batch, TRAIN)
             return head, items[last + 1 :]
         return [], items
+
+    def _evaluates_before(self, before: Batch, batch: Batch) -> bool:
+        """Returns whether a name says that a batch evaluates, and what trains after it is of another pass: rule 3."""
+        return self.is_named_evaluation(before) and set(before.passes).isdisjoint(batch.passes)
 
     def _take_evaluation_ahead(self, batch: Batch) -> Batch:
         """Books evaluation on a batch that was asked for while another one was in hand; returns the rest, which trains: rule 5."""

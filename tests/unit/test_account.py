@@ -386,6 +386,24 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .forward(flags=0).dispose("b", 1)
          .forward().backward().update(),
          durations=[STEP, 57], evals=[5, 5 + 20], labels={"train": "code", "eval": "b"}, partial=[]),
+    # ``list(val)``, and the last group of ``itertools.batched(val, 2)``.
+    loop("batches of an evaluation that are read before they are used are steps once, and the forwards are of their loader",
+         Tape().step().stop().ask("val", iterator=1).ask("val", iterator=1).stop("val", iterator=1).dispose("val", 1)
+         .spend(2).forward(flags=0).spend(3).forward(flags=0).spend(4).step(),
+         durations=[STEP] * 2, evals=[5, 5], phase={"": 2 + 4, "train": 2 * STEP + 5, "eval": 15 + 20 + 3 + 20},
+         labels={"train": "code", "eval": "val"}),
+    loop("so is the last of them where they are read in groups",
+         Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).ask("val", iterator=1)
+               .forward(flags=0).forward(flags=0)).ask("val", iterator=1).stop("val", iterator=1)
+         .forward(flags=0).dispose("val", 1).step(),
+         durations=[STEP] * 2, evals=[5, 45, 5, 45, 5], labels={"train": "code", "eval": "val"}),
+    # The model that used them was not given.
+    loop("training without a loader after an evaluation in which no model ran is not of its loader",
+         Tape().ask("val").ask("val").stop("val").spend(9).repeat(2, lambda t: t.forward().backward().update()),
+         durations=[57, 57], evals=[5, 5], labels={"train": "", "eval": "val"}),
+    loop("a forward with gradients on a batch of a loader named val, after which another loader trains, evaluates",
+         Tape().ask("val", iterator=1).forward().repeat(2, lambda t: t.step().ask("val", iterator=1).forward()),
+         durations=[STEP] * 2, evals=[25] * 3, partial=[], labels={"train": "code", "eval": "val"}),
     # A batch is a step once, whether its phase was declared or found.
     loop("a checkpoint inside a declared batch makes no further step of it",
          Tape().step().ask("held out", phase="eval").forward(11, flags=0).run(CHECKPOINT, "checkpoint", 40).spend(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -64,6 +65,33 @@ def one_batch_ahead_in_passes_of_one_batch(watch: Watch) -> None:
         truth.train_on(model, optimizer, OneAhead(train))
         truth.sleep(0.03, "outside")
         truth.evaluate_on(model, OneAhead(val))
+
+
+@timed
+def an_evaluation_of_a_list_of_batches(watch: Watch) -> None:
+    """`list(val)` reads all batches before the model uses the first: each of them is a step, and the forwards are of their loader."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 5, "val": (3, 0.02)}, rated=TRAIN_AND_VAL
+    )
+    for _ in range(2):
+        truth.train_on(model, optimizer, train)
+        truth.at(EVAL, "val")
+        truth.evaluate_on(model, list(val))
+        truth.sleep(0.03, "outside")
+
+
+@timed
+def an_evaluation_of_groups_of_batches(watch: Watch) -> None:
+    """Batches are read and used two at a time, as by `itertools.batched`; the last one is used after its pass has ended."""
+    truth, (model, optimizer, train, val) = watch.slow_training(
+        {"train": 5, "val": (5, 0.02)}, rated=TRAIN_AND_VAL
+    )
+    for _ in range(2):
+        truth.train_on(model, optimizer, train)
+        truth.at(EVAL, "val")
+        batches = iter(val)
+        while group := list(itertools.islice(batches, 2)):
+            truth.evaluate_on(model, group)
 
 
 @timed

@@ -77,6 +77,25 @@ def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
 
 
 @timed
+def a_batch_of_validation_with_gradients_on(watch: Watch) -> None:
+    """The same by an iterator that stays, without `no_grad()` and `eval()`: the loader's name says that the batch is not trained on."""
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 9, "val": (4, 0.02)}, owners=False)
+    batches = iter(val)
+    truth.at(TRAIN)
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.one_step(model, optimizer, batch)
+        if i % 3 == 2:
+            truth.at(EVAL)
+            following = next(batches)
+            truth.batch("val")
+            truth.forward(EVAL)
+            loss_of(model, following)
+            truth.step(EVAL)
+            truth.at(TRAIN)
+
+
+@timed
 def a_batch_of_evaluation_before_a_step(watch: Watch) -> None:
     """A batch to train on is in hand when one of another loader is drawn, and evaluated: by a new iterator, then by one that stays."""
     truth, (model, optimizer, train, val) = watch.slow_training(
