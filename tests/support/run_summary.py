@@ -224,6 +224,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     training_s = evidence.get("training_seconds", 1.0)
     each_s = evidence.get("wait_per_batch_seconds")
     parts = ("making_seconds", "first_batch_seconds", "ending_seconds")
+    unexplained_s = evidence.get("other_seconds", 0.0) + evidence.get("data_without_loader_seconds", 0.0)
     begin_s = sum(evidence.get(part, 0.0) for part in parts) / (evidence.get("passes") or 1)
     return [
         line(r"# training steps in #", lambda _: (evidence["steps"], training_s)),
@@ -240,6 +241,7 @@ def _summaries(finding: Mapping[str, Any], since_s: float) -> list[Line]:
         line(r"loaders?(?: `\w+`)?: # of training time", lambda _: (evidence["steady_wait_ratio"],)),
         line(r"[Nn]o training step is counted in the # since the first batch", lambda _: (since_s,)),
         line(r"# of training time is in no stage and no loader", lambda _: (share,)),
+        line(r", # of it after `[^`]+`", lambda _: (evidence["other_after_seconds"] / unexplained_s,)),
         line(
             r"# of training time is in stage `(?P<stage>\w+)`", lambda f: (evidence[f"{f['stage']}_ratio"],)
         ),
