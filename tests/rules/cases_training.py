@@ -55,6 +55,28 @@ def one_of_each(at_min: float, *runs: str) -> Expectation:
     return Expectation("TrainNonFinite", at_min, found)
 
 
+def utilisation(run: str, flops: str, *, productive: str = "") -> dict[str, str]:
+    """A run of one rank, sampled once a minute, whose device can do 100 FLOP per second."""
+    rank = f'train_run_id="{run}",train_rank="0"'
+    minutes = sum(int(part.rpartition("x")[2]) for part in flops.split())
+    steady = f"0+60x{minutes}"
+    activities = {"productive": productive or steady}
+    if productive:
+        fast, slow = (part.rpartition("x") for part in productive.split())
+        rate = 60 - float(slow[0].rpartition("+")[2])
+        activities["eval"] = f"0x{int(fast[2])} 0+{rate:g}x{slow[2]}"
+    return {
+        f"train_model_flops_total{{{rank}}}": flops,
+        f"train_accelerator_flops_limit_per_second{{{rank}}}": f"100x{minutes}",
+        f"train_world_size{{{rank}}}": f"1x{minutes}",
+        f"train_rank_time_seconds_total{{{rank}}}": steady,
+        **{
+            f'train_run_time_seconds_total{{{rank},train_run_activity="{name}"}}': values
+            for name, values in activities.items()
+        },
+    }
+
+
 CASES = (
     Case(
         "one run waits for data a third of the time, another a tenth, and in its evaluation half",
@@ -319,16 +341,30 @@ CASES = (
         ),
     ),
     Case(
-        "arithmetic slows down",
+        "arithmetic is slow for an hour, and fast again; in another run it is as slow as in the six hours before",
         60,
         {
-            f"train_model_flops_total{{{R}}}": "0+3000x400 1200000+1200x80",
-            f"train_accelerator_flops_limit_per_second{{{R}}}": "100x480",
-            f"train_world_size{{{R}}}": "1x480",
-            f"train_rank_time_seconds_total{{{R}}}": "0+60x480",
-            f'train_run_time_seconds_total{{{R},train_run_activity="productive"}}': "0+60x480",
+            **utilisation("r", "0+3000x400 1200000+1200x60 1272000+3000x40"),
+            **utilisation("slow", "0+3000x60 180000+1200x440"),
         },
-        (quiet("TrainMFUDrop", 395), fires("TrainMFUDrop", 440, "20%", train_run_id="r")),
+        (
+            quiet("TrainMFUDrop", 420),
+            fires("TrainMFUDrop", 426, "20%", train_run_id="r"),
+            fires("TrainMFUDrop", 470, "30%", train_run_id="r"),
+            quiet("TrainMFUDrop", 478),
+            quiet("TrainMFUDrop", 495),
+        ),
+    ),
+    Case(
+        "arithmetic slows down where training takes a seventh of the time, a fourteenth, and inside a capture",
+        60,
+        {
+            **utilisation("seventh", "0+3000x400 1200000+180x60", productive="0+60x400 24000+9x60"),
+            **utilisation("fourteenth", "0+3000x400 1200000+84x60", productive="0+60x400 24000+4.2x60"),
+            **utilisation("captured", "0+3000x400 1200000+1200x60"),
+            'train_profiler_active{train_run_id="captured",train_rank="0"}': "0x399 1x61",
+        },
+        (quiet("TrainMFUDrop", 395), fires("TrainMFUDrop", 440, "20%", train_run_id="seventh")),
     ),
     Case(
         "an evaluation takes forty minutes, and the program goes on after its last loop",
