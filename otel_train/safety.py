@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -107,6 +108,9 @@ SIGTERM_WAIT_NS = 1_000_000_000
 more."""
 
 _CAUSE_LENGTH = 200
+_TRACEBACK = r"(?m)^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)*"
+"""In the message of an exception that another process raised, as a worker of a loader: what it says comes behind."""
+
 ENDS = ("finished", "failed", "interrupted", "terminated")
 """How a run may end that can still say so."""
 
@@ -348,7 +352,7 @@ def cause_of(error: BaseException | None) -> str:
     if error is None:
         return ""
     try:
-        message = " ".join(str(error).split())
+        message = " ".join(re.sub(_TRACEBACK, "", str(error)).split())
     except Exception:  # noqa: BLE001 - the program's own code
         message = ""
     cause = f"{type(error).__name__}: {message}".removesuffix(": ")

@@ -787,6 +787,11 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
         ("sys.exit(3)", "failed", "exit code 3"),
         ("sys.exit()", "finished", None),
         ("raise ValueError('no\\nsuch ' + 300 * 'a')", "failed", f"ValueError: no such {179 * 'a'}…"),
+        (
+            "in_a_worker(ValueError('no'))",
+            "failed",
+            "ValueError: Caught ValueError in a worker. ValueError: no",
+        ),
         ("with session: raise KeyError('a')", "failed", "KeyError: 'a'"),
         ("raise Unprintable", "failed", "Unprintable"),
         ("raise KeyboardInterrupt", "interrupted", None),
@@ -804,6 +809,14 @@ def test_a_run_has_the_end_that_its_program_has(
 ) -> None:
     """Who reads ``finished`` does not start it again; the exit code is that of the bare program."""
     text = f"""
+        from torch._utils import ExceptionWrapper
+
+        def in_a_worker(error):
+            try:
+                raise error
+            except ValueError:
+                ExceptionWrapper(where="in a worker").reraise()
+
         def caught():
             try:
                 sys.exit(3)
