@@ -61,7 +61,8 @@ class LiveProgress:
         open: stages that are open, the outermost first, as ``postmortem`` has them.
         times_s: when the last steps ended, in seconds after the first of them.
         stages_s: self time of each stage in those steps.
-        since_step_s: seconds from the end of the last step to the last poll of the agent.
+        quiet_s: seconds from the last event to the last poll of the agent.
+        since_step_s: seconds from the end of the last step to the same.
         problem: why there is nothing; "" if there is.
     """
 
@@ -72,6 +73,7 @@ class LiveProgress:
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
     last_edge_unix_s: float | None = None
+    quiet_s: float = 0.0
     since_step_s: float = 0.0
     problem: str = ""
 
@@ -120,6 +122,7 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
         step_s=(timeline.duration_ns[shown] / NS_PER_S).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],
+        quiet_s=postmortem["quiet_seconds"] or 0.0,
         since_step_s=flight.polled_unix_ns / NS_PER_S - timeline.unix_s(int(ended[-1]))
         if len(ended)
         else 0.0,

@@ -120,8 +120,10 @@ def _current_stage(view: RankView) -> str:
 
 
 def _stage_and_duration(view: RankView) -> str:
-    if not _current_stage(view) or not view.progress.open:
+    if not _current_stage(view):
         return ""
+    if not view.progress.open:
+        return f"for {duration(view.progress.quiet_s)}" if view.progress.quiet_s else ""
     inside = view.progress.open[-1]
     about = f"loader {inside['loader']}, " if inside.get("loader") else ""
     return f"{about}for {duration(inside['for_seconds'])}"

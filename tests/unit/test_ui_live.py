@@ -126,6 +126,18 @@ def test_the_stage_that_is_open_is_shown(training: Training) -> None:
     assert (inside["stage"], inside["loader"], inside["for_seconds"]) == ("data", "data", pytest.approx(0.3))
 
 
+def test_how_long_a_run_is_between_two_stages_is_shown(training: Training) -> None:
+    """A loop that hangs in code of its own is in no stage."""
+    training.train(2)
+    training.clock.tick(7000 * MS)
+    training.heartbeat()
+
+    text = overview(look(viewer(training), training))
+
+    assert "between stages" in text
+    assert "for 7.00 s" in text
+
+
 def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> None:
     """The ring holds the last 500 or so: 2,000 steps were written down, and 7 have ended since."""
     training = Training(tmp_path)
