@@ -60,6 +60,9 @@ LEAST_PAUSE_S = 0.1
 
 _RATE_OVER_S = 0.05
 
+_SNAPSHOT_WAIT_S = 0.25
+"""Longest that a client of ``/metrics`` waits for a turn of the export loop. The page then shows the snapshot before."""
+
 MAX_GIL_HOLD_NS = 150_000
 GIL_RELEASE_S = 50e-6
 """An agent in a thread of the training process sleeps this long after it has held the GIL for so many nanoseconds: a thread
@@ -187,6 +190,18 @@ class ExportLoop:
         finally:
             if taken:
                 self.lock.release()
+
+    def snapshot(self) -> Snapshot | None:
+        """Returns the metrics of what has been read, for another thread; None after the end, or while a turn takes long."""
+        if not self.lock.acquire(timeout=_SNAPSHOT_WAIT_S):
+            return None
+        try:
+            if not self._run.closed:
+                with self.guard:
+                    return self._snapshot()
+            return None
+        finally:
+            self.lock.release()
 
     def read_rings(self) -> None:
         """Reads every ring up to now and accounts its edges."""
@@ -343,7 +358,7 @@ class AgentService:
             "train.export.profile": self._profile.name
         }  # fmt: skip
         self._reporter.about = about_run(self.resource)
-        exporters.connect(self.loop.routes, self.resource, self._profile)
+        exporters.connect(self.loop.routes, self.resource, self._profile, self.loop.snapshot)
 
     def _run_state(self) -> RunState:
         anchor, config, recording = self._anchor, self._config, self._recording

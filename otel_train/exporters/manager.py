@@ -33,16 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.console.summary import StepWindow
-    from otel_train.datamodel import AttributeValue, ExportBatch
+    from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
     from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
     from otel_train.exporters.plugins import PluginExporter
     from otel_train.resource import RunInfo
 
 _T = TypeVar("_T")
-
-PAGE_EVERY_S = 5.0
-"""``/metrics`` is never older than this, however seldom metrics are sent."""
 
 PROVIDED_EVERY_S = 5.0
 """Readers of the program's own collect when they please, and get values that are not older than this."""
@@ -140,9 +137,10 @@ class ExportManager:
         }
 
     def connect(
-        self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
-    ) -> None:
-        """Opens the exporters. ConfigError if an argument of the program is wrong."""
+        self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile,
+        snapshot: Callable[[], Snapshot | None],
+    ) -> None:  # fmt: skip
+        """Opens the exporters; for ``snapshot`` see ``PrometheusExporter``. ConfigError if an argument of the program is wrong."""
         every = profile.interval_s(self._config.export_interval_s)
         self._routes, self._profile, lines = routes, profile, OtlpLines(resource)
         settings = None
@@ -158,8 +156,8 @@ class ExportManager:
         )
         if self._config.prometheus and profile.metrics:
             with _or_without("/metrics"):
-                self._prometheus = self._open_prometheus(resource)
-                self._add(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S))
+                self._prometheus = self._open_prometheus(resource, snapshot)
+                self._add(self._prometheus, Guard("/metrics"), every)
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
@@ -267,7 +265,9 @@ class ExportManager:
         self.disk.do(Guard("run directory"), self._directory.close)
         self.disk.close(max(0.05, deadline - time.monotonic()))
 
-    def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
+    def _open_prometheus(
+        self, resource: Mapping[str, AttributeValue], snapshot: Callable[[], Snapshot | None]
+    ) -> PrometheusExporter:
         labels = {
             "train_run_id": self.info.run_id,
             "train_rank": str(self.info.rank),
@@ -280,7 +280,9 @@ class ExportManager:
         def served(address: str) -> PrometheusExporter:
             host, port = address_of(address)
             port += self.info.local_rank if port and self._shared.alone else 0
-            return PrometheusExporter(host, port, labels, resource, servers=self._shared.servers)
+            return PrometheusExporter(
+                host, port, labels, resource, servers=self._shared.servers, snapshot=snapshot
+            )
 
         try:
             exporter = self._or_default("prometheus_address", served)

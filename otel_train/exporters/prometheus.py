@@ -76,6 +76,9 @@ _NO_DESCRIPTOR_S = 0.2
 _ANSWER_S = 5.0
 """How long a client may take to read its answer."""
 
+PAGE_S: Final = 5.0
+"""A snapshot that is older is replaced when a client asks. None is made without a client: it takes 2 ms per rank."""
+
 _TARGET_FILE = "prometheus_target.json"
 
 
@@ -92,15 +95,17 @@ class PrometheusExporter:
         constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
         resource: resource attributes, by OpenTelemetry name; become ``target_info``.
         servers: of all ranks that publish on one page; None for a page of its own.
+        snapshot: makes a new snapshot; returns None where the last one is to stay.
     """
 
     def __init__(
         self, host: str, port: int, constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue], *, servers: MetricsServers | None = None,
+        snapshot: Callable[[], Snapshot | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._written: Path | None = None
         self._host = host
-        self._page = RankPage(constant_labels, resource)
+        self._page = RankPage(constant_labels, resource, renew=snapshot)
         self._servers = servers or MetricsServers()
         self._server = self._servers.join(host, port, self._page)
         self.port = int(self._server.server_address[1])
@@ -117,7 +122,7 @@ class PrometheusExporter:
     def export(self, batch: ExportBatch) -> None:
         """Shows this snapshot from now on."""
         if batch.snapshot is not None:
-            self._page.snapshot = batch.snapshot
+            self._page.show(batch.snapshot)
 
     def close(self, timeout_s: float) -> None:
         """Removes this rank from the page, and the target file. The last rank frees the port. Idempotent.
@@ -446,11 +451,29 @@ class RankPage:
         constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue],
         snapshot: Snapshot | None = None,
+        *,
+        renew: Callable[[], Snapshot | None] = lambda: None,
     ) -> None:
-        self.snapshot = snapshot
+        self._snapshot = snapshot
+        self._renew = renew
+        self._shown_s = -math.inf
         self.take_capture: Take | None = None
         self._labels = dict(constant_labels)
         self._target = target_labels({key: str(value) for key, value in resource.items()})
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Replaces the snapshot."""
+        self._snapshot, self._shown_s = snapshot, time.monotonic()
+
+    def current(self) -> Snapshot | None:
+        """Returns a snapshot that is at most ``PAGE_S`` old, where one can be made."""
+        before = self._snapshot
+        fresh = self._renew() if time.monotonic() - self._shown_s > PAGE_S else None
+        if (
+            fresh is not None and self._snapshot is before
+        ):  # the export loop has not shown the last one meanwhile
+            self.show(fresh)
+        return self._snapshot
 
     def add_target(self, page: PrometheusFamily) -> None:
         """Adds ``target_info``, which carries the resource attributes."""
@@ -482,7 +505,7 @@ class PageCollector:
         found: dict[str, list[tuple[RankPage, MetricFamily]]] = {}
         for rank in list(self._ranks):
             rank.add_target(target)
-            snapshot = rank.snapshot
+            snapshot = rank.current()
             for family in snapshot.families if snapshot is not None else ():
                 if family.points:
                     found.setdefault(family.metric.prometheus, []).append((rank, family))

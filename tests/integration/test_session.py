@@ -789,6 +789,35 @@ class Unhurried(Dataset[torch.Tensor]):
         return torch.ones(4)
 
 
+def test_metrics_are_read_when_a_client_asks_however_seldom_they_are_exported(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus has its own interval: a page must not be as old as the last request to a Collector."""
+    monkeypatch.setattr("otel_train.exporters.prometheus.PAGE_S", 0.0)
+    model, batches = Net(), loader(12)
+    session = watch(
+        model,
+        {"train": batches},
+        agent="thread",
+        export_interval_s=3600,
+        prometheus=True,
+        prometheus_address="127.0.0.1:0",
+    )
+    optimizer = sgd(model)
+
+    def steps() -> float:
+        families = parser.text_string_to_metric_families(page(session))
+        return sum(s.value for family in families for s in family.samples if s.name == "train_steps_total")
+
+    for number in (1, 2):
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+        session.summary()  # everything is read
+        assert steps() == number * len(batches)
+    session.close()
+
+
 def test_workers_and_counts_of_tokens_wake_the_service_thread_every_two_seconds(watch: Watch) -> None:
     """Build times wait in memory of their own, and counts of tokens belong to the state, which is reported as often."""
     batches = DataLoader(Unhurried(), num_workers=1)

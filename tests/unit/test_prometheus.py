@@ -60,6 +60,26 @@ def page(exporter: PrometheusExporter, headers: dict[str, str] | None = None) ->
     return str(body.decode())
 
 
+def test_a_client_gets_a_snapshot_that_is_at_most_five_seconds_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made when a client asks. Where none can be made, the last one stays."""
+    monkeypatch.setattr("otel_train.exporters.prometheus.PAGE_S", 0.5)
+    made = [None, snapshot(7), snapshot(9)]
+    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE, snapshot=lambda: made.pop(0))
+
+    def steps() -> float:
+        return float(families_of(page(exporter, OPENMETRICS))["train_steps"].samples[0].value)
+
+    try:
+        exporter.export(ExportBatch(snapshot=snapshot(5)))
+        assert steps() == 5
+        time.sleep(0.6)
+        assert (steps(), steps(), steps()) == (5, 7, 7)
+        time.sleep(0.6)
+        assert (steps(), made) == (9, [])
+    finally:
+        exporter.close(1)
+
+
 def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
     """Law: what the page says, a Prometheus parser reads."""
     exporter.export(ExportBatch(snapshot=snapshot()))
