@@ -50,6 +50,9 @@ _WORK = {
 ANSWER_S = 2.0
 """Longest that a request for a capture waits for the training process."""
 
+_LOOK_EVERY_S = 1.0
+"""Between two looks at the folder of a rank for a request. Each passes through the thread that writes there."""
+
 _NO_ANSWER = f"the training process did not answer in {ANSWER_S:g} s; ask again"
 
 ALERTS_END_S = 0.2
@@ -259,6 +262,7 @@ class RemoteCaptures:
         self.folder = RequestFolder(exporters.rank_folder if self._on else None, config.profiler_token)
         self._guard = Guard("captures")
         self._request: object = None
+        self._looked_s = 0.0
         self._asked: object = None
         self._sent_progress: LoopProgress | None = None
         self._alerts: AlertPoller | None = None
@@ -302,7 +306,9 @@ class RemoteCaptures:
         """Sends the rank the state of its loop if it has changed."""
         if self._remote.state.needs_step_numbers:
             account()
-        self._disk.refresh(self._guard, self._look_for_request)
+        if (now_s := time.monotonic()) - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._disk.refresh(self._guard, self._look_for_request)
         asked = self._request
         if asked != self._asked:
             self._asked = asked
