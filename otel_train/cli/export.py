@@ -27,7 +27,7 @@ examples:
   otel-train export 20260131-x7 --rank 3
   otel-train validate runs/20260131-x7               check what was written
 
-Exit codes: 0 written; 2 no such run, no data in it, or the folder holds files that otel-train did not write.
+Exit codes: 0 written; 2 no such run, no data in it, or DIR holds files of these names that otel-train did not write.
 """
 
 

@@ -232,7 +232,13 @@ def run_program(args: argparse.Namespace) -> int:
     if code:
         complain(f"the program ended with {how_it_ended(code)}")
         return code if code > 0 else 128 - code
-    return 1 if "absent" in written.files[OPS] else 0
+    if "absent" not in written.files[OPS]:
+        return 0
+    complain(
+        f"Nothing was captured: the program ended too early. Before a capture of {args.steps} steps it has to train "
+        f"{SKIPPED_STEPS + args.warmup} steps, and on while the profiler is loaded, about a second. Let it train longer"
+    )
+    return 1
 
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:

@@ -128,6 +128,17 @@ def test_a_program_is_profiled_without_a_line_in_it(tmp_path: Path) -> None:
     assert main(["validate", str(folder), "--analysis", "--report"]) == 0
 
 
+def test_a_program_that_ends_before_it_is_captured_gets_the_reason(tmp_path: Path) -> None:
+    """The advice was to take a capture with otel-train profile, which had just run."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    words = ("profile", "--steps", "50", "--output-dir", "out", "--", "train.py", "1", "0")
+
+    done = otel_train_command(tmp_path, *words)
+
+    assert done.returncode == 1
+    assert "Nothing was captured: the program ended too early. Before a capture of 50 steps " in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("profiler", ["on", "off"])
