@@ -152,8 +152,12 @@ class Batch:
     @property
     def shown(self) -> int:
         """Phase that its passes have shown, or the one before whose end it was fetched; -1 for none yet."""
-        passes = self.passes if self.left_over is None else (*self.passes, self.left_over)
-        return next((each.phase for each in passes if each.phase >= 0), -1)
+        return next((each.phase for each in self.origins if each.phase >= 0), -1)
+
+    @property
+    def origins(self) -> list[Pass]:
+        """Passes that were asked for it, and the one before whose end it was fetched."""
+        return self.passes if self.left_over is None else [*self.passes, self.left_over]
 
     @property
     def loaders(self) -> list[int]:

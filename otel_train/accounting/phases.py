@@ -95,7 +95,7 @@ class BatchPhases:
 
     def is_named_evaluation(self, batch: Batch) -> bool:
         """Returns whether the program, or a name, says of a loader of the batch that it does not train."""
-        return any(self._purpose(each.source) > TRAIN for each in batch.passes)
+        return any(self._purpose(each.source) > TRAIN for each in batch.origins)
 
     def is_unused(self, asked: Pass) -> bool:
         """Returns whether no model ran in it, in a loop that trains, and no name or earlier use says that its loader evaluates: rule 6."""
@@ -451,7 +451,7 @@ class BatchPhases:
     def _book_batch(self, batch: Batch, phase: int) -> None:
         """Books a batch under a phase; -1: by what is known of its loader."""
         if phase < 0:
-            phase = self.phase_of(batch.passes[0]) if batch.passes else TRAIN
+            phase = self.phase_of(batch.origins[0]) if batch.origins else TRAIN
         declared = self._declared(batch)
         phase = declared if declared >= 0 else phase
         if phase == TRAIN:

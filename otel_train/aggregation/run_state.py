@@ -226,6 +226,7 @@ class RunState:
         self._threads: dict[int, ThreadState] = {}
         self._computed = False  # a thread that has ended ran the forwards of steps
         self._leading: ThreadState | None = None
+        self._source_before = StepSource.UNDECIDED  # of leading threads that have ended
         self._last_reader = ""  # thread that only read a loader and has ended
         self._threads_seen, self._closed_ns, self._last_step = 0, 0, 0
         self.recent = RecentSteps()
@@ -345,8 +346,9 @@ class RunState:
 
     @property
     def step_source(self) -> StepSource:
-        """What the leading thread's steps are counted by."""
-        return self._leading.account.source if self._leading else StepSource.UNDECIDED
+        """What the leading thread's steps are counted by, or those of the ones that have ended if it has none."""
+        own = self._leading.account.source if self._leading else StepSource.UNDECIDED
+        return self._source_before if own is StepSource.UNDECIDED else own
 
     @property
     def final_ns(self) -> int:
@@ -428,6 +430,7 @@ class RunState:
         if not leads or thread is before:
             return
         if before is not None and thread.follows is before:
+            self._source_before = self.step_source
             thread.next_number += before.next_number
             self.training_threads -= 1  # its time begins where that one's ended
             self.totals.publish()

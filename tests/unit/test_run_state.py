@@ -170,6 +170,17 @@ def test_a_thread_that_trains_after_another_has_ended_keeps_the_time_before(*, o
     assert ledger(run)["productive"] == 2 * 12 * 57
 
 
+def test_steps_are_counted_by_the_same_where_a_thread_evaluates_after_the_one_that_trained() -> None:
+    """A pool runs an epoch and then an evaluation: `step_source` was "none" beside the steps."""
+    training = steps(Tape(), 12).stop()
+    run = Run().feed(training, main=False, name="pool_0")
+    run.account.end_thread(id(training))
+    evaluating = Tape(started_ns=training.now_ns).validate(2)
+    run.feed(evaluating, main=False, name="pool_1").close(evaluating.now_ns)
+
+    assert run.account.step_source is StepSource.UPDATE
+
+
 # --- exemplars ------------------------------------------------------------------------------------
 
 
