@@ -172,8 +172,9 @@ class Side:
     samples: Mapping[str, Sample]  # by what they are of; ``step`` is the whole step
     # Where these differ, comparing is meaningless.
     must_match: Mapping[str, object] = field(default_factory=dict)
-    facts: Mapping[str, object] = field(default_factory=dict)  # worth telling where they differ
-    settings: Mapping[str, object] = field(default_factory=dict)  # the same of those that both have
+    # Worth telling where they differ, of those that both have.
+    facts: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     # Of the steps, such as how long the device was idle.
     shares: Mapping[str, float] = field(default_factory=dict)
 
@@ -197,9 +198,9 @@ def compare(before: Side, after: Side) -> dict[str, Any]:
         "before": before.name,
         "after": after.name,
         "differences": [
-            f"{key}: {before.facts.get(key)} → {after.facts.get(key)}"
-            for key in {**before.facts, **after.facts}
-            if before.facts.get(key) != after.facts.get(key)
+            f"{key}: {value} → {after.facts[key]}"
+            for key, value in before.facts.items()
+            if after.facts.get(key, value) != value
         ]
         + [
             f"setting {name}: {value} → {after.settings[name]}"

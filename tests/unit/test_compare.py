@@ -255,13 +255,19 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.Ca
 def test_runs_say_how_their_loaders_and_settings_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was changed on purpose is read first; a setting that one version does not have is no change."""
+    """What was changed on purpose is read first; what one of them does not have, as a loader, is no change from None."""
     one = a_run(tmp_path / "a", seconds=0.010, cuda_timing="events", former=1)
     two = a_run(tmp_path / "b", seconds=0.009, cuda_timing="off", workers=4, size=64)
+    path = Path(two) / "rank0" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["batches"]["val"] = 1
+    summary["loaders"].append({**summary["loaders"][0], "loader": "val"})
+    path.write_text(json.dumps(summary))
 
     assert main(["compare", one, two, "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["differences"] == [
+        "loaders: train → train, val",
         "workers of train: 0 → 4",
         "samples per batch of train: 32.0 → 64.0",
         "setting cuda_timing: events → off",
