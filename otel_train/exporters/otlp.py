@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -37,6 +38,9 @@ _CLOSE_SHARE_S: Final = 0.1
 
 _LAST_TRY_S: Final = 0.5
 """What a collector that was away a moment ago gets at close."""
+
+_SLOW_S: Final = 1.0
+"""An answer that takes longer may not come: the run summary says that requests wait."""
 
 _BUSY_S: Final = 1.0
 """Until the next look at a queue that another process is sending from."""
@@ -124,6 +128,7 @@ class _SignalQueue:
         self.pending = True  # an earlier process may have left something
         self.due_s = 0.0
         self.failing_since_s: float | None = None
+        self.asking_since_s = math.inf  # the request under way
         self.asked_until_s = 0.0  # the collector wants to be left alone
         self.given_up = False  # at close
         self.server_errors = 0  # in a row
@@ -192,8 +197,10 @@ class OtlpExporter:
 
     @property
     def failing(self) -> bool:
-        """Whether the Collector has not accepted the last request of a signal: requests wait."""
-        return any(lane.failing_since_s is not None for lane in self._queues.values())
+        """Whether the Collector has not accepted the last request of a signal, or takes its time to answer: requests wait."""
+        slow_s = self._monotonic_s() - _SLOW_S
+        lanes = self._queues.values()
+        return any(lane.failing_since_s is not None or lane.asking_since_s < slow_s for lane in lanes)
 
     def export(self, batch: ExportBatch) -> None:
         """Appends one batch to the spool."""
@@ -264,6 +271,7 @@ class OtlpExporter:
             timeout_s = self._limit_s(lane)
             if timeout_s <= 0:
                 return
+            lane.asking_since_s = self._monotonic_s()
             try:
                 suspect = lane.server_errors >= SUSPECT_AFTER
                 delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
@@ -271,6 +279,7 @@ class OtlpExporter:
                 _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
                 delivery = Delivery(retry(f"was not asked ({type(error).__name__})"))
             self._record(lane, delivery)
+            lane.asking_since_s = math.inf
 
     def _next(self) -> _SignalQueue | None:
         with self._changed:

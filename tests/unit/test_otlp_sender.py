@@ -110,6 +110,18 @@ def left(folder: Path, signal: str = "metrics") -> list[bytes]:
     return list(SpoolQueue(folder, signal).waiting())
 
 
+def test_a_request_that_gets_no_answer_is_said_to_wait(make: Callable[..., OtlpExporter]) -> None:
+    """A run that ended within the timeout of a Collector that hangs said nothing of what had not arrived."""
+    clock = Time()
+    sender, collector = sending(make, monotonic_s=clock)
+    assert not sender.failing
+    clock.now_s = 1.1
+    assert sender.failing
+
+    collector.released.set()
+    until(lambda: not sender.failing)
+
+
 def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     """The whole point."""
     collector = Collector()
