@@ -382,6 +382,29 @@ CASES = (
         ),
     ),
     Case(
+        "a run loses most of its time and works again; another one is begun anew after two hours; a third one is idle",
+        60,
+        {
+            f'{SPENT}{{train_run_id="recovered",train_run_activity="productive"}}': "0+12x100 1260+60x40",
+            f'{SPENT}{{train_run_id="recovered",train_run_activity="data_wait"}}': "0+48x100 4800x40",
+            status("training", run="recovered"): "1x140",
+            f'{SPENT}{{train_run_id="again",train_run_activity="productive"}}': "0+55x60 _x140 0+12x60",
+            f'{SPENT}{{train_run_id="again",train_run_activity="data_wait"}}': "0+5x60 _x140 0+48x60",
+            status("training", run="again"): "1x60 _x140 1x60",
+            f'{SPENT}{{train_run_id="idle",train_run_activity="productive"}}': "0+55x60 3300x200",
+            f'{SPENT}{{train_run_id="idle",train_run_activity="outside"}}': "0+5x60 305+60x199",
+            status("training", run="idle"): "1x60 0x200",
+        },
+        (
+            quiet("TrainGoodputBurnFast", 32),
+            fires("TrainGoodputBurnFast", 34, "80%", train_run_id="recovered"),
+            fires("TrainGoodputBurnFast", 105, "80%", train_run_id="recovered"),
+            quiet("TrainGoodputBurnFast", 108),
+            quiet("TrainGoodputBurnFast", 225),
+            fires("TrainGoodputBurnFast", 245, "80%", train_run_id="again"),
+        ),
+    ),
+    Case(
         "a run evaluates for two hours, and another one saves for as long",
         60,
         {
