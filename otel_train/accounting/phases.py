@@ -312,7 +312,7 @@ class BatchPhases:
         passes = [each for each in asked if each not in apart]
         in_hand = passes[-1].source if passes else self._in_hand
         first, looks = self._early_forwards(batch.items)
-        if in_hand < 0 or not looks:
+        if not looks or (in_hand < 0 and batch.passes):
             return batch
         ahead = batch.items[:first]
         begin, end = self._first_wait(ahead, apart), self._end_of_forward(ahead, looks[-1])

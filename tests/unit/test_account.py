@@ -392,6 +392,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .spend(2).forward(flags=0).spend(3).forward(flags=0).spend(4).step(),
          durations=[STEP] * 2, evals=[5, 5], phase={"": 2 + 4, "train": 2 * STEP + 5, "eval": 15 + 20 + 3 + 20},
          labels={"train": "code", "eval": "val"}),
+    loop("they are so where training without a loader follows",
+         Tape().step().stop().ask("val").ask("val").stop("val").forward(flags=0).forward(flags=0)
+         .forward().backward().update().step(),
+         durations=[STEP, 57, STEP], evals=[5, 5], labels={"train": "code", "eval": "val"}, phase={"train": 2 * STEP + 57 + 5, "eval": 15 + 40}),
     loop("they are so with gradients on, although the next step trains",
          Tape().step().stop().ask("val").ask("val").stop("val").forward().forward().step(),
          durations=[STEP] * 2, evals=[5, 5], phase={"train": 2 * STEP + 5, "eval": 15 + 40}, partial=[]),
