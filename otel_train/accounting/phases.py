@@ -312,6 +312,10 @@ class BatchPhases:
         passes = [each for each in asked if each not in apart]
         in_hand = passes[-1].source if passes else self._in_hand
         first, looks = self._early_forwards(batch.items)
+        updates = first < len(batch.items) and batch.items[first][SHOWS] == UPDATED
+        if updates and self._book.open.trained and not passes:  # after a backward of the step
+            in_hand = self._book.open.loader
+            looks = [n for n in range(first) if batch.items[n][SHOWS] in FORWARDS]
         if not looks or (in_hand < 0 and batch.passes):
             return batch
         ahead = batch.items[:first]

@@ -392,6 +392,9 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          .spend(2).forward(flags=0).spend(3).forward(flags=0).spend(4).step(),
          durations=[STEP] * 2, evals=[5, 5], phase={"": 2 + 4, "train": 2 * STEP + 5, "eval": 15 + 20 + 3 + 20},
          labels={"train": "code", "eval": "val"}),
+    loop("a batch of evaluation between a backward and its update is in no step",
+         times(2, lambda t: t.micro().ask("val", iterator=1).forward(flags=0).spend(2).update()),
+         durations=[STEP + 2] * 2, evals=[25] * 2, labels={"train": "code", "eval": "val"}),
     loop("they are so where training without a loader follows",
          Tape().step().stop().ask("val").ask("val").stop("val").forward(flags=0).forward(flags=0)
          .forward().backward().update().step(),

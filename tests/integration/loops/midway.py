@@ -77,6 +77,28 @@ def a_batch_of_validation_every_few_steps(watch: Watch) -> None:
 
 
 @timed
+def a_batch_of_validation_between_backward_and_update(watch: Watch) -> None:
+    """A batch of validation is evaluated when the gradients are there and the update is not: the step goes on after it."""
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 9, "val": (4, 0.02)}, owners=False)
+    batches = iter(val)
+    truth.at(TRAIN)
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.backward(truth.loss(model, batch))
+        if i % 3 == 2:
+            truth.at(EVAL)
+            following = next(batches)
+            truth.batch("val")
+            truth.forward(EVAL)
+            with torch.no_grad():
+                loss_of(model, following)
+            truth.step(EVAL)
+            truth.at(TRAIN)
+        truth.work(0.01)
+        truth.update_that_ends_a_step(optimizer)
+
+
+@timed
 def a_batch_of_validation_with_gradients_on(watch: Watch) -> None:
     """The same by an iterator that stays, without `no_grad()` and `eval()`: the loader's name says that the batch is not trained on."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 9, "val": (4, 0.02)}, owners=False)
