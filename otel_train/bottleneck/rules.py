@@ -459,9 +459,7 @@ def _compute_bound(run: RuleInput) -> Finding | None:
     # The wait for a loader that a thread reads is not seen.
     beside = any(gap["what"] == "loop" for gap in run.gaps)
     known = waits and not beside
-    begun_s = waits.get("pass_start_seconds", 0.0) if once_s else 0.0
-    starts = f", the beginning of passes {milliseconds(begun_s)}" if begun_s else ""
-    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{starts}; most goes to {stage}."
+    said = f"the model takes {share:.0%}{'' if known else ' of training time'}{_begun(run)}; most goes to {stage}."
     text = (
         f"Waits for loaders take {percent(waits['steady_wait_ratio'], 1)} of training time; {said}"
         if known
@@ -475,6 +473,12 @@ def _compute_bound(run: RuleInput) -> Finding | None:
     return training_finding("compute_bound", text, advice=advice, evidence=evidence, severity="ok")
 
 
+def _begun(run: RuleInput) -> str:
+    """Returns what to say of the beginning of passes, where that is much and no later pass takes it again."""
+    begun_s = run.wait_evidence().get("pass_start_seconds", 0.0) if run.once_s else 0.0
+    return f", the beginning of passes {milliseconds(begun_s)}" if begun_s else ""
+
+
 def _unattributed(run: RuleInput) -> Finding:
     """Finds training time that neither the model nor a loader explains."""
     total_s, unexplained_s = run.total_s, _unexplained_s(run)
@@ -482,20 +486,20 @@ def _unattributed(run: RuleInput) -> Finding:
     evidence = {**_model_evidence(run), "other_seconds": run.by_stage().get("other", 0.0)}
     evidence["other_ratio"] = evidence["other_seconds"] / total_s
     if stage == "other":
-        most = f"{unexplained_s / total_s:.0%} of training time is in no stage and no loader"
+        most = f"{percent(unexplained_s / total_s)} of training time is in no stage and no loader"
         before, after_s = max(run.other_after.items(), key=lambda item: item[1], default=("", 0.0))
         if before:
             evidence["other_after_seconds"] = after_s
-            most += f", {after_s / unexplained_s:.0%} of it after `{before}`"
+            most += f", {percent(after_s / unexplained_s)} of it after `{before}`"
     else:
         evidence[f"{stage}_ratio"] = seconds / total_s
-        most = f"{seconds / total_s:.0%} of training time is in stage `{stage}`"
+        most = f"{percent(seconds / total_s)} of training time is in stage `{stage}`"
     unnamed_s = unexplained_s - evidence["other_seconds"]
     if unnamed_s:
         evidence["data_without_loader_seconds"] = unnamed_s
     return training_finding(
         "unattributed",
-        f"{most}; the model takes {percent(evidence['model_ratio'])}.{_not_seen(run)}",
+        f"{most}; the model takes {percent(evidence['model_ratio'])}{_begun(run)}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
         evidence={**evidence, **run.wait_evidence()},
         share=seconds / total_s,

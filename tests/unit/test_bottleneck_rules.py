@@ -142,6 +142,19 @@ def test_unexplained_time_says_after_which_stage_it_lies() -> None:
     assert first.evidence["other_after_seconds"] == 72.0
 
 
+def test_little_unexplained_time_is_not_shown_as_none() -> None:
+    """A short run that waits for its first batch most of the time: it said 0 %, and nothing of that wait."""
+    [first] = findings(
+        [stage("data", 97.2), stage("forward", 2.4), stage("other", 0.4)],
+        steps=10, activities={"productive": 2.8, "data_wait": 97.2},
+        loaders={"code": LoaderThroughput(0, passes=2, first_s=95.0, longest_start_s=95.0)},
+    )  # fmt: skip
+
+    assert first.name == "unattributed"
+    assert first.summary.startswith("0.4% of training time is in no stage")
+    assert "the model takes 2%, the beginning of passes 95.0 s." in first.summary
+
+
 def test_unexplained_time_says_what_is_not_seen_and_what_to_do() -> None:
     """Without the loader and the model in sight the only honest answer is what to watch."""
     reason = "updates were seen and no backward: call it where autograd sees it"
