@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -202,6 +203,8 @@ class SharedRings:
         self._spent_before_ns += thread.ring.spent_ns
         self._threads.pop(thread.slot, None)
         if thread.slot > 0:
+            if self._copy is not None:
+                self._copy.released(thread.slot)
             self._memory.free(thread.slot)
 
     def publish(self, unix_ns: int) -> None:
@@ -254,7 +257,9 @@ class FlightCopy:
         self._path = path
         self._memory = memory
         self._file = -1
-        self._saved: dict[int, int] = {}
+        self._saved: dict[int, tuple[int, bool, int]] = {}
+        """By ring: threads that had given it back, whether one had it then, and words of the last one."""
+        self._released: Counter[int] = Counter()
         self._names = b""
         header = Header(*HEADER.unpack_from(memory.view))
         self._anchor = Anchor(header.anchor_unix_ns, header.anchor_clock_ns)
@@ -274,7 +279,10 @@ class FlightCopy:
             self._names = b""
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._memory.end_of_rings)
+        # In this order: a ring that changes hands meanwhile is copied anew now or the next time.
+        released = self._released.copy()
         positions, names = self._memory.positions(), self._memory.names()
+        used = {slot for slot, *_ in self._memory.entries()}
         if names != self._names:
             self._write(NAMES_OFFSET, RINGS_OFFSET)
             self._names = names
@@ -285,8 +293,12 @@ class FlightCopy:
         header = header._replace(anchor_unix_ns=unix, anchor_clock_ns=clock, polled_unix_ns=unix_ns)
         HEADER.pack_into(head, 0, *header)
         for slot, words in positions:
-            self._save_ring(slot, words)
+            self._save_ring(slot, released[slot], words, used=slot in used)
         os.pwrite(self._file, head, 0)
+
+    def released(self, slot: int) -> None:
+        """Records that a thread gives its ring back: the next one begins it anew."""
+        self._released[slot] += 1
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -294,10 +306,10 @@ class FlightCopy:
             os.close(self._file)
             self._file = -1
 
-    def _save_ring(self, slot: int, written: int) -> None:
+    def _save_ring(self, slot: int, released: int, written: int, *, used: bool) -> None:
         offset, size = self._memory.place(slot)
-        before = self._saved.get(slot, 0)
-        if written < before:  # another thread has the ring
+        known, was_used, before = self._saved.get(slot, (released, used, 0))
+        if known != released or used > was_used or written < before:  # another thread has the ring, or had it
             before = 0
         first = max(before, written - size)
         while first < written:
@@ -305,7 +317,7 @@ class FlightCopy:
             stop = min(size, start + written - first)
             self._write(offset + start * WORD, offset + stop * WORD)
             first += stop - start
-        self._saved[slot] = written
+        self._saved[slot] = released, used, written
 
     def _write(self, start: int, stop: int) -> None:
         while start < stop:  # a disk that is nearly full takes a part

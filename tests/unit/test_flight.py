@@ -18,7 +18,7 @@ from otel_train.files import file_system
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import flight_in, read_flight
 from otel_train.recording.recorder import Recorder
-from otel_train.recording.shared_memory import RingEntry
+from otel_train.recording.shared_memory import SIDE_RINGS, RingEntry
 from otel_train.testing import FakeClock
 from tests.support.flight import PrivateMemory
 
@@ -286,4 +286,29 @@ def test_a_thread_that_ended_between_two_copies_is_in_the_file_to_its_last_edge(
 
     flight = read_flight(tmp_path / "flight.bin")
     assert [each.codes.tolist() for each in flight.threads] == [[], list(range(1, 41))]
+    rings.close()
+
+
+def test_a_ring_that_another_thread_got_between_two_copies_has_the_edges_of_that_one_alone(
+    tmp_path: Path,
+) -> None:
+    """The copy went on where the thread before had ended, and the file had the first edges of that one before the new ones."""
+    memory, clock = PrivateMemory(1 << 12, ANCHOR), FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    rings = SharedRings(memory.map, tmp_path / "flight.bin")
+
+    def write(numbers: range) -> None:
+        for number in numbers:
+            recorder.edge(number)
+            clock.tick(1)
+
+    for numbers in (*[range(1, 11)] * SIDE_RINGS, range(21, 61)):
+        thread = threading.Thread(target=write, args=(numbers,))
+        thread.start()
+        thread.join()
+        rings.copy_now(7_000)
+        rings.release(rings.threads[-1])  # as the agent does, which has read it
+
+    flight = read_flight(tmp_path / "flight.bin")
+    assert [each.codes.tolist() for each in flight.threads][:2] == [[], list(range(21, 61))]
     rings.close()
