@@ -350,9 +350,11 @@ class Batches:
         # Where none was used of several that were fetched ahead, the pass is over, but for an evaluation of all of them.
         looks_ahead = 0 < ended.ahead < max(2, ended.batches - 1)
         evaluates = 0 < ended.unused == ended.batches - 1 and self._phases.phase_of(ended) > TRAIN
-        self._phases.left_over = ended if looks_ahead or evaluates else None
+        self._phases.left_over = ended if looks_ahead else None
         self._phases.split_row(batch)
         self._phases.book_waiting(ended_too=False, unused_too=False)
+        if evaluates:  # what its batches are for is known without their use
+            self._phases.left_over = ended
         phase, kinds, unused = (
             self._phases.phase_of(ended),
             self._sources.kinds,
