@@ -109,11 +109,17 @@ def headline(report: Report) -> str:
     return ", ".join(parts)
 
 
+def _step_before(report: Report) -> Any:
+    """Returns the number of the step that has ended before the end of a rank; None where it was in a step."""
+    last = (report.get("last_step") or {}).get("index")
+    return last if last != report.get("step") or report.get("state") == "finished" else None
+
+
 def _between_stages(report: Report) -> str:
     last = (report.get("last_step") or {}).get("index")
     if last is None:
         return "with no stage open"
-    if last != report.get("step") or report.get("state") == "finished":
+    if _step_before(report) is not None:
         return f"after step {last}, with no stage open"
     after = f"after {report['after']}, " if report.get("after") in STAGES else ""
     quiet_s = report.get("quiet_seconds")
@@ -223,9 +229,13 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
     ]
     for report in reports:
         inside = (report.get("open") or [{}])[-1]
-        stage = page.safe(inside.get("stage") or "between stages")
+        last = None if inside else _step_before(report)
+        stage = page.safe(inside.get("stage") or ("between stages" if last is None else "after the step"))
         loader = page.safe(inside.get("loader") or "")
-        rank, step = (str(known(report.get(key))) for key in ("rank", "step"))
+        rank, step = (
+            str(known(number))
+            for number in (report.get("rank"), report.get("step") if last is None else last)
+        )
         line = _rank_line(rank, _state(report), step, stage[:_STAGE], loader)
         lines.append(page.line(line.rstrip(), "red" if report.get("rank") in named else ""))
     return page.finish([*lines, ""])

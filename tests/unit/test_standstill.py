@@ -136,6 +136,17 @@ def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
     assert len([line for line in text.splitlines() if "gone" in line]) == 2
 
 
+def test_the_line_of_a_rank_that_finished_has_the_last_step_that_ended() -> None:
+    """It had the number of the step that would have come, beside "finished after step 399" of the same rank."""
+    finished = rank(0, None, step=400, state="finished", last_step={"index": 399})
+    between = rank(1, None, step=7, last_step={"index": 7})
+    page = TextLayout(100, color=False, unicode=False)
+    lines = render_overview(page, [finished, between], []).splitlines()
+
+    assert "0  finished           399  after the step" in "\n".join(lines)
+    assert any("7  between stages" in line for line in lines)
+
+
 def test_the_sentence_says_what_is_known_and_no_more() -> None:
     """None, one, several; stuck or gone."""
     assert sentence([], []).startswith("Nothing tells one rank from the others")
