@@ -61,9 +61,11 @@ class OtlpLines:
         return self._line("spans", spans, spans_line)
 
     def _line(self, kind: str, records: _Records, line_of: Callable[[_Records, _Resource], str]) -> str:
-        if kind not in self._made or self._made[kind][0] is not records:
-            self._made[kind] = records, line_of(records, self._resource)
-        return self._made[kind][1]
+        known, line = self._made.get(kind, (None, ""))
+        if known is not records:
+            line = line_of(records, self._resource)
+            self._made[kind] = records, line
+        return line
 
 
 def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:

@@ -469,9 +469,8 @@ class RankPage:
         """Returns a snapshot that is at most ``PAGE_S`` old, where one can be made."""
         before = self._snapshot
         fresh = self._renew() if time.monotonic() - self._shown_s > PAGE_S else None
-        if (
-            fresh is not None and self._snapshot is before
-        ):  # the export loop has not shown the last one meanwhile
+        # Else the export loop has shown the last one meanwhile.
+        if fresh is not None and self._snapshot is before:
             self.show(fresh)
         return self._snapshot
 
