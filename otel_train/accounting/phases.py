@@ -304,7 +304,10 @@ class BatchPhases:
         return self.is_named_evaluation(before) and set(before.passes).isdisjoint(batch.passes)
 
     def _take_evaluation_ahead(self, batch: Batch) -> Batch:
-        """Books evaluation on a batch that was asked for while another one was in hand; returns the rest, which trains: rule 5."""
+        """Books evaluation on a batch that was asked for while another one was in hand; returns the rest, which trains: rule 5.
+
+        So it is between a backward and the update of its step.
+        """
         asked = batch.passes or ([] if batch.left_over is None else [batch.left_over])
         apart = [each for each in asked if self._purpose(each.source) > TRAIN]
         if not apart:
