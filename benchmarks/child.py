@@ -93,7 +93,8 @@ def share_an_agent(folder: str) -> dict[str, float]:
     process = psutil.Process(agent)
     looked_s, spent_s = time.monotonic(), _processor_s(process)
     _train_evenly(loop, NODE_S - NODE_FROM_S, looked_s)
-    percent = 100 * (_processor_s(process) - spent_s) / (time.monotonic() - looked_s)
+    # By the time that the steps take at the rate: ranks that fall behind for want of processors make no agent cheap.
+    percent = 100 * (_processor_s(process) - spent_s) / (NODE_S - NODE_FROM_S)
     for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
             return {"agent": agent, "percent": percent, "mib": int(line.split()[1]) / 1024}
