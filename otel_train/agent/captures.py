@@ -148,8 +148,8 @@ class RankCaptures:
             capturing = self.set_up_now() if asked else self.capturing
             if capturing is not None:
                 with client.turn():
-                    if client.parts.signal.received:
-                        client.parts.signal.received = 0
+                    if client.components.signal.received:
+                        client.components.signal.received = 0
                         capturing.signalled()
                     # Before a step is captured.
                     if capturing.controller.wanted or self.account.request is not None:

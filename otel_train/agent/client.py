@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.lazy_components import LazyComponents
 from otel_train.agent.messages import Hello, LoopProgress, OomKills, Opened, Request, Response
-from otel_train.agent.optional_parts import OptionalParts
 from otel_train.agent.process import BUSY_S, AgentConnection, start_of_job
 from otel_train.agent.reports import PAUSE_S, ReportBuilder
 from otel_train.config.settings import CODE, TRACKERS
@@ -83,7 +83,7 @@ class AgentClient:
     Attributes:
         recording: what records.
         connection: the agent.
-        parts: what works here besides recording.
+        components: what works here besides recording.
         opened: what the agent has said of the run directory; None before.
         info: identity of the run and the rank; run and attempt are final once the agent has opened the run directory.
         when_needed_at_end: called with whether there is something that only this process can finish.
@@ -110,8 +110,8 @@ class AgentClient:
         self.recording = InstrumentationManager(
             config, self.info, anchor=anchor, environ=environ, job=find_job
         )
-        self.parts = OptionalParts(self, config, anchor)
-        self._reports = ReportBuilder(self.recording, self.parts, self.caches, self.info.world_size)
+        self.components = LazyComponents(self, config, anchor)
+        self._reports = ReportBuilder(self.recording, self.components, self.caches, self.info.world_size)
         self._reporting = free_in_forks(threading.RLock())
         self._report_is_requested = False
         self._state = State.RUNNING
@@ -140,11 +140,11 @@ class AgentClient:
         """
         greeted = False
         try:
-            self.parts.preload(self.info.world_size)
+            self.components.preload(self.info.world_size)
             self._update_end_work()
             self.recording.begin()
             if self._config.profiler != "off":
-                self.parts.signal.install()
+                self.components.signal.install()
             self.connection.send_first_hello(self._hello())  # before anything else is sent
             greeted = True
             self._thread.start()
@@ -156,7 +156,7 @@ class AgentClient:
             if greeted:
                 self.tell("end", state, ended_ns, False, cause_of(error) if state == "failed" else "")
             self._reach(State.ABANDONED)
-            self.parts.signal.remove()
+            self.components.signal.remove()
             self.recording.end()
             self.connection.channel.close()
             for thread in (self._thread, self.connection.thread):
@@ -232,7 +232,7 @@ class AgentClient:
         opened = self._open()
         if opened is None:
             return
-        self.parts.provide(opened, providers)
+        self.components.provide(opened, providers)
         self._update_end_work()
         self.ask("providers")
 
@@ -241,19 +241,19 @@ class AgentClient:
         trackers = self._trackers()
         if trackers is not None:
             trackers.show(blocks)
-        capturing = self.parts.captures.set_up() if "profiler" in blocks else None
+        capturing = self.components.captures.set_up() if "profiler" in blocks else None
         if capturing is not None:
             capturing.show_block()
 
     def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """See ``Session.epoch_captures``."""
         self._open()
-        return self.parts.captures.of_epochs()
+        return self.components.captures.of_epochs()
 
     def capture(self, request: dict[str, Any]) -> str:
         """See ``Session.capture``."""
         self._open()
-        return self.parts.captures.capture(request)
+        return self.components.captures.capture(request)
 
     def summary(self, state: str) -> dict[str, Any]:
         """Returns the summary up to now, or since ``reset_window``; empty where there is no agent any more."""
@@ -270,9 +270,9 @@ class AgentClient:
 
     def _trackers(self) -> Trackers | None:
         self._open()
-        self.parts.make_trackers()
+        self.components.make_trackers()
         self.recording.recorder.changed()
-        return self.parts.trackers
+        return self.components.trackers
 
     def _of_end(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """Returns summary and instrumentation gaps of the end; waits for an agent that is late."""
@@ -285,7 +285,7 @@ class AgentClient:
         patience_s = self._config.exit_timeout_s
         self.report(fresh=True)
         self.ask("hand_over", timeout_s=patience_s)
-        trackers = self.parts.trackers
+        trackers = self.components.trackers
         return trackers is None or trackers.emptied(patience_s / 2)
 
     # -- the thread ------------------------------------------------------------------------------
@@ -320,13 +320,15 @@ class AgentClient:
         with suppress(EOFError):
             while not self._is_over:
                 now_s = time.monotonic()
-                pause_s = interval_s if self.parts.capture_is_requested else self._reports.pause_s(interval_s)
+                pause_s = (
+                    interval_s if self.components.capture_is_requested else self._reports.pause_s(interval_s)
+                )
                 if now_s >= turned_s + pause_s or self._report_is_requested:
                     turned_s = now_s
                     if self._is_opened.is_set():  # before, the agent takes nothing
                         self._report_is_requested = False
                         self.report()
-                        self.parts.poll()
+                        self.components.poll()
                         self._update_end_work()
                         continue
                 self._receive(turned_s + pause_s - now_s)
@@ -399,7 +401,7 @@ class AgentClient:
         self.opened = opened
         self.info = opened.info
         # After Ctrl-C the interpreter ends by that signal, unless classes are made meanwhile.
-        self.parts.on_opened(opened, makes=not self._interrupted)
+        self.components.on_opened(opened, makes=not self._interrupted)
         self.report(fresh=True)
         self._is_opened.set()
 
@@ -433,33 +435,33 @@ class AgentClient:
         _log.log(level, "%s", text)
 
     def _do_rows(self, rows: list[Any]) -> None:
-        if self.parts.trackers is not None:
-            self.parts.trackers.put(rows)
+        if self.components.trackers is not None:
+            self.components.trackers.put(rows)
 
     def _do_batch(self, batch: Any) -> None:
-        if self.parts.providers is not None:
-            self.parts.providers.export(batch)
+        if self.components.providers is not None:
+            self.components.providers.export(batch)
 
     def _do_loop(self, loop: LoopProgress) -> None:
-        self.parts.captures.account.state = loop
+        self.components.captures.account.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        capturing = self.parts.captures.set_up_now()
+        capturing = self.components.captures.set_up_now()
         return (404, {"error": "captures are off"}) if capturing is None else capturing.post(body)
 
     def _do_alert(self, name: str) -> str:
-        capturing = self.parts.captures.set_up_now()
+        capturing = self.components.captures.set_up_now()
         return "captures are off" if capturing is None else capturing.ask_by_alert(name)
 
     def _do_request(self, document: object) -> None:
-        self.parts.captures.account.request = document
+        self.components.captures.account.request = document
 
     def _do_exchange(self, which: dict[str, Any]) -> None:
-        self.parts.connect_ranks(which)
+        self.components.connect_ranks(which)
 
     def _do_exchange_request(self, request: Any) -> None:
-        if self.parts.exchange is not None:
-            self.parts.exchange.send(request)
+        if self.components.exchange is not None:
+            self.components.exchange.send(request)
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -514,7 +516,7 @@ class AgentClient:
         if self._is_ending:
             return
         with self._end_guard:
-            self.when_needed_at_end(not self.connection.outlives_program or self.parts.needs_program)
+            self.when_needed_at_end(not self.connection.outlives_program or self.components.needs_program)
 
     def close(self, state: str, *, cause: str = "", assumed: bool = False) -> None:
         """Has the agent count to the end, and gives everything back. Never raises. ``cause``, ``assumed``: see ``ExitHook``."""
@@ -524,14 +526,14 @@ class AgentClient:
         with guard:
             self._record_end(state, ended_ns, assumed=assumed)
         actions: tuple[Callable[[], object], ...] = (
-            self.parts.stop_captures,
-            self.parts.signal.remove,
+            self.components.stop_captures,
+            self.components.signal.remove,
             self.recording.end,
             lambda: self._await_agent(timeout_s),
             lambda: self.report(fresh=True),
-            lambda: self.parts.end_captures(timeout_s),
+            lambda: self.components.end_captures(timeout_s),
             lambda: self._end((state, ended_ns, assumed, cause), timeout_s, began_s),
-            lambda: self.parts.close(timeout_s),
+            lambda: self.components.close(timeout_s),
             self._disconnect,
             self.recording.close,
         )
@@ -601,7 +603,7 @@ class AgentClient:
     def abandon_in_fork(self) -> None:
         """Leaves the connection to the parent, in a forked child."""
         self._reach(State.ABANDONED)
-        self.parts.signal.in_use = False
+        self.components.signal.in_use = False
         self.connection.channel.close_in_fork()
 
 

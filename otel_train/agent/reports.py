@@ -19,7 +19,7 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.agent.optional_parts import OptionalParts
+    from otel_train.agent.lazy_components import LazyComponents
     from otel_train.config import Config
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
@@ -55,16 +55,20 @@ class ReportBuilder:
 
     Args:
         recording: what records.
-        parts: what else works here.
+        components: what else works here.
         caches: sizes that the program has said.
         ranks: in the run.
     """
 
     def __init__(
-        self, recording: InstrumentationManager, parts: OptionalParts, caches: CacheSizes, ranks: int = 1
+        self,
+        recording: InstrumentationManager,
+        components: LazyComponents,
+        caches: CacheSizes,
+        ranks: int = 1,
     ) -> None:
         self._ranks = ranks
-        self._parts = parts
+        self._components = components
         self._recording = recording
         self._caches = caches
         self._guards = {
@@ -116,11 +120,12 @@ class ReportBuilder:
         Args:
             fresh: with the state, whether or not it is time for it.
         """
-        recording, exchange, captures = self._recording, self._parts.exchange, self._parts.made_captures
+        recording, exchange = self._recording, self._components.exchange
         # Requests to log before how far the rings are, the rest after: these edges have what was requested, and need what is read last.
         reports = recording.stages.reports
         self._changes = changes = recording.recorder.changes
         positions = recording.recorder.positions()
+        captures = self._components.made_captures
         hurry = captures is not None and captures.needs_step_numbers
         job = self._do("ranks", find_job, None)
         seen = len(recording.probes.loaders), len(recording.probes.models), hurry, self.follows, job
@@ -158,7 +163,7 @@ class ReportBuilder:
     @property
     def follows(self) -> bool:
         """See ``RankCaptures``."""
-        captures = self._parts.made_captures
+        captures = self._components.made_captures
         return captures is not None and captures.follows
 
     def pause_s(self, interval_s: float) -> float:
@@ -170,11 +175,13 @@ class ReportBuilder:
         recording, loaders = self._recording, list(self._recording.probes.loaders.values())
         *_, reported_follows, job = self._seen
         follows = self.follows or reported_follows
-        if recording.polled or self._parts.trackers is not None or follows:
+        if recording.polled or self._components.trackers is not None or follows:
             return interval_s
         idle_s = IDLE_INTERVALS * interval_s
         without_state = self._state_changes != self._changes
-        without_passes = self._parts.may_use_trackers and not loaders  # when a tracker would be looked for
+        without_passes = (
+            self._components.may_use_trackers and not loaders
+        )  # when a tracker would be looked for
         awaits_job = job is None and self._ranks > 1
         of_state = without_state or without_passes or awaits_job or any(probe.polled for probe in loaders)
         return min(_STATE_EVERY_S, idle_s) if of_state else idle_s
@@ -248,7 +255,7 @@ class ReportBuilder:
             self._memory = tuple(self._do("devices", recording.devices.memory, ()))
             self._taken = self._do("devices", recording.devices.taken, {})
             self._hardware = self._do("devices", recording.devices.hardware_ids, {})
-        trackers, captures = self._parts.trackers, self._parts.made_captures
+        trackers, captures = self._components.trackers, self._components.made_captures
         flops = captures.flops if captures is not None else None
         listened = trackers is not None and trackers.listened()
         names = frozenset(recording.probes.loaders)
@@ -270,7 +277,7 @@ class ReportBuilder:
             faults=self._faults(),
             datasets=self._datasets,
             caches=self._caches.read() if listened else {},
-            trackers=self._parts.may_use_trackers or (trackers is not None and trackers.any),
+            trackers=self._components.may_use_trackers or (trackers is not None and trackers.any),
             listened=listened,
             captured_ns=captures.within_ns if captures is not None else (0, 0),
             needs_step_numbers=captures is not None and captures.needs_step_numbers,
@@ -298,8 +305,8 @@ class ReportBuilder:
         hooks = self._recording.hooks
         by_part[LOGGED_VALUES] += self._caches.faults + self._recording.timers.faults
         by_part[LOGGED_VALUES] += hooks.faults if hooks else 0
-        if self._parts.trackers is not None:
-            by_part["trackers"] = self._parts.trackers.faults()
+        if self._components.trackers is not None:
+            by_part["trackers"] = self._components.trackers.faults()
         return by_part
 
 

@@ -34,7 +34,7 @@ ALLOWED = {
 """Packages, and modules of the package itself."""
 
 ALLOWED_OF = {
-    "agent": {"client", "messages", "optional_parts", "process", "reports"},
+    "agent": {"client", "messages", "lazy_components", "process", "reports"},
     "console": set[str](),
 }
 """Modules of packages of which most belong to the agent."""

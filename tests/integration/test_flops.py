@@ -88,15 +88,15 @@ def test_the_flop_of_one_step_are_counted_and_the_weights_are_bit_identical(watc
         export_interval_s=1,
         device_flops=1e12,
     )
-    parts = session._service.parts
+    components = session._service.components
     left = [40]
 
     def known() -> bool:
-        left[0] -= bool(parts.made_captures is not None and parts.made_captures.flops.flops)
+        left[0] -= bool(components.made_captures is not None and components.made_captures.flops.flops)
         return left[0] <= 0
 
     steps = train(model, model.parameters(), batches(MOST_STEPS), until=known)
-    flops = parts.made_captures.flops
+    flops = components.made_captures.flops
     session.close()
 
     torch.manual_seed(0)
@@ -125,14 +125,14 @@ def test_what_is_compiled_is_not_counted_and_that_is_said(watch: Watch) -> None:
     model = net()
     compiled = torch.compile(model, backend="aot_eager")
     session = watch(model, {"train": batches(MOST_STEPS)}, flops="auto", agent="thread")
-    parts = session._service.parts
+    components = session._service.components
     train(
         compiled,
         model.parameters(),
         batches(MOST_STEPS),
-        until=lambda: parts.made_captures is not None and parts.made_captures.flops.refusal,
+        until=lambda: components.made_captures is not None and components.made_captures.flops.refusal,
     )
-    flops = parts.made_captures.flops
+    flops = components.made_captures.flops
     session.close()
 
     assert (flops.flops, flops.refusal) == (0, COMPILED)

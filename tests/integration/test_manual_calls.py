@@ -117,7 +117,7 @@ def test_a_report_waits_for_the_steps_before_it_while_the_state_is_collected(
         return before
 
     monkeypatch.setattr(recording.recorder, "positions", program_goes_on)
-    builder = ReportBuilder(recording, session._service.parts, CacheSizes(), 1)
+    builder = ReportBuilder(recording, session._service.components, CacheSizes(), 1)
 
     assert [builder.make().reports for _ in range(2)] == [0, 1]
 

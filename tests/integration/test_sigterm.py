@@ -159,7 +159,7 @@ def test_a_tracker_is_closed_before_the_main_thread_has_set_the_handler(begin: B
         session = start(console_metrics="throughput")
 
         def work():
-            until(lambda: session._service.parts.trackers is not None)
+            until(lambda: session._service.components.trackers is not None)
             train()
             say("trained")
             time.sleep(60)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from otel_train.trackers.manager import Trackers
 
 
-class OptionalParts:
-    """Imports and makes each of these parts when something first needs it.
+class LazyComponents:
+    """Captures, trackers, providers and the exchange between ranks, each imported and made when something first needs it.
 
     Args:
-        client: the connection to the agent, which the parts ask.
+        client: the connection to the agent, which the components ask.
         config: which of them may be made.
         anchor: of the clock.
 
@@ -175,9 +175,9 @@ class OptionalParts:
 
     def close(self, timeout_s: float) -> None:
         """Closes all others, each within the limit."""
-        for part in (self.providers, self.trackers, self.exchange):
-            if part is not None:
-                part.close(timeout_s)
+        for component in (self.providers, self.trackers, self.exchange):
+            if component is not None:
+                component.close(timeout_s)
 
 
 class CaptureSignal:
