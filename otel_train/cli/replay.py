@@ -207,6 +207,7 @@ WINDOW_S = 24 * 3600.0
 MOST_HOURS: Final = 24.0 * 36_600
 
 _BUSY = "is asked by another process, which holds the lock of this spool"
+_NOT_SENT = "is not asked: the variables name no endpoint for {0}, or OTEL_{1}_EXPORTER switches them off"
 _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 
 DESCRIPTION = "Send the requests that are left in the spool of a run to an OTLP endpoint, oldest first."
@@ -332,14 +333,16 @@ def replay(
     environ: Mapping[str, str] = os.environ,
 ) -> RequestCounts:
     """Sends what the spools of all ranks of a run hold, oldest first."""
-    if dry_run:
-        return _count_all(run_directory, recorded=recorded, rejected=rejected)
-    if not endpoint and not otlp_configured(environ):
+    is_named = endpoint or otlp_configured(environ)
+    if not is_named and not dry_run:
         remedy = "Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
         raise ConfigError(f"No collector is named. {remedy}")
-    settings = OtlpSettings.read(environ, endpoint=endpoint)
+    settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=not is_named)
+    counts = _without_endpoint(run_directory, settings.targets)
+    if dry_run:
+        _count_all(run_directory, settings.targets, counts, recorded=recorded, rejected=rejected)
+        return counts
     transport = OtlpTransport(settings.targets)
-    counts = RequestCounts()
     try:
         for signal in settings.targets:
             one = _Signal(signal, transport, counts)
@@ -449,9 +452,19 @@ def _is_old(line: bytes) -> bool:
     return time_ms is not None and time_ms < (time.time() - WINDOW_S) * 1000
 
 
-def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> RequestCounts:
-    counts = RequestCounts()
-    for rank, signal in product(rank_folders(run_directory).values(), SIGNALS):
+def _without_endpoint(run_directory: Path, targets: Iterable[str]) -> RequestCounts:
+    """Counts what waits of signals that are not sent."""
+    counts, signals = RequestCounts(), set(SIGNALS).difference(targets)
+    for rank, signal in product(rank_folders(run_directory).values(), signals):
+        waiting = SpoolQueue(rank, signal, on_error=_raised).waiting()
+        counts.keep(sum(1 for _ in waiting), _NOT_SENT.format(signal, signal.upper()))
+    return counts
+
+
+def _count_all(
+    run_directory: Path, signals: Iterable[str], counts: RequestCounts, *, recorded: bool, rejected: bool
+) -> None:
+    for rank, signal in product(rank_folders(run_directory).values(), signals):
         queue = SpoolQueue(rank, signal, on_error=_raised)
         counts.accepted += sum(1 for _ in queue.waiting())
         for line in _recorded(rank, signal) if recorded else ():
@@ -459,7 +472,6 @@ def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Reques
             counts.torn += line is None
         if rejected and queue.rejected_file is not None:
             counts.accepted += len(rejected_in(queue.rejected_file))
-    return counts
 
 
 def _rejected_files(run_directory: Path) -> Iterator[Path]:

@@ -81,6 +81,18 @@ def test_a_dry_run_counts_and_touches_nothing(run_path: Path) -> None:
     assert {path: path.read_bytes() for path in run_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_signal_without_an_endpoint_is_kept_and_counted_as_kept(run_path: Path) -> None:
+    """A dry run counted spans that no replay would send, and a replay did not say that they are left."""
+    with http_receiver() as received:
+        environ = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{received.endpoint}/v1/metrics"}
+        dry = replay(run_path, dry_run=True, recorded=True, environ=environ)
+        sent = replay(run_path, recorded=True, environ=environ)
+
+        assert dry == sent == RequestCounts(accepted=3, kept=1)
+        assert "no endpoint for traces" in str(dry.kept_because) == str(sent.kept_because)
+        assert (len(received.metrics), len(received.traces)) == (3, 0)
+
+
 def test_every_rank_is_sent_and_the_spool_is_empty_afterwards(
     run_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
