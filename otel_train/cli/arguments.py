@@ -231,12 +231,16 @@ def read_ranks(
     run = next(iter(found)).parent
     without = [rank for rank in rank_folders(run) if rank not in folders]
     if without and _named_rank(args.run, args.rank) is None:
-        more = f" and {len(without) - _MOST_NAMED} more" if len(without) > _MOST_NAMED else ""
-        ranks = ", ".join(map(str, without[:_MOST_NAMED])) + more
-        complain(f"{run}: {'ranks' if len(without) > 1 else 'rank'} {ranks} left no {file_name}")
+        complain(f"{run}: {named_ranks(without)} left no {file_name}")
     for problem in problems:
         complain(str(problem))
     return found, 1 if problems else 0
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Returns the words for some ranks, of which the first are named."""
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
 
 
 def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:

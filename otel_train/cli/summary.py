@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import arguments, print_json
+from otel_train.cli import arguments, complain, print_json
 from otel_train.console.summary import activity_shares, render_run_summary, steps_per_second
 from otel_train.console.text import ABSENT, TextLayout, count, cut, duration, pad, percent, right, rounded
 from otel_train.datamodel import CAPTURES_FOLDER, RUN_FILE, SUMMARY_FILE
@@ -17,7 +17,7 @@ from otel_train.profiler.storage import finding_summary, metadata_path, read_met
 from otel_train.rundata.files import current_document, has_postmortem
 from otel_train.rundata.live_view import state_of
 from otel_train.rundata.liveness import written_until
-from otel_train.rundata.run import read_summary
+from otel_train.rundata.run import is_of_earlier_attempt, read_summary
 
 if TYPE_CHECKING:
     import argparse
@@ -50,6 +50,12 @@ def run(args: argparse.Namespace) -> int:
         lambda folder: _with_capture_findings(read_summary(folder / SUMMARY_FILE), folder.parent),
     )
     summaries = list(found.values())
+    earlier = [folder for folder, summary in found.items() if is_of_earlier_attempt(summary, folder)]
+    if earlier:
+        ranks = arguments.named_ranks([int(folder.name.removeprefix("rank")) for folder in earlier])
+        complain(
+            f"{earlier[0].parent}: {ranks}: a new attempt has written no summary yet; this is the one before"
+        )
     if args.json:
         for summary in summaries:
             print_json(summary)

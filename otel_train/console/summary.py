@@ -227,6 +227,8 @@ def _stage_order(row: Row) -> int:
 
 
 _MOST_FINDINGS = 3
+_LIVE = ("running", "silent")
+"""States in which ``/metrics`` may still answer."""
 _MOST_GAPS = 5
 _MOST_CAPTURES = 3
 
@@ -430,26 +432,31 @@ def _footer(page: TextLayout, summary: Summary) -> list[str]:
     cost = flow(_overhead(page, summary), page.columns - len(INDENT) - _MARGIN)
     lines = _entry(page, "telemetry", cost, indent=INDENT)
     lines += _entry(page, "otlp", map(page.safe, undelivered(summary.get("undelivered"))), indent=INDENT)
-    for name, key in (("metrics", "metrics_url"), ("files", "run_dir")):
-        lines += _entry(page, name, [page.safe(known(summary.get(key)))], indent=INDENT)
+    url = page.safe(known(summary.get("metrics_url")))
+    was = "was at " * bool(summary.get("metrics_url") and summary.get("state") not in _LIVE)
+    lines += _entry(page, "metrics", [was + url], indent=INDENT)
+    lines += _entry(page, "files", [page.safe(known(summary.get("run_dir")))], indent=INDENT)
     return lines + _entry(page, "settings", _settings(page, summary), indent=INDENT)
 
 
 def undelivered(left: Row | None) -> list[str]:
     """Returns which requests the Collector has not accepted, and the command that sends them; nothing if there are none.
 
-    ``left``: ``waiting``, None where some wait and their number is not known, ``rejected`` and ``run``, the run directory.
+    ``left``: ``waiting``, None where some wait and their number is not known, ``rejected`` and ``run``, the run directory,
+    None without one: what waits then is in memory alone, and is lost at the end.
     """
     if left is None:
         return []
-    waiting, rejected = left["waiting"], left["rejected"]
-    facts = ["the Collector has not accepted the last requests: they wait in the spool"] * (waiting is None)
+    waiting, rejected, run = left["waiting"], left["rejected"], left["run"]
+    where = "wait in the spool" if run else "are in memory alone, as there is no run directory"
+    facts = [f"the Collector has not accepted the last requests: they {where}"] * (waiting is None)
     if waiting:
         facts.append(f"{plural(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} in the spool")
     if rejected:
         facts.append(f"{plural(rejected, 'request')} {'was' if rejected == 1 else 'were'} rejected")
-    command = f"otel-train replay {shlex.quote(left['run'])}"
-    return [", ".join(facts), command + " --rejected" * bool(rejected)] if facts else []
+    if not facts or not run:
+        return [", ".join(facts)] if facts else []
+    return [", ".join(facts), f"otel-train replay {shlex.quote(run)}" + " --rejected" * bool(rejected)]
 
 
 def _settings(page: TextLayout, summary: Summary) -> list[str]:

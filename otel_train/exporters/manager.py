@@ -227,10 +227,11 @@ class ExportManager:
 
     def print_summary(self, summary: Mapping[str, Any]) -> None:
         """Prints the run summary on standard error, on rank 0: what the program prints itself stays as it is."""
-        if (otlp := self._otlp) is not None and (run := self.run_directory) is not None:
+        if (otlp := self._otlp) is not None:
             # What waits is not counted: the disk may hang, and some of it may be delivered until the end.
             waiting = None if otlp.failing else 0
-            left = {"waiting": waiting, "rejected": otlp.rejected, "run": str(run)}
+            run = str(self.run_directory) if self.run_directory is not None else None
+            left = {"waiting": waiting, "rejected": otlp.rejected, "run": run}
             summary = {**summary, "undelivered": left}
         self._show(lambda page: render_run_summary(page, summary))
 

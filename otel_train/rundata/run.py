@@ -100,7 +100,7 @@ def _read(run: Path, rank: int) -> RunReader:
     reader.about = checked(about, "files/run", run / RUN_FILE, reader.warnings)
     summary = summary_of(documents, folder, reader.warnings)
     reader.summary = checked(summary, "summary", folder / SUMMARY_FILE, reader.warnings, complete=False)
-    if reader.summary and _is_of_an_earlier_start(reader.summary, folder / "attempt"):
+    if reader.summary and is_of_earlier_attempt(reader.summary, folder):
         reader.warnings.append(f"{SUMMARY_FILE} is of an earlier start of the run: it is passed over.")
         reader.summary = {}
     reader.timeline = _read_if_there(
@@ -133,6 +133,15 @@ def read_summary(path: Path) -> Mapping[str, Any]:
     return summary
 
 
+def is_of_earlier_attempt(summary: Mapping[str, Any], folder: Path) -> bool:
+    """Returns whether a rank has begun another attempt since: it writes the first summary of it after half a minute."""
+    try:
+        text = read_word(folder / "attempt")
+    except OSError:
+        return False
+    return text.isdecimal() and text != str(summary.get("attempt"))
+
+
 def read_metrics(path: Path) -> dict[str, Any]:
     """Returns the last whole line of a rank's metrics; raises RunDirectoryError if there is none or its values are wrong."""
     line = last_metrics(path)
@@ -153,15 +162,6 @@ def records_below(run: Path) -> list[dict[str, Any]]:
     return sorted(
         found, key=lambda record: [whole(record.get(key)) or 0 for key in ("ended_unix_ns", "rank")]
     )
-
-
-def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
-    """Returns whether a file is of the previous attempt: a rank killed right after a restart has not written its own."""
-    try:
-        text = read_word(path)
-    except OSError:
-        return False
-    return text.isdecimal() and summary.get("attempt") != int(text)
 
 
 def _read_if_there(reader: RunReader, path: Path, read: Callable[[Path], T], said: str = "") -> T | None:

@@ -441,6 +441,23 @@ def test_the_run_summary_says_whether_the_collector_accepts_requests(
     assert (f"\n             otel-train replay {tmp_path}/r{rejected}\n" in summary) is bool(said)
 
 
+def test_without_a_run_directory_the_run_summary_says_what_the_collector_has_not_accepted(
+    tmp_path: Path,
+) -> None:
+    """There is nothing to replay: what waits at the end is lost, and the run summary had no word of it."""
+    program = TRAINING.replace("console=False, ", "").replace("while True", "for _ in range(30)")
+    (tmp_path / "file").touch()
+    with http_receiver("503") as received:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "file")],
+            env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint},
+            capture_output=True, text=True, cwd=ROOT, timeout=60, check=True,
+        )  # fmt: skip
+    summary = done.stderr[done.stderr.index("where the time went") :]
+    assert "otlp       the Collector has not accepted the last requests: they are in memory alone" in summary
+    assert "replay" not in summary.partition("━━━")[0]
+
+
 def test_two_sigterms_in_the_middle_of_a_send_of_a_run_lose_nothing(tmp_path: Path) -> None:
     """The whole program: what the run recorded arrives by a replay, each once and in order."""
     rank = tmp_path / "r" / "rank0"

@@ -147,6 +147,36 @@ def test_the_summary_of_a_live_run_says_how_old_it_is(
     assert ("Written 60.0 min ago." in capsys.readouterr().out) == said
 
 
+def test_the_summary_of_an_attempt_that_has_been_followed_by_another_says_so(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For half a minute a run that was started again read as the failed one before."""
+    for rank in (0, 1):
+        found = rank_summary(rank, state="failed", attempt=0)
+        (run_of_two / f"rank{rank}" / "summary.json").write_text(json.dumps(found))
+        (run_of_two / f"rank{rank}" / "attempt").write_text("0\n")
+    main(["summary", str(run_of_two)])
+    assert capsys.readouterr().err == ""
+
+    (run_of_two / "rank1" / "attempt").write_text("1\n")
+    main(["summary", str(run_of_two)])
+    assert f"{run_of_two}: rank 1: a new attempt has written no summary yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("state", "said"), [("running", ""), ("finished", "was at ")])
+def test_the_summary_of_a_run_that_has_ended_says_where_metrics_were(
+    state: str, said: str, run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing answers at that address any more."""
+    url = "http://127.0.0.1:9464/metrics"
+    found = rank_summary(0, state=state, metrics_url=url, started_unix_s=time.time() - 3600.0)
+    (run_of_two / "rank0" / "summary.json").write_text(json.dumps(found))
+
+    main(["summary", str(run_of_two)])
+
+    assert f"metrics    {said}{url}\n" in capsys.readouterr().out
+
+
 def test_the_summary_says_which_requests_the_collector_has_not_accepted(
     run_of_two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
