@@ -8,12 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
+from otel_train.autoinstrument.training_detector import JaxTrainingDetector, TrainingDetector
 from otel_train.instrumentation.stages import active_session
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from otel_train.autoinstrument.jax_detector import JaxTrainingDetector
-    from otel_train.autoinstrument.training_detector import TrainingDetector
     from otel_train.session import Session
 
 _NEEDED = ("otel_train.config.sources", "otel_train.session")
@@ -53,13 +52,9 @@ class Attachment:
 
     def _wait(self, package: str) -> None:
         if package == "jax":
-            from otel_train.autoinstrument.jax_detector import JaxTrainingDetector
-
             self._jax = JaxTrainingDetector(self._start)
             self._jax.wait()
         else:
-            from otel_train.autoinstrument.training_detector import TrainingDetector
-
             self._torch = TrainingDetector(self._start, self._prepare)
             self._torch.wait()
 
