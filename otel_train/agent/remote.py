@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.trackers.metrics import FlatRow
+
+_Entry = TypeVar("_Entry")
 
 _WORK = {
     StepSource.UPDATE: SourceKind.OPTIMIZER,
@@ -70,6 +72,9 @@ class RemoteRecording:
     Attributes:
         asked_s: when the rank was asked for a report, seconds of the monotonic clock; 0 once it has come.
         logged: values and events that the program logged.
+        builds: batches that workers have built, by loader.
+        exits: workers that have died, by loader.
+        compiles: what compilers have done.
         records: reports of other ranks, the last that were fetched.
     """
 
@@ -83,9 +88,9 @@ class RemoteRecording:
         self.asked_s = 0.0
         self.logged: deque[Value | UserEvent] = deque()
         self.records: deque[dict[int, str]] = deque(maxlen=1)
-        self._builds: deque[tuple[str, BatchBuildTimes]] = deque()
-        self._exits: deque[tuple[str, WorkerExit]] = deque()
-        self._compiles: deque[Compile] = deque()
+        self.builds: deque[tuple[str, BatchBuildTimes]] = deque()
+        self.exits: deque[tuple[str, WorkerExit]] = deque()
+        self.compiles: deque[Compile] = deque()
         self._outcomes: deque[Outcomes] = deque()
         self._operations: deque[np.ndarray] = deque()
         self._device_steps: deque[tuple[int, int]] = deque()
@@ -115,12 +120,12 @@ class RemoteRecording:
             self._outcomes.append(report.outcomes)
         if report.scale is not None:
             self.scale = report.scale
-        self._compiles.extend(report.compiles)
+        self.compiles.extend(report.compiles)
         self.logged.extend(report.logged_values)
         if report.operations is not None and len(report.operations):
             self._operations.append(report.operations)
-        self._builds.extend(report.builds)
-        self._exits.extend(report.exits)
+        self.builds.extend(report.builds)
+        self.exits.extend(report.exits)
         self.reports = report.reports
         if report.records is not None:
             self.records.append(report.records)
@@ -134,32 +139,20 @@ class RemoteRecording:
         if len(operations):
             self._operations.append(operations)
 
-    def compiles(self) -> list[Compile]:
-        """Returns what compilers have done since the last call."""
-        return list(_drained(self._compiles))
-
-    def builds(self) -> Iterator[tuple[str, BatchBuildTimes]]:
-        """Yields batches that workers have built since the last call, by loader."""
-        return _drained(self._builds)
-
-    def exits(self) -> Iterator[tuple[str, WorkerExit]]:
-        """Yields workers that have died since the last call, by loader."""
-        return _drained(self._exits)
-
     def outcomes(self) -> Outcomes:
         """Returns the outcomes of updates under a gradient scaler since the last call."""
-        return Outcomes(*map(sum, zip((0, 0, 0), *_drained(self._outcomes), strict=True)))
+        return Outcomes(*map(sum, zip((0, 0, 0), *drained(self._outcomes), strict=True)))
 
     def operations(self) -> np.ndarray:
         """Operations timed by token since the last call: int64[n, 3], see ``Timers.take``."""
-        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self._operations)])
+        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *drained(self._operations)])
 
     def device_times(self) -> DeviceTimes | None:
         """Returns the device times since the last call, from reports or from shared memory."""
         times = self._pairs.take()
         if times is None:
             return None
-        seen, sampled = map(sum, zip((0, 0), *_drained(self._device_steps), strict=True))
+        seen, sampled = map(sum, zip((0, 0), *drained(self._device_steps), strict=True))
         return times._replace(pace=times.pace.plus(Pace(seen=seen, sampled=sampled)))
 
     @property
@@ -420,6 +413,7 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
     )  # fmt: skip
 
 
-def _drained(box: deque[Any]) -> Iterator[Any]:
+def drained(box: deque[_Entry]) -> Iterator[_Entry]:
+    """Removes and yields what another thread has put in, oldest first."""
     while box:
         yield box.popleft()

@@ -17,7 +17,7 @@ import numpy.ma  # np.unique and np.median import it at their first call, which 
 from otel_train.agent.coverage import CoverageReporter, instrumentation_gaps
 from otel_train.agent.messages import LOGGED_VALUES
 from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
-from otel_train.agent.remote import RemoteExchange, RemoteTrackers
+from otel_train.agent.remote import RemoteExchange, RemoteTrackers, drained
 from otel_train.agent.summary import WindowStart, summary_document
 from otel_train.aggregation.metrics import LoggedSignals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
@@ -410,14 +410,14 @@ class AgentService:
         loop.early_tasks += [
             PeriodicTask(lambda: run.device.add(recording.device_times()), Guard("device time"), 0.0),
             PeriodicTask(self._read_scaler, Guard("gradient scaler"), 0.0),
-            PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
-            PeriodicTask(lambda: self.watch.add_builds(recording.builds()), Guard("build times"), 0.0),
+            PeriodicTask(lambda: run.compiled(list(drained(recording.compiles))), Guard("compiler"), 0.0),
+            PeriodicTask(lambda: self.watch.add_builds(drained(recording.builds)), Guard("build times"), 0.0),
             PeriodicTask(self._value_reader.read, values_guard, 0.0),
             PeriodicTask(self._read_operations, values_guard, 0.0),
         ]
         loop.tasks += [
             PeriodicTask(
-                lambda: self.watch.add_exits(recording.exits()), Guard("loader workers"), _LOOK_EVERY_S
+                lambda: self.watch.add_exits(drained(recording.exits)), Guard("loader workers"), _LOOK_EVERY_S
             ),
             PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
             PeriodicTask(self._write_summary, Guard("summary"), tuned.summary_interval_s),
