@@ -12,7 +12,7 @@ from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
 from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
-from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, with_plain_attributes
+from otel_train.instrumentation.logged_values import UserEvent, Value
 
 if TYPE_CHECKING:
     from collections import deque
@@ -224,7 +224,7 @@ _log = logging.getLogger("otel_train")
 
 
 class LoggedValueReader:
-    """Turns logged values into metrics and events."""
+    """Turns logged values, see ``plain``, into metrics and events."""
 
     def __init__(self, logged: deque[Value | UserEvent], signals: LoggedSignals, run: RunState) -> None:
         self.refused = 0
@@ -247,16 +247,13 @@ class LoggedValueReader:
         """Emits the values read as events, now that their step is known."""
         pending, self._pending = self._pending, []
         for event in pending:
-            plain = with_plain_attributes(event).attributes
             number = self._run.recent.at(event.at_ns, self._run.step_number)
-            self._run.spans.event(event.name, event.at_ns, {c.STEP_NUMBER.name: number, **plain})
+            self._run.spans.event(event.name, event.at_ns, {c.STEP_NUMBER.name: number, **event.attributes})
 
     def _log(self, entry: Value) -> None:
-        value = as_number(entry.value)
-        if value is None:
+        if entry.value is None:
             self._refuse(entry.name)
-            return
-        if not self._signals.take(entry.name, value):
+        elif not self._signals.take(entry.name, entry.value):
             self._run.sampler.nonfinite(entry.at_ns)
             kind = "gradient" if "norm" in entry.name else "loss"
             attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": entry.name}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.messages import LOGGED_VALUES, LoaderReport, RankState, Report
 from otel_train.config.settings import TRACKER_MODULES, TRACKERS
 from otel_train.instrumentation.dataloader import loader_state
-from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
+from otel_train.instrumentation.logged_values import plain
 from otel_train.instrumentation.module import barrier_of
 from otel_train.resource import find_job
 from otel_train.safety import Guard
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from otel_train.agent.lazy_components import LazyComponents
     from otel_train.config import Config
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
-    from otel_train.instrumentation.logged_values import CacheSizes, UserEvent
+    from otel_train.instrumentation.logged_values import CacheSizes, UserEvent, Value
     from otel_train.instrumentation.manager import InstrumentationManager
 
 IDLE_INTERVALS = 60
@@ -210,12 +210,7 @@ class ReportBuilder:
         return self._is_due("state", _STATE_EVERY_S if self._made > _FIRST_REPORTS else 0.0)
 
     def _logged_values(self) -> list[Value | UserEvent]:
-        return [
-            entry._replace(value=as_number(entry.value))
-            if isinstance(entry, Value)
-            else with_plain_attributes(entry)
-            for entry in self._recording.values.drain()
-        ]
+        return [plain(entry) for entry in self._recording.values.drain()]
 
     def _builds(self) -> list[tuple[str, BatchBuildTimes]]:
         found = []

@@ -137,21 +137,22 @@ def unreported_values(memory: memoryview) -> list[Value | UserEvent]:
         elif entry.kind == _EVENT:
             with suppress(ValueError, TypeError):  # the process wrote over its own memory before it ended
                 name, attributes = json.loads(entry.text)
-                found.append(UserEvent(at_ns, str(name), dict(attributes)))
+                found.append(plain(UserEvent(at_ns, str(name), dict(attributes))))
     return found
 
 
-def as_number(value: Any) -> float | None:  # Any: see ``_kept``
-    """Returns a logged value as a number; None if it is none."""
+def plain(entry: Value | UserEvent) -> Value | UserEvent:
+    """Returns an entry for another process: a value as a number, None if it is none; attributes of plain types."""
+    if isinstance(entry, Value):
+        return entry._replace(value=_as_number(entry.value))
+    return entry._replace(attributes={name_of(key): _plain(value) for key, value in entry.attributes.items()})
+
+
+def _as_number(value: Any) -> float | None:  # Any: see ``_kept``
     try:
         return float(value)
     except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
         return None
-
-
-def with_plain_attributes(event: UserEvent) -> UserEvent:
-    """Returns an event with attributes of plain types."""
-    return event._replace(attributes={name_of(key): _plain(value) for key, value in event.attributes.items()})
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own

@@ -11,7 +11,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.agent.metric_reader import LoggedValueReader
 from otel_train.aggregation.metrics import LoggedSignals, MetricBuilder
-from otel_train.instrumentation.logged_values import MAX_HELD, UserEvent, Value, ValueQueue
+from otel_train.instrumentation.logged_values import MAX_HELD, UserEvent, Value, ValueQueue, plain
 from otel_train.testing import FakeClock
 from tests.unit.test_agent_summary import account, run_of
 
@@ -149,7 +149,7 @@ class Reading:
         self.reader = LoggedValueReader(self.logged, self.signals, self.run)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
-        self.logged.extend(self.queue.drain())
+        self.logged.extend(map(plain, self.queue.drain()))
         self.reader.read()
         self.reader.emit_events()
         return [(event.name, dict(event.attributes)) for event in self.run.spans.drain()[1]]
