@@ -367,6 +367,14 @@ def interpreter() -> str:
     return "" if getattr(sys, "frozen", False) else sys.executable or ""
 
 
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; ``signal <n>`` for a real-time one, which has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def end_by_sigterm() -> None:
     """Ends this process as SIGTERM ends one without a handler."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

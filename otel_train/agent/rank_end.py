@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from otel_train.agent.messages import FOLDER
 from otel_train.errors import RunDirectoryError
 from otel_train.files import read_json, replace_json
+from otel_train.safety import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,8 +91,7 @@ def _status_of_reaped(process: int) -> int | None:
 def _state_of_status(status: int) -> tuple[str, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-        return _BY_SIGNAL.get(number, "killed"), name
+        return _BY_SIGNAL.get(number, "killed"), signal_name(number)
     code = os.WEXITSTATUS(status)
     return ("finished", "") if code == 0 else ("failed", f"exit code {code}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import signal
 import sys
 import threading
 import time
@@ -34,7 +33,7 @@ from otel_train.recording.shared_memory import (
     Header,
     RankMemory,
 )
-from otel_train.safety import ENDS, Guard
+from otel_train.safety import ENDS, Guard, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -223,7 +222,7 @@ class SharedRings:
     def ended_by(self) -> str:
         """Name of the signal that ended the process; "" if none was received."""
         number = self._memory.signal_word[0]
-        return signal.Signals(number).name if number in set(signal.Signals) else ""
+        return signal_name(number) if number else ""
 
     @property
     def spent_ns(self) -> int:

@@ -127,14 +127,6 @@ program as well, so passing it on would send it twice."""
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
-def how_it_ended(code: int) -> str:
-    """Returns the exit code of a program, or the name of the signal that killed it."""
-    try:
-        return str(code) if code >= 0 else signal.Signals(-code).name
-    except ValueError:  # real-time signals have no names
-        return f"signal {-code}"
-
-
 def start_and_wait(
     command: Sequence[str], environ: Mapping[str, str], before_reaping: Callable[[], None] = lambda: None
 ) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.writer import OPS, write
-from otel_train.autoinstrument.runner import how_it_ended
 from otel_train.cli import arguments, complain, print_json
 from otel_train.cli.arguments import amount, whole
 from otel_train.cli.export import say
@@ -25,7 +24,7 @@ from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
 from otel_train.rundata.files import current_document, has_postmortem, summary_of
 from otel_train.rundata.live_view import state_of
-from otel_train.safety import printable
+from otel_train.safety import printable, signal_name
 
 if TYPE_CHECKING:
     import argparse
@@ -230,7 +229,7 @@ def run_program(args: argparse.Namespace) -> int:
     written = write(home, 0, Path(args.output_dir) if args.output_dir else None)
     say(written, as_json=args.json)
     if code:
-        complain(f"the program ended with {how_it_ended(code)}")
+        complain(f"the program ended with {code if code > 0 else signal_name(-code)}")
         return code if code > 0 else 128 - code
     if "absent" not in written.files[OPS]:
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 import weakref
 from contextlib import suppress
@@ -22,6 +21,7 @@ from otel_train.instrumentation.worker_timer import (
     SharedRows,
     WorkerTimer,
 )
+from otel_train.safety import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,7 +218,7 @@ def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing'
             return UNKNOWN
     if status >= 0:
         return f"exit_{status}" if status else ""
-    return _signal_name(-status)
+    return signal_name(-status).replace(" ", "_")
 
 
 def _status_comes_later(process: Any) -> bool:  # Any: as above
@@ -235,10 +235,3 @@ def _status_of(pid: int) -> int | None:
     if ended is None:
         return None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal_{number}"
