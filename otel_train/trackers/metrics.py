@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.epochs import EpochBoundary
     from otel_train.aggregation.series_names import SeriesNames
+    from otel_train.bottleneck.dataloader import LoaderFacts
 
     Memory = Callable[[Iterable[str], int], Mapping[str, float]]
 
@@ -81,15 +82,6 @@ MS_PER_S = 1e3
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-class _Loader(Protocol):
-    """Facts of a loader for an epoch: ``num_workers``, and whether the program passed it."""
-
-    @property
-    def workers(self) -> int | None: ...
-    @property
-    def given(self) -> bool: ...
-
-
 class EpochWindow:
     """Values of an epoch: rates, times to load and to transform a batch, efficiency.
 
@@ -98,7 +90,11 @@ class EpochWindow:
     """
 
     def __init__(
-        self, totals: Totals, loaders: Callable[[], Mapping[str, _Loader]], *, memory: Memory | None = None
+        self,
+        totals: Totals,
+        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        *,
+        memory: Memory | None = None,
     ) -> None:
         self.safe = SafeNames()
         self._totals = totals
