@@ -77,9 +77,13 @@ class NodeAgent:
     def run(self) -> None:
         """Serves until the last rank has ended and everything of it is delivered, or kept."""
         until_s = 0.0 if self.links or self._listener is None else time.monotonic() + _FIRST_S
+        poll = (
+            select.poll()
+        )  # ``select`` takes no number from 1024 on, and the listener has the one of the program
+        for each in filter(None, (self._wake_read, self._listener)):
+            poll.register(each, select.POLLIN)
         while True:
-            waited = [self._wake_read] + ([self._listener] if self._listener is not None else [])
-            select.select(waited, [], [], 1.0)
+            poll.poll(1e3)
             with suppress(BlockingIOError):
                 self._wake_read.recv(1 << 10, socket.MSG_DONTWAIT)
             came = self._accept()

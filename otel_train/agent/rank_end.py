@@ -64,7 +64,9 @@ def maps_file(pid: int, inode: int) -> bool:
 
 
 def _is_over(process: int) -> bool:
-    return bool(select.select([process], [], [], 0)[0])
+    poll = select.poll()  # ``select`` takes no number from 1024 on
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _status(pid: int) -> int | None:

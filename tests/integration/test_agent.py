@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -24,6 +26,7 @@ import pytest
 
 from otel_train.agent.node import _FIRST_S
 from otel_train.agent.process import _PROGRAM, ends_its_container
+from otel_train.agent.rank_end import how_it_ended
 from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
@@ -1148,6 +1151,41 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(begin: Begin
     found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
     assert [each["steps"] for each in found] == [{"train": 200}] * 3
     assert {each["state"] for each in found} == {"finished"}
+
+
+def test_ranks_with_a_thousand_open_files_share_an_agent(begin: Begin, tmp_path: Path) -> None:
+    """Shards of a data set, say: its number of the listening socket, which the agent keeps, is beyond what select(2) takes."""
+    many = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = [os.dup(0) for _ in range(1100)]
+    """
+    begun = [begin(many + WAITING, **place(rank, 2)) for rank in range(2)]
+    urls = {line(process) for process in begun}
+
+    assert (len(urls), len(agents(tmp_path))) == (1, 1)
+    begun[1].kill()
+    path = tmp_path / "runs" / "job" / "rank1" / "summary.json"
+    until(lambda: path.exists() and json.loads(path.read_text())["state"] == "killed", "it is counted")
+    _, errors = begun[0].communicate("\n", timeout=60)
+    assert (begun[0].returncode, "agent" in errors.partition("━━")[0]) == (0, False), errors
+
+
+def test_an_agent_of_many_ranks_sees_how_each_ends() -> None:
+    """Each costs it some ten descriptors, and an agent inherits how many its program may open."""
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        low = os.pidfd_open(process.pid)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+        try:
+            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1500)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        process.kill()
+
+        assert how_it_ended(process.pid, high) == ("killed", "SIGKILL")
+        os.close(low)
+        os.close(high)
 
 
 def test_ranks_of_two_versions_have_an_agent_each(begin: Begin, tmp_path: Path) -> None:
