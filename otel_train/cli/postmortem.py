@@ -94,7 +94,7 @@ def headline(report: Report) -> str:
     """Returns one sentence: which rank, in which stage of which step and loader, how long after that stage began."""
     rank = f"rank {known(report.get('rank'))}"
     state = _state(report)
-    running = {"alive": "is alive, ", "gone": "died ", "unknown": "was last seen "}
+    running = {"running": "is running, ", "gone": "died ", "silent": "was last seen "}
     ended = f"{state} ({report['end_cause']})" if report.get("end_cause") else state
     verb = running.get(state) or (f"{ended} " if state in {"finished", "failed"} else f"was {ended} ")
     inside = (report.get("open") or [None])[-1]
@@ -248,11 +248,16 @@ def _rank_line(*cells: str) -> str:
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     """Returns the rank that is suspected first, what ended it, or that none can be determined."""
+    from otel_train.distributed.hang import is_unheard
+
     if not suspects:
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
         return _first_ended(reports) or unknown
     first = suspects[0]
     where = f"{first.place()}, step {first.step}"
+    unheard = {report["rank"]: report for report in reports if is_unheard(report)}
+    if first.silent and first.rank in unheard:
+        return _silent_since(suspects, where, unheard[first.rank]["last_sign_unix_s"])
     if len(suspects) > 1:
         ranks = ", ".join(str(suspect.rank) for suspect in suspects)
         verb = "vanished first" if first.silent else "held the run up"
@@ -262,6 +267,18 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
         why = next(filter(None, causes), "killed, out of memory, or its node is gone")
         return f"Rank {first.rank} vanished, {where}: {why}. The other ranks outlived it."
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
+
+
+def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s: float) -> str:
+    several, hosts = len(suspects) > 1, sorted({one.host for one in suspects})
+    ranks = f"{'Ranks' if several else 'Rank'} {', '.join(str(one.rank) for one in suspects)}"
+    who = f"{ranks} on {', '.join(hosts)} {'are' if several else 'is'} silent"
+    gone = "these hosts or containers are" if len(hosts) > 1 else "that host or container is"
+    at = f"Rank {suspects[0].rank}" if several else "It"
+    return (
+        f"{who} since {_instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
+        f"from the run directory. {at} was {where}."
+    )
 
 
 def _first_ended(reports: Sequence[Report]) -> str:
@@ -290,4 +307,4 @@ def _state(report: Report) -> str:
     if has_ended(report):
         return str(report["state"])
     alive = report.get("alive")
-    return "alive" if alive else "gone" if alive is False else "unknown"
+    return "running" if alive else "gone" if alive is False else "silent"

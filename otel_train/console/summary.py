@@ -253,7 +253,6 @@ _STATES = {
     "killed": "red",
     "silent": "yellow",
     "gone": "red",
-    "alive": "cyan",
     "unknown": "yellow",
 }
 _SEVERITIES = {

@@ -206,6 +206,9 @@ class RankCoordinator:
 MISSED_RECORDS = 3
 """Consecutive reports that a rank may miss before it counts as silent."""
 
+MOST_NAMED = 8
+"""Suspects named per hang. More of them point to a node or a network switch."""
+
 MOST_STUCK = 3
 """Hang suspects that are published by rank number."""
 
@@ -264,7 +267,7 @@ class RankMonitor:
             (str(one.rank), one.host, _stage_label(one.stage)): one.ratio for one in self._stragglers.top
         }
         self._excess = _with_vanished(self._excess, excess, MOST_SHOWN)
-        self.suspects = self._suspects(heard, silent)
+        self.suspects = self._suspects(heard, silent)[:MOST_NAMED]
         self.longest_stall = max(self.suspects, self.longest_stall, key=_quiet_s)
         stuck = {
             (str(one.rank), one.host, _stage_label(one.stage)): one.quiet_s

@@ -21,9 +21,6 @@ What comes before the first stage of a step, or next after a backward, is at 0."
 OTHER: Final = "other"
 """Stage of a rank that is in none."""
 
-MOST_NAMED: Final = 8
-"""Suspects named per hang. More of them point to a node or a network switch."""
-
 LEAST_STALL_S: Final = 1.0
 """In a post-mortem a rank has not stalled that was quiet for less: the agent looks every 0.5 s."""
 
@@ -62,7 +59,7 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
     here = {rank: report for rank, report in reports.items() if not report.over}
     gone = [_suspect(here[rank], silent_s[rank], silent=True) for rank in sorted(silent_s) if rank in here]
     if gone:
-        return gone[:MOST_NAMED]
+        return gone
     if not any(report.stalled for report in here.values()):
         return []
     last_step = min(report.step for report in here.values())
@@ -75,7 +72,7 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
     stuck = [report for _, report in sorted(behind.items()) if report.stalled]
     if len(behind) == len(here) or len(stuck) < len(behind):
         return []
-    return [_suspect(report, report.quiet_s, silent=False) for report in stuck][:MOST_NAMED]
+    return [_suspect(report, report.quiet_s, silent=False) for report in stuck]
 
 
 def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
@@ -118,12 +115,16 @@ CLOCKS_AGREE_S: Final = 1.0
 NOTICED_S: Final = 0.5
 """By which a process that a signal ended may have ended before its agent noticed: it looks that often."""
 
+NOT_ON_FILE_S: Final = CLOCKS_AGREE_S + 1.0
+"""By which the end of a rank without a recorded end may differ from its last sign: its agent writes every second."""
+
 
 def ended_before_s(first: PostmortemDocument, second: PostmortemDocument) -> float:
     """Returns the seconds by which a rank ended before another; 0 if it did not, or that is not certain."""
-    if first["ended_unix_s"] is None or second["ended_unix_s"] is None:
+    lived_until_s = _last_sign_s(second)
+    if first["ended_unix_s"] is None or lived_until_s is None:
         return 0.0
-    before_s: float = second["ended_unix_s"] - first["ended_unix_s"]
+    before_s: float = lived_until_s - first["ended_unix_s"]
     least_s = NOTICED_S if second["state"] in (*SILENT_ENDS, "terminated") else 0.0
     if first["host"] != second["host"]:
         least_s = CLOCKS_AGREE_S
@@ -147,20 +148,13 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     if len(documents) <= 1 or len(attempts) > 1:
         return []
     reports = {place: _report_of(document) for place, document in enumerate(documents)}
-    vanished = [
-        place
-        for place, document in enumerate(documents)
-        if document["alive"] is False
-        and document["state"] in SILENT_ENDS
-        # A launcher kills a rank that hangs after another one has failed.
-        and not any(
-            ended_before_s(other, document) for other in documents if other["state"] not in SILENT_ENDS
-        )
-    ]
+    vanished = [place for place, document in enumerate(documents) if _vanished(document, documents)]
     behind = _behind(documents, reports)
-    if not 0 < 2 * len(vanished) <= len(documents):
+    unheard = [place for place in vanished if is_unheard(documents[place])]
+    if not unheard and not 0 < 2 * len(vanished) <= len(documents):
         # Where most were killed, that was the end of the job, and a rank that failed lost its connection meanwhile.
         return behind
+    vanished = unheard or vanished  # what was killed later waited for those
     # The other ranks had time to fail or to be stopped, so they outlived it; unless it stood still before: the watchdog of a
     # collective operation ends a rank that has waited for another one too long.
     waited = all(reports[place].stalled for place in vanished)
@@ -171,6 +165,41 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     ):
         return behind
     return suspects(reports, {place: reports[place].quiet_s for place in vanished})
+
+
+def _vanished(document: PostmortemDocument, documents: Sequence[PostmortemDocument]) -> bool:
+    """Returns whether a rank ended without a word, and before those that ended otherwise."""
+    if document["alive"] or document["state"] not in SILENT_ENDS:
+        return False
+    # A launcher kills a rank that hangs after another one has failed.
+    if any(ended_before_s(other, document) for other in documents if other["state"] not in SILENT_ENDS):
+        return False
+    return not is_unheard(document) or _others_waited(document, documents)
+
+
+def is_unheard(document: PostmortemDocument) -> bool:
+    """Returns whether nothing is known of a rank: its process cannot be seen from here, and its agent no longer writes."""
+    return document["alive"] is None and document["state"] in (None, "running")
+
+
+def _others_waited(document: PostmortemDocument, documents: Sequence[PostmortemDocument]) -> bool:
+    """Returns whether the others stopped soon after the last sign of a rank. Where they went on, its agent only could not write."""
+    since_s = _last_sign_s(document)
+    signs = [(_last_sign_s(each), each) for each in documents]
+    if since_s is None or any(sign_s is None for sign_s, _ in signs):
+        return False
+    later = [
+        (sign_s - since_s, sign_s - since_s - (each["quiet_seconds"] or 0.0))
+        for sign_s, each in signs
+        if sign_s > since_s + (NOT_ON_FILE_S if is_unheard(each) else 0.0)
+    ]
+    silence_s, went_on_s = map(max, zip(*later, strict=True)) if later else (0.0, 0.0)
+    return bool(later) and went_on_s <= max(NOT_ON_FILE_S, silence_s / 2)
+
+
+def _last_sign_s(document: PostmortemDocument) -> Any:
+    """Returns the Unix time at which a rank ended, else up to which it lived; None if neither is known."""
+    return document["last_sign_unix_s"] if document["ended_unix_s"] is None else document["ended_unix_s"]
 
 
 def _behind(documents: Sequence[PostmortemDocument], reports: Mapping[int, RankReport]) -> list[HangSuspect]:

@@ -188,6 +188,7 @@ class FlightHistory:
             "last_edge_unix_s": self._unix_s(
                 max((int(s.thread.times[-1]) for s in self._threads), default=None)
             ),
+            "last_sign_unix_s": self._unix_s(None if main is None else self._last_sign_ns(main)),
             "step": None,
             "last_step": None,
             "open": [] if main is None else self._open_stages(main),

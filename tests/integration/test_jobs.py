@@ -6,11 +6,13 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from otel_train.cli.main import main
 from otel_train.distributed.hang import compare
 from otel_train.rundata.flight import read_postmortem
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
@@ -153,6 +155,66 @@ def torchrun_on_two_hosts(folder: Path, port: int, *words: str) -> set[str]:
     said = [host.communicate(timeout=120)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
     return {found.parent.parent.name for found in folder.glob("*/rank*/summary.json")}
+
+
+HOST = (
+    "unshare",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "sh",
+    "-c",
+    'hostname "$0" && exec "$@"',
+)
+"""A command on a host of the name that follows: it has a table of processes of its own, which ends with its first."""
+
+TWO_RANKS = """
+import os, sys, time, torch, otel_train
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = torch.utils.data.DataLoader(torch.randn(8000, 4), batch_size=4)
+otel_train.instrument(model, {"train": batches}, run_dir=sys.argv[1], run_id="job", prometheus=False, console=False)
+for number, batch in enumerate(batches):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+    if number == 200:
+        print("trains", flush=True)
+"""
+
+
+def test_the_host_that_is_gone_is_named_by_the_post_mortem_on_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent went with it, so no file has how its rank ended; the rank here lost the connection."""
+    if subprocess.run([*HOST, "node-b", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs host names and tables of processes of its own (unshare)")
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    here, there = (
+        subprocess.Popen(
+            [*HOST, f"node-{'ab'[rank]}", sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+            env=environment() | where | {"RANK": str(rank), "LOCAL_RANK": "0"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    )  # fmt: skip
+    assert there.stdout is not None
+    assert there.stdout.readline() == "trains\n", there.communicate()
+    there.kill()
+    there.communicate(timeout=60)
+    here.communicate(timeout=60)
+
+    assert (summary(tmp_path)["state"], summary(tmp_path, 1)["state"]) == ("failed", "running")
+    later_s = time.time() + 20.0
+    monkeypatch.setattr("time.time", lambda: later_s)
+    main(["postmortem", str(tmp_path / "job")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Rank 1 on node-b is silent since" in said
+    assert "and the others went no further: that host or container is gone" in said
 
 
 def test_each_start_of_torchrun_on_several_hosts_is_a_run_and_its_restarts_are_not(tmp_path: Path) -> None:

@@ -734,11 +734,11 @@ def test_a_postmortem_looks_as_it_was_approved() -> None:
         ({"open": []}, "rank 0 died in step 1234, with no stage open"),
         (
             {"alive": True, "open": [], "after": "backward", "quiet_seconds": 19.3},
-            "rank 0 is alive, in step 1234, after backward, with no stage open for 19.3 s",
+            "rank 0 is running, in step 1234, after backward, with no stage open for 19.3 s",
         ),
         (
             {"alive": True, "open": [{"stage": "data", "loader": "", "for_seconds": None}]},
-            "rank 0 is alive, in stage data of step 1234",
+            "rank 0 is running, in stage data of step 1234",
         ),
         (
             {"alive": None, "open": [{"stage": "data", "loader": "a", "for_seconds": 90.0}]},
@@ -761,8 +761,8 @@ def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: st
     ("facts", "badge"),
     [
         ({}, "● gone"),
-        ({"alive": True}, "● alive"),
-        ({"alive": None}, "● unknown"),
+        ({"alive": True}, "● running"),
+        ({"alive": None}, "● silent"),
         ({"alive": True, "state": "finished"}, "● finished"),
         ({"alive": False, "state": "killed"}, "● killed"),
     ],

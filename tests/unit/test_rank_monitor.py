@@ -10,7 +10,7 @@ import pytest
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.catalog import RANK_EVENT
 from otel_train.datamodel import Point
-from otel_train.distributed.coordinator import RankMonitor
+from otel_train.distributed.coordinator import MOST_NAMED, RankMonitor
 from otel_train.distributed.hang import HangSuspect
 from otel_train.distributed.rank_report import RankReport, encode
 from otel_train.distributed.straggler import Stragglers
@@ -49,6 +49,16 @@ def test_before_any_record_there_is_no_metric() -> None:
 
     assert seen.metrics() == {}
     assert seen.monitor.summary() is None
+
+
+def test_when_a_whole_node_is_gone_its_first_ranks_are_named() -> None:
+    """A list of a thousand names is too long to act on."""
+    gone = [report(rank, sequence=1) for rank in range(1, 64)]
+    seen = Seen(64)
+    seen.take(0.0, report(0, sequence=1), *gone)
+    found = seen.take(400.0, report(0, sequence=80, stalled=True, quiet_s=400.0), *gone)
+
+    assert [one.rank for one in found] == list(range(1, MOST_NAMED + 1))
 
 
 def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:

@@ -15,7 +15,7 @@ def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str,
     usual = {
         "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
         "open": inside, "after": "", "backwards": 0, "steps_in_file": 7, "quiet_seconds": 9.0, "recent_steps": [], "end_cause": None,
-        "ended_unix_s": None,
+        "ended_unix_s": None, "last_sign_unix_s": None,
         "warnings": [],
     }  # fmt: skip
     return usual | facts
@@ -79,6 +79,66 @@ def test_a_rank_whose_death_its_agent_noticed_late_vanished_first() -> None:
     (suspect,) = compare([failed, killed])
     assert (suspect.rank, suspect.silent) == (1, True)
     assert "Nothing tells" in sentence([], [failed, killed | {"state": "terminated"}])
+
+
+NODE_B: dict[str, Any] = {"host": "node-b", "alive": None, "quiet_seconds": 0.1, "last_sign_unix_s": 40.0}
+"""A rank on a host that lost its power: its agent wrote last at that time."""
+
+
+def test_the_ranks_of_a_host_that_lost_its_power_are_named_while_the_others_wait() -> None:
+    """It said that nothing distinguished the ranks, for two minutes in which two of them wrote nothing."""
+    waiting: dict[str, Any] = {"alive": True, "quiet_seconds": 120.0, "last_sign_unix_s": 160.5}
+    ranks = [rank(0, **waiting), rank(1, **waiting), rank(2, None, **NODE_B), rank(3, **NODE_B)]
+
+    assert named(*ranks) == [(2, "other"), (3, "backward")]
+    assert named(*ranks, rank(4, **NODE_B)) == [(2, "other"), (3, "backward"), (4, "backward")]
+    for later in ({"alive": False, "state": "killed", "ended_unix_s": 160.0}, {"alive": None}):
+        assert named(*(each | later for each in ranks[:2]), *ranks[2:]) == [(2, "other"), (3, "backward")]
+    assert sentence(compare(ranks), ranks) == (
+        "Ranks 2, 3 on node-b are silent since 00:00:40 UTC, and the others went no further: that host or container is gone, or "
+        "cut off from the run directory. Rank 2 was between two stages, step 7."
+    )
+
+
+def test_the_ranks_of_a_host_that_is_gone_are_named_when_the_others_have_lost_the_connection() -> None:
+    """They failed within the second in which the agent there wrote last."""
+    failed: dict[str, Any] = {
+        "state": "failed",
+        "ended_unix_s": 40.9,
+        "last_sign_unix_s": 40.9,
+        "quiet_seconds": 0.1,
+    }
+    for alive in (False, None):  # read on that host, or elsewhere
+        ranks = [rank(each, **failed, alive=alive) for each in (0, 1)]
+        assert named(*ranks, rank(2, **NODE_B), rank(3, **NODE_B)) == [(2, "backward"), (3, "backward")]
+
+
+def test_ranks_whose_agent_only_cannot_write_are_not_named() -> None:
+    """A mount of one host hangs and training goes on; later another rank raises."""
+    training: dict[str, Any] = {"alive": True, "quiet_seconds": 0.1, "last_sign_unix_s": 160.0}
+    failed: dict[str, Any] = {"state": "failed", "ended_unix_s": 160.0, "quiet_seconds": 0.1}
+
+    for others in (training, failed):
+        assert named(rank(0, **others), rank(1, **others), rank(2, **NODE_B), rank(3, **NODE_B)) == []
+
+
+def test_a_rank_that_was_heard_of_after_another_had_failed_did_not_vanish() -> None:
+    """The scheduler killed that host with its agent a minute after the exception."""
+    failed: dict[str, Any] = {"state": "failed", "ended_unix_s": 30.0, "quiet_seconds": 0.1}
+    killed: dict[str, Any] = {"state": "killed", "ended_unix_s": 30.0}
+    for alive in (None, False):
+        assert named(rank(0, **failed), rank(1, **NODE_B | {"alive": alive})) == []
+    others = [rank(each, **failed | {"ended_unix_s": 31.0}) for each in (1, 2)]
+    assert named(rank(0, **killed), *others, rank(3, **NODE_B)) == [(0, "backward")]
+
+
+def test_a_rank_that_was_killed_vanished_wherever_its_directory_is_read() -> None:
+    """A run directory that was copied to another machine named none."""
+    failed = rank(0, alive=None, state="failed", ended_unix_s=41.0)
+    killed = rank(1, alive=None, state="killed", ended_unix_s=40.5)
+
+    assert named(failed, killed) == [(1, "backward")]
+    assert "Rank 1 vanished" in sentence(compare([failed, killed]), [failed, killed])
 
 
 def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
