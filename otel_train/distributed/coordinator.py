@@ -41,6 +41,15 @@ DEPUTY: Final = 1
 RECORDS_PER_S: Final = 200
 """Most reports per second that all ranks together write to the store. In larger jobs each rank writes less often."""
 
+EARLY_S: Final = 1.0
+"""Seconds between the first reports, where the job is small enough: a run of ten seconds has a slow rank named as well."""
+
+EARLY_REPORTS: Final = 15
+"""First reports with training that follow each other so fast. A slow rank of two is named after ``windows_needed(2)``."""
+
+MOST_EARLY_REPORTS: Final = 60
+"""The same, without training: loading data and compiling may take minutes."""
+
 _log = logging.getLogger("otel_train")
 
 
@@ -77,6 +86,7 @@ class RankCoordinator:
         self._rank = info.rank
         self._world_size = 0
         self._sequence = 0
+        self._with_training = 0  # reports
         self._due_ns = 0
         self._named: tuple[object, ...] = ()  # the straggler of the last event
 
@@ -98,7 +108,7 @@ class RankCoordinator:
             self._read(records)
         now_ns = self._clock()
         if now_ns >= self._due_ns:
-            self._due_ns = now_ns + int(self._every_s * NS_PER_S)
+            self._due_ns = now_ns + int(self._pause_s * NS_PER_S)
             wanted = range(self._world_size if self._monitor is not None else 1)
             self._exchange.send(ExchangeRequest(self._record(), wanted))
 
@@ -123,6 +133,11 @@ class RankCoordinator:
     @property
     def _every_s(self) -> float:
         return max(self._interval_s, self._world_size / RECORDS_PER_S)
+
+    @property
+    def _pause_s(self) -> float:
+        early = self._with_training < EARLY_REPORTS and self._sequence < MOST_EARLY_REPORTS
+        return min(self._every_s, max(EARLY_S, self._world_size / RECORDS_PER_S)) if early else self._every_s
 
     def _connect(self) -> bool:
         job = self._job.find()
@@ -155,6 +170,7 @@ class RankCoordinator:
             events=self._job.events(),
             counted=self._job.counted(),
         )
+        self._with_training += report.steps > 0
         if self._rank == 0:  # the other ranks read from it how long any rank may take
             others_s = self._run.stalls.others_ns / NS_PER_S
             report = report._replace(patience_s=max(report.patience_s, others_s))

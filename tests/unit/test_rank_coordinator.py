@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
@@ -19,6 +20,7 @@ from otel_train.distributed.rank_report import decode, encode
 from otel_train.distributed.store import Exchange
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
+from tests.support.edges import Tape
 from tests.support.rank_reports import report
 from tests.support.runs import run_state
 from tests.support.store import FakeStore
@@ -106,6 +108,34 @@ def test_the_exchange_can_be_turned_off(members: list[Member], store: FakeStore)
     member.ranks.poll()
 
     assert member.ranks._exchange is None
+
+
+@pytest.mark.parametrize(("world_size", "seconds"), [(2, 60 + 8 * 5), (400, 2 * 60 + 8 * 5), (1000, 68 * 5)])
+def test_the_first_reports_follow_each_other_faster(
+    world_size: int, seconds: int, members: list[Member], store: FakeStore
+) -> None:
+    """A run of ten seconds ended before a slow rank was named. In large jobs the store allows for no more."""
+    member = join(members, store, 2, world_size)
+    for _ in range(seconds):
+        member.ranks.poll()
+        member.clock.tick(s=1)
+
+    until(lambda: "p/2" in store.held and decode(store.held["p/2"]).sequence == 60 + 8)
+
+
+def test_the_reports_of_a_rank_that_trains_soon_follow_each_other_as_usual(
+    members: list[Member], store: FakeStore
+) -> None:
+    """Every report wakes a thread beside training."""
+    member = join(members, store, 2, 2)
+    steps = Tape().repeat(20, Tape.step)
+    member.run.learn(steps.sources)
+    member.run.feed(1, np.array(steps.times), np.array(steps.codes), name="MainThread", main=True)
+    for _ in range(15 + 8 * 5):
+        member.ranks.poll()
+        member.clock.tick(s=1)
+
+    until(lambda: "p/2" in store.held and decode(store.held["p/2"]).sequence == 15 + 8)
 
 
 def test_a_rank_is_as_patient_as_the_most_patient_that_it_may_wait_for(
