@@ -27,12 +27,13 @@ import pytest
 from otel_train.agent.node import _FIRST_S
 from otel_train.agent.process import _PROGRAM, ends_its_container
 from otel_train.agent.rank_end import how_it_ended
-from otel_train.recording.ring_buffer import NATIVE
 from tests.support import waiting
 from tests.support.fake_cuda import compiled
+from tests.support.json_lines import read_jsonl
 from tests.support.programs import command_of, ended_summary, environ, line
 from tests.support.receiver import http_receiver
 from tests.support.warm import WarmProgram
+from tests.support.zero_code import launched
 
 ROOT = Path(__file__).parents[2]
 Begin = Callable[..., subprocess.Popen[str]]
@@ -92,8 +93,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
-    for agent in agents(tmp_path):
-        agent.kill()
+    killed_agents(tmp_path)
 
 
 def agents(folder: Path) -> list[psutil.Process]:
@@ -107,6 +107,20 @@ def agents(folder: Path) -> list[psutil.Process]:
             if mine and Path(process.cwd()) == folder:
                 found.append(process)
     return found
+
+
+def killed_agents(folder: Path) -> set[int]:
+    """Kills all agents there are; their numbers."""
+    found = agents(folder)
+    for agent in found:
+        agent.kill()
+    return {agent.pid for agent in found}
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Attributes of the events of this name, of the only rank."""
+    [file] = (folder / "runs").glob("*/rank0/events.jsonl")
+    return [event["attributes"] for event in read_jsonl(file) if event["name"] == name]
 
 
 def summary(tmp_path: Path, state: str) -> dict[str, Any]:
@@ -124,21 +138,6 @@ def test_a_program_that_ends_by_itself_leaves_its_metrics_and_no_agent(begin: Be
     assert (process.returncode, said) == (0, ""), errors
     assert "200 train steps" in errors
     assert summary(tmp_path, "finished")["steps"] == {"train": 200}
-
-
-def test_sigkill_loses_no_step(begin: Begin, tmp_path: Path) -> None:
-    """Nothing that the program wrote is its own: the agent reads the memory to its end."""
-    process = begin("start(); train(); train(); os.kill(os.getpid(), signal.SIGKILL)")
-    process.communicate(timeout=60)
-
-    found = summary(tmp_path, "killed")
-
-    assert process.returncode == -signal.SIGKILL
-    assert found["steps"] == {"train": 200}
-    assert found["telemetry"]["records_lost"] == 0
-    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
-    events = [json.loads(row) for row in file.read_text().splitlines()]
-    assert [row["name"] for row in events].count("train.run.killed") == 1
 
 
 def test_the_wait_for_an_agent_that_starts_is_no_time_of_the_run(begin: Begin, tmp_path: Path) -> None:
@@ -206,10 +205,9 @@ def test_a_killed_rank_ends_as_its_process_does_however_late_its_agent_is(
     assert found["started_unix_s"] + found["wall_seconds"] - killed_s < 2.0
 
 
-def test_sigkill_loses_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> None:
-    """The last loss before an end is what explains it; it is reported twice a second, and written at once."""
-    process = begin(
-        """
+def test_sigkill_loses_no_step_and_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> None:
+    """The agent reads the memory to its end. The last loss before an end is what explains it, and is written at once."""
+    process = begin("""
         session = start()
         train()
         session.log({"loss": 2.0, "tokens": 100})
@@ -218,20 +216,24 @@ def test_sigkill_loses_nothing_that_was_logged(begin: Begin, tmp_path: Path) -> 
         session.log({"loss": float("nan")})
         session.event("mine", {"why": "it ends", "step": 7})
         otel_train.end(otel_train.begin("load"))
+        train()
         os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
+        """)
     process.communicate(timeout=60)
 
     found = summary(tmp_path, "killed")
 
-    [folder] = (tmp_path / "runs").glob("*/rank0")
-    names = [json.loads(row)["name"] for row in (folder / "events.jsonl").read_text().splitlines()]
-    metrics = (folder / "metrics.otlp.jsonl").read_text().splitlines()[-1]
-    assert (names.count("mine"), names.count("train.nonfinite")) == (1, 1)
+    assert process.returncode == -signal.SIGKILL
+    assert (found["steps"], found["telemetry"]["records_lost"]) == ({"train": 200}, 0)
+    assert [len(events(tmp_path, name)) for name in ("mine", "train.nonfinite", "train.run.killed")] == [
+        1,
+        1,
+        1,
+    ]
+    [file] = (tmp_path / "runs").glob("*/rank0/metrics.otlp.jsonl")
     points = {
         (metric["name"], *(each["value"].get("stringValue") for each in point["attributes"])): point
-        for metric in json.loads(metrics)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+        for metric in read_jsonl(file)[-1]["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
         for point in next(metric[kind] for kind in metric if "dataPoints" in metric[kind])["dataPoints"]
     }
     assert points["train.tokens", "train"]["asDouble"] == 120
@@ -263,24 +265,6 @@ def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
 
     assert summary(tmp_path, state)["steps"] == {"train": 100}
     assert ("100 train steps" in errors) == (number == signal.SIGINT)
-
-
-HANG = """
-    lib, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-    say("hangs")
-    lib.pthread_mutex_lock(lock), lib.pthread_mutex_lock(lock)  # with the interpreter lock, and no signal ends it
-"""
-
-
-@pytest.mark.skipif(not NATIVE, reason="without the extension in C such a rank ends when Python runs again")
-def test_sigterm_ends_a_rank_that_hangs_in_c(begin: Begin, tmp_path: Path) -> None:
-    """As it does without us; who has reaped it by then does not matter: its memory says what ended it."""
-    process = begin("    start(); train()" + HANG)
-    line(process)
-    process.terminate()
-
-    assert process.wait(20) == -signal.SIGTERM
-    assert summary(tmp_path, "terminated")["steps"] == {"train": 100}
 
 
 def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(begin: Begin, tmp_path: Path) -> None:
@@ -340,9 +324,7 @@ def test_agents_that_die_at_once_are_given_up_and_those_that_lived_are_not(
     for _ in range(4):
         until(lambda: {agent.pid for agent in agents(tmp_path)} - killed, "another agent")
         time.sleep(0.5)  # it has lived
-        for agent in agents(tmp_path):
-            killed.add(agent.pid)
-            agent.kill()
+        killed.update(killed_agents(tmp_path))
     _, errors = process.communicate("\n", timeout=60)
 
     assert ("nothing more is exported" in errors) == stops
@@ -365,25 +347,11 @@ def test_an_agent_that_is_killed_before_it_has_begun_is_followed_by_another(
             os.kill(os.getpid(), signal.SIGKILL)
         """)
     line(process)
-    for agent in agents(tmp_path):
-        agent.kill()
+    killed_agents(tmp_path)
     process.communicate("\n", timeout=60)
 
     found = summary(tmp_path, state)
     assert (found["steps"], found["attempt"]) == ({"train": 100}, 0)
-
-
-def test_an_agent_that_cannot_run_is_replaced_by_a_thread(begin: Begin, tmp_path: Path) -> None:
-    """It may be gone before the program has said a word to it."""
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o700)
-    process = begin(f"sys.executable = {str(program)!r}; start(); train()")
-    _, errors = process.communicate(timeout=60)
-
-    assert process.returncode == 0, errors
-    assert errors.count("a thread of this process does its work") == 1
-    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
 def test_an_agent_that_nothing_can_follow_is_said_in_one_line(begin: Begin, tmp_path: Path) -> None:
@@ -407,8 +375,7 @@ def test_an_agent_that_nothing_can_follow_is_said_in_one_line(begin: Begin, tmp_
         train()
         """)
     line(process)
-    for agent in agents(tmp_path):
-        agent.kill()
+    killed_agents(tmp_path)
     _, errors = process.communicate("\n", timeout=60)
 
     assert process.returncode == 0, errors
@@ -547,8 +514,7 @@ def test_device_time_is_exported_while_the_interpreter_is_held(begin: Begin, tmp
     """A rank that hangs in a call to its driver: what the device does by then is on the page while it hangs."""
     from urllib.request import urlopen
 
-    process = begin(
-        f"""
+    process = begin(f"""
         from otel_train.instrumentation import manager
         from tests.support.fake_cuda import FakeCuda
         device = FakeCuda({str(compiled(tmp_path))!r})
@@ -564,8 +530,7 @@ def test_device_time_is_exported_while_the_interpreter_is_held(begin: Begin, tmp
         say("held")
         device.holding.hold(60, 1_000_000_000)
         say("released")
-        """
-    )
+        """)
     url = line(process)
     line(process)
 
@@ -611,8 +576,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     begin: Begin, tmp_path: Path, disk: Path
 ) -> None:
     """The run directory is on it. Metrics are counted, served and shown all the same: writing is another thread's."""
-    process = begin(
-        f"""
+    process = begin(f"""
         RUNS = {str(disk / "runs")!r}
         session = start(export_interval_s=0.2)
         say(session.metrics_url)
@@ -628,8 +592,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
         began = time.perf_counter()
         session.close()
         say(round(time.perf_counter() - began, 3))
-        """
-    )
+        """)
     url = line(process)
     subprocess.run(["fsfreeze", "-f", str(disk)], check=True)
     (tmp_path / "frozen").touch()
@@ -647,21 +610,6 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     until(lambda: not agents(tmp_path), "the agent has left")
 
 
-@pytest.mark.parametrize("program", ["sys.executable = ''", "sys.frozen = True; sys.executable = './frozen'"])
-def test_without_a_process_a_thread_does_the_work(begin: Begin, tmp_path: Path, program: str) -> None:
-    """A machine that cannot start one: said once, and every metric is there. What is frozen would train once more."""
-    frozen = tmp_path / "frozen"
-    frozen.write_text("#!/bin/sh\ntouch trained-again\n")
-    frozen.chmod(0o700)
-    process = begin(f"{program}; start(); train()")
-    _, errors = process.communicate(timeout=60)
-
-    assert process.returncode == 0, errors
-    assert errors.count("a thread of it does its work") == 1
-    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
-    assert not (tmp_path / "trained-again").exists()
-
-
 REFUSED = """
     import socket
 
@@ -674,17 +622,35 @@ REFUSED = """
 """
 
 
-def test_where_no_descriptor_can_be_passed_a_thread_does_the_work(begin: Begin, tmp_path: Path) -> None:
-    """A sandbox that filters sendmsg. The process that has been started leaves at once: nothing will connect to it."""
-    process = begin(REFUSED.format(function="send_fds"))
+@pytest.mark.parametrize(
+    ("program", "where"),
+    [
+        ("sys.executable = ''; start(); train()", "it"),
+        # What is frozen would train once more.
+        ("sys.frozen = True; sys.executable = os.path.abspath('frozen'); start(); train()", "it"),
+        # A sandbox that filters sendmsg: the process that has been started leaves at once, nothing will connect to it.
+        (REFUSED.format(function="send_fds"), "it"),
+        # It may be gone before the program has said a word to it.
+        ("sys.executable = os.path.abspath('ends'); start(); train()", "this process"),
+    ],
+)
+def test_without_a_process_a_thread_does_the_work(
+    begin: Begin, tmp_path: Path, program: str, where: str
+) -> None:
+    """A machine that cannot start one: said once, and every metric is there."""
+    for name, text in ("frozen", "touch trained-again"), ("ends", "exit 1"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    process = begin(program)
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 0, errors
-    assert errors.count("a thread of it does its work") == 1
+    assert errors.count(f"a thread of {where} does its work") == 1
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+    assert not (tmp_path / "trained-again").exists()
 
 
-def test_an_agent_whose_rank_is_gone_before_it_listens_leaves_at_once() -> None:
+def test_an_agent_whose_rank_is_gone_before_it_listens_leaves_at_once(tmp_path: Path) -> None:
     """A program that fails at once. No other rank can connect where there is no listener."""
     program = """
 import socket, time
@@ -699,11 +665,9 @@ began_s = time.monotonic()
 agent.run()
 print(time.monotonic() - began_s)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = launched([sys.executable, "-c", program], environ(), tmp_path)
 
-    assert float(done.stdout) < _FIRST_S / 2
+    assert float(done.stdout) < _FIRST_S / 2, done.stderr
 
 
 def test_where_neither_a_process_nor_a_thread_can_be_reached_one_line_says_so(begin: Begin) -> None:
@@ -720,17 +684,11 @@ def test_where_neither_a_process_nor_a_thread_can_be_reached_one_line_says_so(be
 def test_the_agent_finds_the_packages_of_its_program(tmp_path: Path, safe: str) -> None:
     """With PYTHONSAFEPATH there is no working directory at the head of the path: what is there is the user's own."""
     program = _PROGRAM.partition("; from ")[0] + "; print(*sys.path, sep=chr(10))"
-    run = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path)}
-    said = subprocess.run(
-        [sys.executable, "-c", program.format(root=str(ROOT))],
-        env=run,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    variables = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path)}
+    done = launched([sys.executable, "-c", program.format(root=str(ROOT))], variables)
 
-    found = said.stdout.split("\n")[:-1]
-    assert (found[0], found[-1]) == (str(tmp_path), str(ROOT))
+    found = done.stdout.split("\n")[:-1]
+    assert (found[0], found[-1]) == (str(tmp_path), str(ROOT)), done.stderr
     assert "" not in found
 
 
@@ -792,8 +750,7 @@ def test_weights_are_those_of_the_bare_loop(begin: Begin, tmp_path: Path) -> Non
     instrumented = begin("session = start(); session.run_directory; " + text.format("time.sleep(1); "))
     until(lambda: agents(tmp_path), "an agent runs")
     time.sleep(0.5)
-    for agent in agents(tmp_path):
-        agent.kill()
+    killed_agents(tmp_path)
 
     assert line(instrumented) == line(bare)
 
@@ -879,8 +836,7 @@ def test_sigterm_ends_a_program_that_waits_for_its_agent(begin: Begin, tmp_path:
 
 def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin, tmp_path: Path) -> None:
     """What reads the pipe has stopped, and the program prints nothing: only the run summary would wait for it."""
-    process = begin(
-        """
+    process = begin("""
         pipe, full = os.pipe()
         os.set_blocking(full, False)
         try:
@@ -894,8 +850,7 @@ def test_a_standard_error_that_takes_nothing_does_not_delay_the_end(begin: Begin
         began = time.monotonic()
         session.close()
         say(time.monotonic() - began)
-        """
-    )
+        """)
 
     assert float(line(process)) < 2.0
     assert process.wait(20) == 0
@@ -993,19 +948,18 @@ def test_a_second_ctrl_c_ends_the_wait_for_the_agent(begin: Begin, tmp_path: Pat
     reason="an older kernel forgets how a process ended once its parent has waited for it",
 )
 @pytest.mark.parametrize(
-    ("end", "expected"),
+    ("end", "state", "causes"),
     [
-        ("os._exit(3)", ("failed", "exit code 3")),
-        ("os._exit(0)", ("finished", "")),
-        ("os.kill(os.getpid(), signal.SIGKILL)", ("killed", "SIGKILL")),
-        ("os.abort()", ("killed", "SIGABRT")),
+        ("os._exit(3)", "failed", ["exit code 3"]),
+        ("os._exit(0)", "finished", []),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed", ["SIGKILL"]),
+        ("os.abort()", "killed", ["SIGABRT"]),
     ],
 )
 def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
-    begin: Begin, tmp_path: Path, end: str, expected: tuple[str, str]
+    begin: Begin, tmp_path: Path, end: str, *, state: str, causes: list[str]
 ) -> None:
     """A shell waits for it at once: before the agent has looked."""
-    state, cause = expected
     process = begin(f"start(); train(); otel_train.summary(); say('trained'); sys.stdin.readline(); {end}")
     line(process)
     agent = held_agent(tmp_path)
@@ -1015,10 +969,7 @@ def test_the_end_of_a_rank_is_known_after_its_parent_has_waited_for_it(
         agent.resume()
 
     assert summary(tmp_path, state)["steps"] == {"train": 100}
-    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
-    events = [json.loads(row) for row in file.read_text().splitlines()]
-    ends = [row for row in events if row["name"] == "train.run.killed"]
-    assert [row["attributes"]["train.run.end.cause"] for row in ends] == [cause] * bool(cause)
+    assert [each["train.run.end.cause"] for each in events(tmp_path, "train.run.killed")] == causes
 
 
 @pytest.fixture
@@ -1041,31 +992,15 @@ def small_group() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["", "before its agent has looked"])
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_ends_by_an_oom_kill(
-    begin: Begin, tmp_path: Path, small_group: Path
+    begin: Begin, tmp_path: Path, small_group: Path, late: bool
 ) -> None:
-    """Else it looks as if a user had killed it: the log of the kernel is not for users to read."""
-    process = begin(
-        "say('up'); sys.stdin.readline(); start(); train(); otel_train.summary(); bytearray(1 << 30)"
-    )
-    line(process)
-    (small_group / "cgroup.procs").write_text(str(process.pid))
-    process.communicate("\n", timeout=60)
+    """Else it looks as if a user had killed it: the log of the kernel is not for users to read.
 
-    assert process.returncode == -signal.SIGKILL
-    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
-    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
-    events = [json.loads(row) for row in file.read_text().splitlines()]
-    ends = [row["attributes"] for row in events if row["name"] == "train.run.killed"]
-    assert [end["train.run.end.cause"] for end in ends] == ["OOM kill"]
-
-
-def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_the_same(
-    begin: Begin, tmp_path: Path, small_group: Path
-) -> None:
-    """The model that does not fit is made right after ``instrument()``, while the agent starts."""
-    process = begin(
-        """
+    A model that does not fit may be made right after ``instrument()``, while the agent starts.
+    """
+    process = begin(f"""
         from otel_train.agent import process
         connect = process.connect_agent
 
@@ -1075,21 +1010,22 @@ def test_a_rank_that_ends_before_its_agent_has_looked_ends_by_an_oom_kill_all_th
             say(connection.pid)
             return connection
 
-        process.connect_agent = stopped
-        say('up'); sys.stdin.readline(); start(); train(); bytearray(1 << 30)
-        """
-    )
+        if {late}:
+            process.connect_agent = stopped
+        say("up"); sys.stdin.readline(); start(); train()
+        if not {late}:
+            otel_train.summary()
+        bytearray(1 << 30)
+        """)
     line(process)
     (small_group / "cgroup.procs").write_text(str(process.pid))
     said, _ = process.communicate("\n", timeout=60)
-    psutil.Process(int(said)).resume()
+    for agent in said.split():
+        psutil.Process(int(agent)).resume()
 
     assert process.returncode == -signal.SIGKILL
     assert summary(tmp_path, "killed")["steps"] == {"train": 100}
-    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
-    events = [json.loads(row) for row in file.read_text().splitlines()]
-    ends = [row["attributes"] for row in events if row["name"] == "train.run.killed"]
-    assert [end["train.run.end.cause"] for end in ends] == ["OOM kill"]
+    assert [each["train.run.end.cause"] for each in events(tmp_path, "train.run.killed")] == ["OOM kill"]
 
 
 # -- several ranks on one node ---------------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from otel_train.catalog import RUN_STATES
 from tests.support.programs import command_of, ended_summary, environ
 from tests.support.waiting import until
 from tests.support.warm import WarmProgram, ended
+from tests.support.zero_code import launched
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PRELUDE = """
     import os, sys, threading, time
@@ -45,16 +49,21 @@ GREENLETS = """
 """
 
 
-def run(
-    tmp_path: Path, text: str, *arguments: str, prelude: str = PRELUDE
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end: in an interpreter that is new, where it does not begin like most."""
-    command = [*command_of(tmp_path, prelude, text), *arguments]
-    if prelude == PRELUDE:
-        return ended(command, environ(), tmp_path)
-    return subprocess.run(
-        command, env=environ(), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
-    )
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a program to its end: in an interpreter that is new, where it does not begin like most."""
+
+    def to_its_end(text: str, *arguments: str, prelude: str = PRELUDE) -> subprocess.CompletedProcess[str]:
+        command = [*command_of(tmp_path, prelude, text), *arguments]
+        return (ended if prelude == PRELUDE else launched)(command, environ(), tmp_path)
+
+    return to_its_end
+
+
+@pytest.fixture(params=["process", "thread"])
+def each_agent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent of the program is a process, then a thread."""
+    monkeypatch.setenv("OTEL_TRAIN_AGENT", request.param)
 
 
 def runs(tmp_path: Path) -> list[Path]:
@@ -87,20 +96,16 @@ def test_a_program_of_these_tests_begins_and_ends_as_a_new_interpreter(tmp_path:
         raise ValueError
     """
     command, variables = command_of(tmp_path, text), environ(SAID="x")
-    new = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
-    )
+    new = launched(command, variables, tmp_path)
     warm = ended(command, variables, tmp_path)
 
     assert (warm.stdout, warm.returncode) == (new.stdout, new.returncode)
     assert warm.stderr.splitlines()[-1] == new.stderr.splitlines()[-1] == "ValueError"
 
 
-def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> None:
+def test_threads_that_instrument_at_once_share_one_session(run: Run, tmp_path: Path) -> None:
     """A service that trains in several threads: three sessions would each patch torch, and undo each other."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         sessions, together = [], threading.Barrier(8)
 
         def go():
@@ -113,39 +118,32 @@ def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> No
         train()
         sessions[0].close()
         print(len(set(map(id, sessions))), sessions[0].summary()["steps"]["train"])
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["1", "10"]), done.stderr
     assert len(runs(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_imports_the_script_has_no_session(method: str, tmp_path: Path) -> None:
+def test_a_worker_that_imports_the_script_has_no_session(run: Run, method: str, tmp_path: Path) -> None:
     """``multiprocessing`` runs the module again in every such child, and with it ``instrument()``."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         rows = TensorDataset(torch.randn(40, 4))
-        data = DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context=sys.argv[2])
-        session = start(model, {"train": data})
+        data = DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context={method!r})
+        session = start(model, {{"train": data}})
         if __name__ == "__main__":
             train(data)
             session.close()
             print(session.summary()["steps"]["train"])
-        """,
-        method,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["10"]), done.stderr
     assert len(runs(tmp_path)) == 1
 
 
-def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
+def test_a_child_that_trains_by_itself_has_a_session(run: Run, tmp_path: Path) -> None:
     """``torch.multiprocessing.spawn``: what the child calls is no import of the script."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         def work(number):
             session = start(model)
             train()
@@ -153,8 +151,7 @@ def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
 
         if __name__ == "__main__":
             torch.multiprocessing.spawn(work, nprocs=2)
-        """,
-    )
+        """)
 
     assert done.returncode == 0, done.stderr
     summaries = [json.loads((one / "rank0/summary.json").read_text()) for one in runs(tmp_path)]
@@ -165,11 +162,10 @@ def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
     ("module", "agent"), [("torch._utils", "process"), ("torch.nn", "thread"), ("torch.optim", "process")]
 )
 def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call(
-    module: str, agent: str, tmp_path: Path
+    run: Run, module: str, agent: str
 ) -> None:
     """Something that torch imports may call it: torch is in ``sys.modules`` then, and lacks most of its names."""
     done = run(
-        tmp_path,
         """
         import importlib.util, sys
         import otel_train
@@ -219,31 +215,25 @@ def test_instrument_in_the_middle_of_the_import_of_torch_waits_for_the_next_call
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_program_that_has_no_sys_exit_closes_its_session(when: str, tmp_path: Path) -> None:
+def test_a_program_that_has_no_sys_exit_closes_its_session(run: Run, when: str) -> None:
     """A sandbox removes it; ours stands in its place, and nothing may be missing when it is put back."""
-    done = run(
-        tmp_path,
-        """
-        if sys.argv[2] == "before":
+    done = run(f"""
+        if {when!r} == "before":
             del sys.exit
         session = start(model)
-        if sys.argv[2] == "after":
+        if {when!r} == "after":
             del sys.exit
         session.close()
         print(session.summary()["state"], hasattr(sys, "exit"))
-        """,
-        when,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["finished", "False"], "")
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
-def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(agent: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("each_agent")
+def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(run: Run) -> None:
     """A watchdog that ends what takes too long. The next call starts from the beginning."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         import signal
 
         class Finder:
@@ -258,41 +248,35 @@ def test_what_a_signal_handler_raises_in_instrument_reaches_the_program(agent: s
         signal.signal(signal.SIGALRM, late)
         sys.meta_path.insert(0, Finder())
         try:
-            start(model, agent=sys.argv[2])
+            start(model)
         except TimeoutError as error:
             print(error)
-        session = start(model, agent=sys.argv[2])
+        session = start(model)
         train()
         session.close()
         print(session.summary()["steps"]["train"])
-        """,
-        agent,
-    )
+        """)
 
     assert (done.returncode, done.stdout) == (0, "too late\n10\n"), done.stderr
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
-def test_a_program_whose_threads_have_numbers_of_another_library_is_counted(
-    agent: str, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("each_agent")
+def test_a_program_whose_threads_have_numbers_of_another_library_is_counted(run: Run) -> None:
     """Gevent and eventlet replace what tells threads apart: their greenlets are threads of their own."""
     done = run(
-        tmp_path,
         """
-        session = start(model, agent=sys.argv[2])
+        session = start(model)
         train()
         session.close()
         print(session.summary()["steps"]["train"])
         """,
-        agent,
         prelude=GREENLETS + PRELUDE,
     )
 
     assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr
 
 
-def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None:
+def test_torch_that_is_imported_after_instrument_is_said(run: Run) -> None:
     """Else a run without a single step ends without a word."""
     text = """
         import sys
@@ -306,13 +290,13 @@ def test_torch_that_is_imported_after_instrument_is_said(tmp_path: Path) -> None
             torch.ones(1, requires_grad=True).sum().backward()
     """
     for more, times in ([], 1), (["again"], 0):
-        done = run(tmp_path, text, *more, prelude="")
+        done = run(text, *more, prelude="")
 
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("torch was imported after the call of instrument()") == times, done.stderr
 
 
-def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Path) -> None:
+def test_a_module_that_only_has_the_name_of_torch_stops_no_program(run: Run) -> None:
     """A stub of tests or of a documentation build: what fails is said, and everything is as without the call."""
     text = """
         import signal, sys, threading, types
@@ -325,35 +309,30 @@ def test_a_module_that_only_has_the_name_of_torch_stops_no_program(tmp_path: Pat
         session.close()
     """
     for agent in ("process", "thread"):
-        done = run(tmp_path, text, agent, prelude="")
+        done = run(text, agent, prelude="")
 
         assert (done.returncode, done.stdout) == (0, "None True 1\n"), done.stderr
         assert "could not start: " in done.stderr
 
 
-def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
+def test_an_agent_in_a_thread_that_cannot_be_imported_is_said(run: Run) -> None:
     """A broken package of an exporter: training goes on bare, and no thread prints a traceback."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         sys.modules["otel_train.exporters.manager"] = None
         session = start(model, agent="thread")
         train()
         session.close()
         print(threading.active_count())
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "could not start: ModuleNotFoundError: import of otel_train.exporters.manager" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_parent(run: Run) -> None:
     """A pool of sweeps, a daemon that trains: what the child has inherited of its parent's session must not stand in its way."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         import warnings
 
         def go():
@@ -373,8 +352,7 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
             sys.exit(0)
         os.waitpid(child, 0)
         go()
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["10 10 []", "20 20 []"]
@@ -382,12 +360,10 @@ def test_a_forked_child_that_begins_a_session_of_its_own_is_measured_as_its_pare
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
-    method: str, tmp_path: Path
+    run: Run, method: str, tmp_path: Path
 ) -> None:
     """It ends without ``atexit``, and a thread ends with it: nothing of the run would be left."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         def work(end):
             start(model, agent="thread")
             train()
@@ -397,13 +373,11 @@ def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
 
         if __name__ == "__main__":
             for end in ("0", "3", "raises"):
-                child = torch.multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(end,))
+                child = torch.multiprocessing.get_context({method!r}).Process(target=work, args=(end,))
                 child.start()
                 child.join()
                 print(child.exitcode)
-        """,
-        method,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["0", "3", "1"]), done.stderr
     summaries = [json.loads((one / "rank0/summary.json").read_text()) for one in sorted(runs(tmp_path))]
@@ -411,67 +385,56 @@ def test_a_child_of_multiprocessing_leaves_its_run_to_an_agent_in_a_thread(
     assert [summary["steps"]["train"] for summary in summaries] == [10, 10, 10]
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
+@pytest.mark.usefixtures("each_agent")
 @pytest.mark.parametrize("stream", ["closed", "that_only_writes", "None"])
-def test_a_standard_error_that_is_no_stream_stops_nothing(stream: str, agent: str, tmp_path: Path) -> None:
+def test_a_standard_error_that_is_no_stream_stops_nothing(run: Run, stream: str) -> None:
     """A daemon closes it, a notebook or a tee replaces it; what is logged to a closed one makes ``logging`` raise."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         class Tee:
             def write(self, text): pass
             def flush(self): pass
 
-        if sys.argv[2] == "closed":
+        if {stream!r} == "closed":
             sys.stderr.close()
         else:
-            sys.stderr = Tee() if sys.argv[2] == "that_only_writes" else None
+            sys.stderr = Tee() if {stream!r} == "that_only_writes" else None
         os.environ["OTEL_TRAIN_NO_SUCH"] = "1"  # is warned of
-        session = start(model, agent=sys.argv[3])
+        session = start(model)
         train()
         otel_train.begin("load"); otel_train.end(otel_train.begin("load")); otel_train.log(loss=object())
         session.close()
         print(session.summary()["steps"]["train"])
-        """,
-        stream,
-        agent,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["10"]), done.stderr
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
-def test_a_working_directory_that_is_gone_is_replaced_by_no_other(agent: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("each_agent")
+def test_a_working_directory_that_is_gone_is_replaced_by_no_other(run: Run) -> None:
     """A relative ``run_dir`` means nothing there. An agent that began in another folder would write below that one."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         folder = os.path.join(RUNS, "gone")
         os.makedirs(folder)
         os.chdir(folder)
         os.rmdir(folder)
         RUNS = "runs"
-        session = start(model, agent=sys.argv[2])
+        session = start(model)
         train()
         session.close()
         print(session.run_directory, session.summary()["steps"]["train"])
-        """,
-        agent,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["None", "10"]), done.stderr
     assert "No such file or directory. What cannot be written is dropped" in done.stderr
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
-def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
+def test_where_no_thread_can_be_started_training_goes_on_bare(run: Run, left: int) -> None:
     """A container's limit of processes counts threads."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         import signal, _thread
         starts = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
-        left, begin = [int(sys.argv[2])], getattr(threading, starts)
+        left, begin = [{left}], getattr(threading, starts)
 
         def refuse(*args, **kwargs):
             left[0] -= 1
@@ -481,56 +444,48 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
 
         setattr(threading, starts, refuse)
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
-        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
+        session = otel_train.instrument(model, {{"train": data}}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
         train(data)
         session.close()
         setattr(threading, starts, begin)
         bare = type(iter(data)).__next__.__module__.startswith("torch")
         print(threading.active_count(), bare, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
-        """,
-        str(left),
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["1", "True", "True"]), done.stderr
     assert done.stderr.count("can't start new thread") <= 3, done.stderr
 
 
 @pytest.mark.parametrize("left", [1, 3, 6])
-def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path) -> None:
+def test_where_no_file_can_be_opened_training_goes_on(run: Run, left: int) -> None:
     """``ulimit -n``, and a loader with many workers and tensors in shared memory."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         import resource
         train(data)
         otel_train.instrument  # is there; what it needs is not loaded
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
-        most = 3 + int(sys.argv[2])
+        most = 3 + {left}
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
+        session = otel_train.instrument(model, {{"train": data}}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
         train(data)
         session.close()
         print("trained", type(iter(data)).__next__.__module__.startswith("torch"))
-        """,
-        str(left),
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
-def test_instrument_in_a_finder_of_the_import_system_waits_for_no_import(agent: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("each_agent")
+def test_instrument_in_a_finder_of_the_import_system_waits_for_no_import(run: Run) -> None:
     """A hook may begin a session when it is asked for a module; until it answers, no other thread can import anything."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
 
         class Finder:
             def find_spec(self, name, path=None, target=None):
                 if name == "that_is_nowhere":
                     began = time.monotonic()
-                    self.session = start(model, {"train": data}, agent=sys.argv[2])
+                    self.session = start(model, {"train": data})
                     print(time.monotonic() - began < 5)
 
         finder = Finder()
@@ -541,39 +496,31 @@ def test_instrument_in_a_finder_of_the_import_system_waits_for_no_import(agent: 
             sys.meta_path.remove(finder)
         train(data)
         print(finder.session.summary()["steps"]["train"])
-        """,
-        agent,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["True", "10"]), done.stderr
 
 
 @pytest.mark.parametrize("hard", [1024, 30])
-def test_a_loader_with_workers_has_all_descriptors_that_it_has_without_us(hard: int, tmp_path: Path) -> None:
+def test_a_loader_with_workers_has_all_descriptors_that_it_has_without_us(run: Run, hard: int) -> None:
     """Torch waits for ever, or dies, where it lacks one; with 30 the bare program works."""
-    done = run(
-        tmp_path,
-        """
+    done = run(f"""
         import resource
-        resource.setrlimit(resource.RLIMIT_NOFILE, (30, int(sys.argv[2])))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (30, {hard}))
         data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4, num_workers=2)
-        session = start(model, {"train": data}, agent="process")
+        session = start(model, {{"train": data}}, agent="process")
         train(data)
-        print("trained", session.summary().get("steps", {}).get("train"), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        """,
-        str(hard),
-    )
+        print("trained", session.summary().get("steps", {{}}).get("train"), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        """)
 
     steps = "10" if hard > 30 else "None"
     assert (done.returncode, done.stdout.split()) == (0, ["trained", steps, "30"]), done.stderr
     assert ("ulimit -n" in done.stderr) == (hard == 30), done.stderr
 
 
-def test_what_a_program_opens_after_it_has_closed_all_descriptors_is_its_own(tmp_path: Path) -> None:
+def test_what_a_program_opens_after_it_has_closed_all_descriptors_is_its_own(run: Run) -> None:
     """A number that was ours may be its log's, or its connection's to another rank: nothing may be written there, or closed."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         import socket
         data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         session = start(model, {"train": data}, agent="process")
@@ -590,36 +537,14 @@ def test_what_a_program_opens_after_it_has_closed_all_descriptors_is_its_own(tmp
                 pass
             one.send(b"x")
         print("trained")
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["trained"]), done.stderr
 
 
-def test_a_program_that_closes_all_its_descriptors_ends_without_a_traceback(tmp_path: Path) -> None:
-    """Daemons do: the connection to the agent and the memory that it shares are among them."""
-    done = run(
-        tmp_path,
-        """
-        session = start(model, agent="process")
-        session.run_directory
-        os.closerange(3, 200)
-        train()
-        time.sleep(0.5)
-        session.close()
-        print("trained")
-        """,
-    )
-
-    assert (done.returncode, done.stdout.split()) == (0, ["trained"]), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-
-
-def test_what_was_instrumented_can_be_used_after_the_close(tmp_path: Path) -> None:
+def test_what_was_instrumented_can_be_used_after_the_close(run: Run) -> None:
     """The session ends where its block ends; threads of the program may not have noticed."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         faults, over = [], threading.Event()
         threading.excepthook = lambda args: faults.append(repr(args.exc_value))
 
@@ -645,17 +570,14 @@ def test_what_was_instrumented_can_be_used_after_the_close(tmp_path: Path) -> No
             over.set()
             for thread in threads: thread.join()
         print(faults)
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path) -> None:
+def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(run: Run) -> None:
     """Torch raises from its handler of SIGCHLD, wherever the main thread is: in the middle of ``instrument()`` as well."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         import signal
         from otel_train.instrumentation import registry
         from otel_train.instrumentation import dataloader
@@ -680,18 +602,15 @@ def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path
         session.close()
         print(session.summary()["steps"]["train"], type(iter(data)).__next__.__module__.startswith("torch"))
         print(torch.utils.data.dataloader._BaseDataLoaderIter.__init__.__module__)
-        """,
-    )
+        """)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["torch's", "10", "True", "torch.utils.data.dataloader"], done.stderr
 
 
-def test_a_fork_in_the_middle_of_our_work_does_not_hang(tmp_path: Path) -> None:
+def test_a_fork_in_the_middle_of_our_work_does_not_hang(run: Run) -> None:
     """A lock that another thread holds at that moment is held in the child for ever: the child has no thread that releases it."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         session = start(model)
         held, go = threading.Event(), threading.Event()
 
@@ -721,8 +640,7 @@ def test_a_fork_in_the_middle_of_our_work_does_not_hang(tmp_path: Path) -> None:
         thread.join()
         session.close()
         print(ended[0] == child, ended[1])
-        """,
-    )
+        """)
 
     assert (done.returncode, done.stdout.split()) == (0, ["True", "0"]), done.stderr
 
@@ -757,14 +675,12 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
     ended_summary(tmp_path, "terminated")
 
 
-@pytest.mark.parametrize("agent", ["process", "thread"])
-def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("each_agent")
+def test_a_signal_that_the_program_blocks_waits_for_it(run: Run, tmp_path: Path) -> None:
     """It is for a place between two steps; a thread that does not block it would take it at once, and end the program."""
-    done = run(
-        tmp_path,
-        """
+    done = run("""
         import signal
-        session = start(model, agent=sys.argv[2])
+        session = start(model)
         session.run_directory
         numbers = {signal.SIGTERM, signal.SIGUSR1}
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -773,9 +689,7 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
         time.sleep(0.5)
         train(data)
         print([signal.sigwait(numbers).name for _ in numbers])
-        """,
-        agent,
-    )
+        """)
 
     assert (done.returncode, done.stdout.strip()) == (0, "['SIGUSR1', 'SIGTERM']"), done.stderr
     ended_summary(tmp_path, "finished")
@@ -805,7 +719,7 @@ def test_a_signal_that_the_program_blocks_waits_for_it(agent: str, tmp_path: Pat
     ],
 )
 def test_a_run_has_the_end_that_its_program_has(
-    ending: str, state: str, cause: str | None, tmp_path: Path
+    run: Run, ending: str, *, state: str, cause: str | None, tmp_path: Path
 ) -> None:
     """Who reads ``finished`` does not start it again; the exit code is that of the bare program."""
     text = f"""
@@ -831,7 +745,7 @@ def test_a_run_has_the_end_that_its_program_has(
         train(data)
         {ending}
         """
-    instrumented, bare = run(tmp_path, text), run(tmp_path, text, "bare")
+    instrumented, bare = run(text), run(text, "bare")
 
     assert instrumented.returncode == bare.returncode, instrumented.stderr
     assert ended_summary(tmp_path, state)["end_cause"] == cause
@@ -850,9 +764,9 @@ def test_a_run_has_the_end_that_its_program_has(
         ("for _ in data: leave()", "finished"),
     ],
 )
-@pytest.mark.parametrize("agent", ["process", "thread"])
+@pytest.mark.usefixtures("each_agent")
 def test_an_exit_out_of_a_loop_is_the_end_of_the_run(
-    agent: str, block: str, state: str, tmp_path: Path
+    run: Run, block: str, state: str, tmp_path: Path
 ) -> None:
     """What it leaves, a pass and stages, ends after the exit; the program has caught it where something begins after it."""
     text = f"""
@@ -862,23 +776,23 @@ def test_an_exit_out_of_a_loop_is_the_end_of_the_run(
             except SystemExit:
                 pass
 
-        start(model, agent="{agent}")
+        start(model)
         train(data)
         {block}
         """
-    done = run(tmp_path, text)
+    done = run(text)
 
     assert done.returncode == (3 if state == "failed" else 0), done.stderr
     ended_summary(tmp_path, state)
 
 
-def test_states_of_an_earlier_end_are_off_in_the_next_attempt(tmp_path: Path) -> None:
+def test_states_of_an_earlier_end_are_off_in_the_next_attempt(run: Run, tmp_path: Path) -> None:
     """Its series are the same: what no one takes back stays true for minutes. Few runs end by Ctrl-C, and all have states."""
     common = 'session = start(model, run_id="r")\ntrain(data)\n'
-    run(tmp_path, common + "raise KeyboardInterrupt")
+    run(common + "raise KeyboardInterrupt")
     ended_summary(tmp_path, "interrupted")
     first = exported_states(tmp_path)
-    run(tmp_path, common)
+    run(common)
     ended_summary(tmp_path, "finished")
     second = exported_states(tmp_path)
 
@@ -903,10 +817,10 @@ CONSOLE = """
     ],
 )
 def test_an_error_that_a_prompt_shows_is_no_end_of_the_run(
-    lines: list[str], state: str, tmp_path: Path
+    run: Run, lines: list[str], state: str, tmp_path: Path
 ) -> None:
     """Python and IPython leave it in ``sys.last_value``, as the interpreter leaves the one that ends a program."""
-    done = run(tmp_path, CONSOLE + "".join(f"        prompt.push({line!r})\n" for line in lines))
+    done = run(CONSOLE + "".join(f"        prompt.push({line!r})\n" for line in lines))
 
     assert done.returncode == (3 if state == "failed" else 0), done.stderr
     ended_summary(tmp_path, state)
@@ -924,20 +838,16 @@ def test_an_error_at_pythons_own_prompt_is_no_end_of_the_run(tmp_path: Path) -> 
     assert ended_summary(tmp_path, "finished")["steps"] == {"train": 10}
 
 
-def test_a_notebook_whose_last_cell_fails_has_failed(tmp_path: Path) -> None:
+def test_a_notebook_whose_last_cell_fails_has_failed(run: Run, tmp_path: Path) -> None:
     """What runs a notebook as a job stops at the first cell that fails, and ends the kernel as a user would."""
-    run(
-        tmp_path,
-        CONSOLE
-        + """
+    run(f"""{CONSOLE}
         sys.modules["IPython"] = shell = type(os)("IPython")
         shell.get_ipython = lambda: shell
         shell.last_execution_succeeded = False
         start(model)
         train()
         prompt.push("1 / 0")
-        """,
-    )
+        """)
 
     ended_summary(tmp_path, "failed")
 
@@ -951,16 +861,15 @@ def test_a_notebook_whose_last_cell_fails_has_failed(tmp_path: Path) -> None:
         ("session.close(); raise SystemExit(3)", "finished"),
     ],
 )
-def test_an_exit_code_that_no_one_has_said_is_the_kernels(ending: str, state: str, tmp_path: Path) -> None:
+def test_an_exit_code_that_no_one_has_said_is_the_kernels(
+    run: Run, ending: str, state: str, tmp_path: Path
+) -> None:
     """``raise SystemExit(main())`` leaves nothing that ``atexit`` could see; the agent learns of it when the program is gone."""
-    run(
-        tmp_path,
-        f"""
+    run(f"""
         session = start(model, agent="process")
         train()
         {ending}
-        """,
-    )
+        """)
     (folder,) = runs(tmp_path)
 
     until(lambda: (folder / "rank0.lock").read_text().strip().endswith("closed"))
