@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.support.command_line import Cli, Ended
+
 # Started in the background, or under nohup, Ctrl-C or SIGHUP is ignored: the programs under test must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +68,22 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
     # Sessions of the tests' own process: a thread starts faster. Programs that tests start have the default.
     monkeypatch.setenv("OTEL_TRAIN_AGENT", os.environ.get("TEST_AGENT", "thread"))
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs ``otel-train`` with these words."""
+    from otel_train.cli.main import main
+
+    def run(*words: object) -> Ended:
+        capsys.readouterr()
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as ended:  # of argparse
+            code = int(ended.code or 0)
+        return Ended(code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

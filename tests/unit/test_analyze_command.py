@@ -7,14 +7,13 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import otel_train
 from otel_train.cli import arguments
-from otel_train.cli.main import main
 from otel_train.profiler.storage import together
+from tests.support.command_line import Cli
 from tests.support.made_trace import MadeTrace, training
 
 
@@ -30,49 +29,39 @@ def a_run(folder: Path, *, ranks: int = 1) -> Path:
     return run
 
 
-def test_it_says_what_a_trace_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_a_trace_says(tmp_path: Path, cli: Cli) -> None:
     """Findings first, then the tables behind them."""
-    path = training(steps=4).write(tmp_path / "trace.json")
+    page = cli("analyze", training(steps=4).write(tmp_path / "trace.json")).printed
 
-    assert main(["analyze", str(path)]) == 0
-
-    page = capsys.readouterr().out
     assert page.index("forward") > page.index("→")
     for part in ("4 steps", "device idle", "critical path", "aten::addmm", "memory cuda:0", "tensor cores"):
         assert part in page
     assert max(map(len, page.splitlines())) <= 100
 
 
-def test_json_is_one_document_per_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_per_trace(tmp_path: Path, cli: Cli) -> None:
     """Scripts read lines."""
     path = training(steps=2).write(tmp_path / "trace.json")
+    document = json.loads(cli("analyze", path, "--json", "--top", "2").printed)
 
-    assert main(["analyze", str(path), "--json", "--top", "2"]) == 0
-
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert document["schema"] == "otel_train.analysis/2"
     assert len(document["top_cpu_ops"]) == 2
 
 
-def test_a_run_stands_for_its_newest_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_stands_for_its_newest_capture(tmp_path: Path, cli: Cli) -> None:
     """All ranks of it, so that waiting shows."""
-    run = a_run(tmp_path, ranks=2)
+    page = cli("analyze", a_run(tmp_path, ranks=2)).printed
 
-    assert main(["analyze", str(run)]) == 0
-
-    page = capsys.readouterr().out
     assert "of 2 ranks" in page
     assert "made wait" in page
 
 
-def test_the_rank_may_be_in_the_name_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rank_may_be_in_the_name_of_the_file(tmp_path: Path, cli: Cli) -> None:
     """Without torch.distributed the profiler does not know it."""
     made = MadeTrace(rank=None)
     made.op("aten::mm", 0, 5)
+    document = json.loads(cli("analyze", made.write(tmp_path / "epoch_1-rank3.json"), "--json").printed)
 
-    assert main(["analyze", str(made.write(tmp_path / "epoch_1-rank3.json")), "--json"]) == 0
-
-    document = json.loads(capsys.readouterr().out)
     assert document["rank"] == 3
     assert not any("which rank" in sentence for sentence in document["missing"])
 
@@ -88,27 +77,24 @@ def test_captures_of_one_moment_belong_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing.json"], "nothing.json: there is no such file"),
-        (["nothing"], "neither a run directory nor"),
-        (["one.json", "two.json"], "one.json: there is no such file"),
-        (["bad.json"], "expected JSON"),
+        ("analyze nothing.json", "nothing.json: there is no such file"),
+        ("analyze nothing", "neither a run directory nor"),
+        ("analyze one.json two.json", "one.json: there is no such file"),
+        ("analyze bad.json", "expected JSON"),
+        # `otel-train analyze <(zstd -dc trace.json.zst)` was said to be no run directory.
+        ("analyze pipe", "pipe: is a pipe, a socket or a device. Write its content to a file"),
+        ("compare pipe other.json", "pipe: is a pipe, a socket or a device. Write its content to a file"),
     ],
 )
 def test_what_cannot_be_analysed_is_one_line_and_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    says: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, words: str, *, says: str
 ) -> None:
     """A traceback says nothing to whoever mistyped a name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.json").write_text("hello")
+    os.mkfifo("pipe")
+    error = cli(*words.split()).refused
 
-    assert main(["analyze", *words]) == 2
-
-    error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
 
@@ -118,18 +104,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.mark.parametrize("words", [["analyze", "pipe"], ["compare", "pipe", "other.json"]])
-def test_a_pipe_is_named_as_one(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`otel-train analyze <(zstd -dc trace.json.zst)` was said to be no run directory."""
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-
-    assert main(words) == 2
-    assert "pipe: is a pipe, a socket or a device. Write its content to a file" in capsys.readouterr().err
 
 
 def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +123,11 @@ def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_shapes_of_an_operator_are_shown_on_demand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shapes_of_an_operator_are_shown_on_demand(tmp_path: Path, cli: Cli) -> None:
     """Which sizes to pad is in the trace, if it was recorded."""
     path = training(steps=2).write(tmp_path / "trace.json")
 
-    assert main(["analyze", str(path), "--shapes", "aten::addmm"]) == 0
-    assert "aten::addmm [[128], [32, 64]" in capsys.readouterr().out
+    assert "aten::addmm [[128], [32, 64]" in cli("analyze", path, "--shapes", "aten::addmm").printed
 
 
 def test_every_public_name_of_the_package_is_a_function() -> None:
@@ -173,11 +144,10 @@ def test_the_package_is_reached_by_its_full_name(tmp_path: Path) -> None:
     assert otel_train.trace_analysis.trace_summary(path)["breakdown"]["steps"] == 2
 
 
-def test_a_run_without_captures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_captures_says_so(tmp_path: Path, cli: Cli) -> None:
     """The next question is how to get one."""
     run = a_run(tmp_path)
     for capture in (run / "captures").iterdir():
         capture.unlink()
 
-    assert main(["analyze", str(run)]) == 2
-    assert "has no captures" in capsys.readouterr().err
+    assert "has no captures" in cli("analyze", run).refused

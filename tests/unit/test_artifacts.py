@@ -19,6 +19,7 @@ from otel_train.artifacts.writer import MOST_STEPS, write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
 from otel_train.files import MOST_JSON_BYTES
+from tests.support.command_line import Cli
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
 from tests.support.made_trace import training
 
@@ -264,15 +265,14 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_a_run_that_nothing_can_be_made_of_is_refused_and_left_as_it_is(
-    run: Path, spoil: Any, capsys: pytest.CaptureFixture[str]
+    run: Path, spoil: Any, cli: Cli
 ) -> None:
     """One line that says what was looked for, exit code 2, and no half-made folder."""
     spoil(run)
     before = sorted(run.rglob("*"))
+    said = cli("export", run).refused
 
-    assert main(["export", str(run)]) == 2
-
-    assert "Traceback" not in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
     assert said.count("\n") == 1
     assert sorted(run.rglob("*")) == before
 
@@ -352,22 +352,17 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_what_was_tampered_with_is_named_by_its_file(
-    run: Path, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_tampered_with_is_named_by_its_file(run: Path, case: str, cli: Cli) -> None:
     """Exit code 1 stops a pipeline; the file's name says where to look."""
     put_capture(run)
     folder = write(run, 0).folder
-    assert main(["validate", str(folder)]) == 0
+    assert cli("validate", folder).code == 0
     name, tamper = TAMPERED[case]
     tamper(folder)
-    capsys.readouterr()
+    code, out, _ = cli("validate", folder, "--json")
 
-    code = main(["validate", str(folder), "--json"])
-
-    faults = json.loads(capsys.readouterr().out)["faults"]
     assert code == 1
-    assert name in {fault["file"] for fault in faults}
+    assert name in {fault["file"] for fault in json.loads(out)["faults"]}
 
 
 def test_metrics_and_totals_of_a_run_that_ended_must_agree(run: Path) -> None:
@@ -389,38 +384,32 @@ def test_metrics_and_totals_of_a_run_that_ended_must_agree(run: Path) -> None:
     assert main(["validate", str(write(run, 0).folder)]) == 1
 
 
-def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_directory_is_checked_rank_by_rank(run: Path, cli: Cli) -> None:
     """Torn lines, lost records, sums that do not add up."""
     say_summary(run)
-    sound = main(["validate", str(run)])
+    sound = cli("validate", run).code
     telemetry = read(run / "rank0", "summary.json")["telemetry"]
     say_summary(run, telemetry={**telemetry, "records_lost": 3}, activities={"productive": 1.0})
     (run / "rank0" / "events.jsonl").write_text('{"a": 1}\nnot json\n{"torn')
-    capsys.readouterr()
+    code, said, _ = cli("validate", run)
 
-    code = main(["validate", str(run)])
-
-    said = capsys.readouterr().out
     assert (sound, code) == (0, 1)
     assert "rank0/events.jsonl: 1 lines are no JSON objects" in said
     assert "3 records were lost" in said
     assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
 
 
-def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, cli: Cli) -> None:
     """Seen: a stage was innermost for 1.11 s and open for 0.31 s, and the check passed it."""
     say_summary(run)
     summary = read(run / "rank0", "summary.json")
     summary["stages"][0] |= {"self_seconds": 1.11, "inclusive_seconds": 0.31}
     say_summary(run, stages=summary["stages"])
-
-    code = main(["validate", str(run)])
+    code, said, _ = cli("validate", run)
 
     assert code == 1
-    assert (
-        "rank0/summary.json: stages: self_seconds of train code data is 1.11 s, its inclusive_seconds 0.31 s"
-        in capsys.readouterr().out
-    )
+    fault = "stages: self_seconds of train code data is 1.11 s, its inclusive_seconds 0.31 s"
+    assert f"rank0/summary.json: {fault}" in said
 
 
 def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> None:
@@ -429,17 +418,13 @@ def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> No
     assert main(["validate", str(tmp_path / "none")]) == 2
 
 
-def test_names_from_a_run_are_text_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_a_run_are_text_in_the_report(tmp_path: Path, cli: Cli) -> None:
     """A loader may be called anything, and the page opens in a browser; so may a terminal be written to."""
     evil = '<script>alert("x")</script>\x1b[2J'
-    run = leave_run(tmp_path, (3,), loader=evil)
-    folder = write(run, 0).folder
+    folder = write(leave_run(tmp_path, (3,), loader=evil), 0).folder
 
-    assert main(["validate", str(folder), "--report", "--analysis"]) == 0
-
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<script>alert" not in page
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in cli("validate", folder, "--report", "--analysis").printed
+    assert "<script>alert" not in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_artifacts_and_check_need_no_torch(run: Path) -> None:
@@ -458,19 +443,13 @@ def test_artifacts_and_check_need_no_torch(run: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_rank_that_is_not_there_is_named_with_those_that_are(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_is_not_there_is_named_with_those_that_are(run: Path, cli: Cli) -> None:
     """The message saves listing the folder."""
-    assert main(["export", str(run), "--rank", "3"]) == 2
-    assert "no rank 3. Ranks: 0" in capsys.readouterr().err
+    assert "no rank 3. Ranks: 0" in cli("export", run, "--rank", "3").refused
 
 
-def test_a_program_behind_two_dashes_keeps_its_own_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_behind_two_dashes_keeps_its_own_options(tmp_path: Path, cli: Cli) -> None:
     """--help of the program is not ours, and a RUN beside a program is a mistake."""
-    assert main(["profile", "r1", "--steps", "2", "--", "train.py", "--help"]) == 2
-    assert "either a live RUN, or a program" in capsys.readouterr().err
-    assert main(["profile", "--output-dir", str(tmp_path), "--", str(tmp_path / "no.py")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    both = cli("profile", "r1", "--steps", "2", "--", "train.py", "--help")
+    assert "either a live RUN, or a program" in both.refused
+    assert "no such file" in cli("profile", "--output-dir", tmp_path, "--", tmp_path / "no.py").refused

@@ -12,7 +12,7 @@ import pytest
 
 from otel_train import catalog
 from otel_train.catalog import Kind, Metric
-from otel_train.cli.main import main
+from tests.support.command_line import Cli
 from tools import generated
 
 LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}
@@ -153,32 +153,24 @@ def test_a_stale_page_is_named_and_fails_the_check(
     assert "metrics.md" not in said
 
 
-def test_the_json_list_has_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_list_has_every_metric(cli: Cli) -> None:
     """Programs that build dashboards read it."""
-    assert main(["metrics", "--json"]) == 0
-
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(cli("metrics", "--json").printed)
 
     assert [fact["name"] for fact in facts["metrics"]] == [metric.name for metric in catalog.ALL]
 
 
-def test_the_prometheus_list_has_the_translated_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_prometheus_list_has_the_translated_names(cli: Cli) -> None:
     """People paste these into queries."""
-    assert main(["metrics", "--prometheus"]) == 0
-
-    names = capsys.readouterr().out.split()
+    names = cli("metrics", "--prometheus").printed.split()
 
     assert "train_stage_duration_seconds" in names
     assert len(names) == len(catalog.PUBLISHED)
 
 
-def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(cli: Cli) -> None:
     """People grep it for what they can query."""
-    assert main(["metrics"]) == 0
-
-    words = capsys.readouterr().out.split()
+    words = cli("metrics").printed.split()
 
     assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
     assert "train.collective.wait.duration" not in words

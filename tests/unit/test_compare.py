@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from otel_train import ComparisonError
-from otel_train.cli.main import main
 from otel_train.compare import Sample, Side, compare, is_slower, of_values, ratio, together
+from tests.support.command_line import Cli
 from tests.support.made_trace import MadeTrace
 
 
@@ -158,14 +158,11 @@ def trace(path: Path, *, step: float, kernels: bool = True) -> str:
     return str(made.write(path))
 
 
-def test_traces_are_compared_step_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_are_compared_step_by_step(tmp_path: Path, cli: Cli) -> None:
     """1,000 and 1,200 us, of which forward is half."""
     one, two = trace(tmp_path / "a.json", step=1000), trace(tmp_path / "b.json", step=1200)
+    rows = {row["name"]: row for row in json.loads(cli("compare", one, two, "--json").printed)["rows"]}
 
-    assert main(["compare", one, two, "--json"]) == 0
-
-    document = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in document["rows"]}
     assert next(iter(rows)) == "step"
     assert rows["step"]["ratio"] == pytest.approx(1.2, rel=0.01)
     assert rows["stage forward"]["ratio"] == pytest.approx(1.2)
@@ -173,20 +170,18 @@ def test_traces_are_compared_step_by_step(tmp_path: Path, capsys: pytest.Capture
     assert rows["step"]["conclusion"] == "slower"
 
 
-def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, cli: Cli) -> None:
     """Code 1 for slower, 0 for not, 2 for not comparable: CI tells them apart."""
     one, two = trace(tmp_path / "a.json", step=1000), trace(tmp_path / "b.json", step=1200)
     host = trace(tmp_path / "c.json", step=1000, kernels=False)
+    slower, faster, other = (
+        cli("compare", *pair, "--fail-if-slower", "5%") for pair in ((one, two), (two, one), (one, host))
+    )
 
-    codes = [
-        main(["compare", *pair, "--fail-if-slower", "5%"]) for pair in ((one, two), (two, one), (one, host))
-    ]
-
-    assert codes == [1, 0, 2]
-    printed = capsys.readouterr()
-    assert "1.201 times as long" in printed.out
-    assert "is slower by more than 0.05" in printed.err
-    assert "not comparable: what ran on a device differ" in printed.err
+    assert (slower.code, faster.code) == (1, 0)
+    assert "1.201 times as long" in slower.out
+    assert "is slower by more than 0.05" in slower.err
+    assert "not comparable: what ran on a device differ" in other.refused
 
 
 def a_run(
@@ -235,13 +230,13 @@ def a_run(
     return str(folder)
 
 
-def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_compared_by_their_histograms(tmp_path: Path, cli: Cli) -> None:
     """10 and 11 ms per step. The line that a crash tore off is skipped."""
     one, two = a_run(tmp_path / "a", seconds=0.010), a_run(tmp_path / "b", seconds=0.011, torch="2.10")
+    code, out, _ = cli("compare", one, two, "--json", "--fail-if-slower", "0.05")
 
-    assert main(["compare", one, two, "--json", "--fail-if-slower", "0.05"]) == 1
-
-    document = json.loads(capsys.readouterr().out)
+    assert code == 1
+    document = json.loads(out)
     rows = {row["name"]: row for row in document["rows"]}
     assert set(rows) == {"step", "stage data · train", "stage other · train"}
     assert rows["step"]["before"]["count"] == 100
@@ -252,9 +247,7 @@ def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.Ca
     assert "torch: 2.9 → 2.10" in document["differences"]
 
 
-def test_runs_say_how_their_loaders_and_settings_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_say_how_their_loaders_and_settings_differ(tmp_path: Path, cli: Cli) -> None:
     """What was changed on purpose is read first; what one of them does not have, as a loader, is no change from None."""
     one = a_run(tmp_path / "a", seconds=0.010, cuda_timing="events", former=1)
     two = a_run(tmp_path / "b", seconds=0.009, cuda_timing="off", workers=4, size=64)
@@ -264,9 +257,7 @@ def test_runs_say_how_their_loaders_and_settings_differ(
     summary["loaders"].append({**summary["loaders"][0], "loader": "val"})
     path.write_text(json.dumps(summary))
 
-    assert main(["compare", one, two, "--json"]) == 0
-
-    assert json.loads(capsys.readouterr().out)["differences"] == [
+    assert json.loads(cli("compare", one, two, "--json").printed)["differences"] == [
         "loaders: train → train, val",
         "workers of train: 0 → 4",
         "samples per batch of train: 32.0 → 64.0",
@@ -274,43 +265,39 @@ def test_runs_say_how_their_loaders_and_settings_differ(
     ]
 
 
-def test_the_folder_of_a_rank_is_that_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_rank_is_that_rank(tmp_path: Path, cli: Cli) -> None:
     """As of every command that reads a run: two ranks of one run are compared so."""
     run, other = (a_run(tmp_path / name, seconds=s) for name, s in (("a", 0.010), ("b", 0.011)))
     (Path(other) / "rank0").rename(Path(run) / "rank1")
 
-    assert main(["compare", f"{run}/rank0", f"{run}/rank1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"][0]["ratio"] == pytest.approx(1.1)
+    [row, *_] = json.loads(cli("compare", f"{run}/rank0", f"{run}/rank1", "--json").printed)["rows"]
+    assert row["ratio"] == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["compare", "{a}", "{nowhere}"], "neither a run directory"),
-        (["compare", "{a}", "{a}", "--rank", "5"], "has no rank 5"),
-        (["compare", "{a}", "{many}"], "ranks differ: 1 in"),
-        (["compare", "{a}", "{empty}"], "Has training begun"),
+        ("a nowhere", "neither a run directory"),
+        ("a a --rank 5", "has no rank 5"),
+        ("a many", "ranks differ: 1 in"),
+        ("a empty", "Has training begun"),
     ],
 )
 def test_runs_that_cannot_be_compared_say_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, words: str, *, says: str
 ) -> None:
     """One line, code 2."""
-    places = {
-        "a": a_run(tmp_path / "a", seconds=0.01),
-        "many": a_run(tmp_path / "many", seconds=0.01, ranks=8),
-        "empty": a_run(tmp_path / "empty", seconds=0.01),
-        "nowhere": str(tmp_path / "nowhere"),
-    }
+    monkeypatch.chdir(tmp_path)
+    for name, ranks in (("a", 1), ("many", 8), ("empty", 1)):
+        a_run(tmp_path / name, seconds=0.01, ranks=ranks)
     (tmp_path / "empty/rank0/metrics.otlp.jsonl").unlink()
 
-    assert main([word.format(**places) for word in words]) == 2
-    assert says in capsys.readouterr().err
+    assert says in cli("compare", *words.split()).refused
 
 
 @pytest.mark.parametrize("text", ["fast", "-5%", "2000%"])
-def test_a_limit_that_is_no_share_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_that_is_no_share_is_refused(text: str, cli: Cli) -> None:
     """`--fail-if-slower 5` would never fail."""
-    with pytest.raises(SystemExit):
-        main(["compare", "a", "b", f"--fail-if-slower={text}"])
-    assert "expected a share such as 5% or 0.05" in capsys.readouterr().err
+    assert (
+        "expected a share such as 5% or 0.05" in cli("compare", "a", "b", f"--fail-if-slower={text}").refused
+    )

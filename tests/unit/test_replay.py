@@ -6,17 +6,18 @@ import json
 import socketserver
 import threading
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from otel_train.cli import replay as command
-from otel_train.cli.main import main
 from otel_train.cli.replay import RequestCounts, replay
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
+from tests.support.command_line import Cli
 from tests.support.http_server import http_server
 from tests.support.receiver import http_receiver, refusing_address
 from tests.support.snapshots import RESOURCE, START_NS, snapshot, spans
@@ -63,8 +64,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("otel_train.exporters.otlp.FIRST_PAUSE_S", 0.01)
 
 
-def cli(*words: str) -> int:
-    return main(["replay", *words])
+@pytest.fixture
+def send(run_path: Path, cli: Cli) -> Cli:
+    """Replays the run to an endpoint."""
+    return lambda endpoint, *words: cli("replay", run_path, *words, "--endpoint", endpoint)
+
+
+@pytest.fixture
+def verify(run_path: Path, cli: Cli) -> Cli:
+    """Asks a Prometheus what it has of the run."""
+    return partial(cli, "replay", run_path, "--verify", "--wait", "0", "--prometheus")
 
 
 def test_without_a_collector_replay_says_how_to_name_one(run_path: Path) -> None:
@@ -93,55 +102,47 @@ def test_a_signal_without_an_endpoint_is_kept_and_counted_as_kept(run_path: Path
         assert (len(received.metrics), len(received.traces)) == (3, 0)
 
 
-def test_every_rank_is_sent_and_the_spool_is_empty_afterwards(
-    run_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rank_is_sent_and_the_spool_is_empty_afterwards(run_path: Path, send: Cli) -> None:
     """One command for the whole run; nothing is sent twice."""
     with http_receiver() as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
+        assert "3 accepted, 0 kept, 0 rejected, 0 cut off" in send(received.endpoint).printed
         assert (len(received.metrics), len(received.traces)) == (2, 1)
-        assert "3 accepted, 0 kept, 0 rejected, 0 cut off" in capsys.readouterr().out
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
+        assert send(received.endpoint).code == 0
         assert received.requests == 3
     assert not list(run_path.glob("rank*/spool"))
 
 
-def test_the_recording_is_sent_when_asked_and_stays(run_path: Path) -> None:
+def test_the_recording_is_sent_when_asked_and_stays(run_path: Path, send: Cli) -> None:
     """The recording is the run's memory: a replay may read it, never take it."""
     with http_receiver() as received:
-        assert cli(str(run_path), "--all", "--endpoint", received.endpoint) == 0
+        assert send(received.endpoint, "--all").code == 0
         assert len(received.metrics) == 3
     assert (run_path / "rank0" / "metrics.otlp.jsonl").stat().st_size > 0
 
 
-def test_a_torn_line_is_skipped_and_said(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torn_line_is_skipped_and_said(run_path: Path, send: Cli) -> None:
     """SIGKILL tears lines; the others must get through, and silence would hide the loss."""
     [segment] = (run_path / "rank0" / "spool").glob("metrics-*")
     segment.write_bytes(segment.read_bytes() + b'{"resourceMe')
     with http_receiver() as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
-    assert "3 accepted, 0 kept, 0 rejected, 1 cut off" in capsys.readouterr().out
+        assert "3 accepted, 0 kept, 0 rejected, 1 cut off" in send(received.endpoint).printed
 
 
-def test_a_line_that_is_no_request_is_moved_aside_and_said(
-    run_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_is_no_request_is_moved_aside_and_said(run_path: Path, send: Cli) -> None:
     """What cannot be read here may be readable to another tool: it is never deleted."""
     theirs = b'{"resourceLogs": [{"scopeLogs": []}]}'
     put(run_path / "rank0", b"not JSON", theirs, metrics(8))
     with http_receiver() as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+        code, out, err = send(received.endpoint)
         assert len(received.metrics) == 3
-    out, err = capsys.readouterr()
     rejected = run_path / "rank0" / "spool" / "rejected" / "metrics.jsonl"
 
+    assert code == 1
     assert "4 accepted, 0 kept, 2 rejected, 0 cut off" in out
     assert "the line is no JSON" in err
     assert str(rejected) in err
-    assert [json.loads(line)["line"].encode() for line in rejected.read_text().splitlines()] == [
-        b"not JSON",
-        theirs,
-    ]
+    lines = [json.loads(line)["line"].encode() for line in rejected.read_text().splitlines()]
+    assert lines == [b"not JSON", theirs]
 
 
 def test_requests_of_another_exporter_are_sent_as_they_are(run_path: Path) -> None:
@@ -160,16 +161,14 @@ def test_requests_of_another_exporter_are_sent_as_they_are(run_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["html", "302", "404", "401", "503", "500", "odd", "429"])
-def test_what_gets_no_good_answer_is_kept_byte_for_byte(
-    run_path: Path, mode: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_gets_no_good_answer_is_kept_byte_for_byte(run_path: Path, mode: str, send: Cli) -> None:
     """A login page or a redirect once counted as sent, and the spool was deleted."""
     before = left(run_path)
     with http_receiver(mode) as received:
         received.location = "http://login.example/" if mode == "302" else ""
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
-    out, err = capfd.readouterr()
+        code, out, err = send(received.endpoint)
 
+    assert code == 1
     assert "0 accepted, 3 kept, 0 rejected" in out
     assert "kept: the collector " in err
     assert "Traceback" not in err
@@ -186,28 +185,25 @@ def test_a_collector_that_is_not_there_costs_nothing(run_path: Path) -> None:
     assert left(run_path) == before
 
 
-def test_what_is_refused_is_counted_said_and_no_obstacle(
-    run_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused_is_counted_said_and_no_obstacle(run_path: Path, send: Cli) -> None:
     """Five refused lines stopped everything behind them."""
     put(run_path / "rank0", *(metrics(steps) for steps in range(6)))
     with http_receiver("400") as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
-        assert received.requests == 9
-    out, err = capsys.readouterr()
+        code, out, err = send(received.endpoint)
+        assert (code, received.requests) == (1, 9)
 
     assert "0 accepted, 0 kept, 9 rejected" in out
     assert "9 rejected: the collector refuses a request (400)" in err
     assert left(run_path) == []
 
 
-def test_rejected_points_are_not_called_sent(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_points_are_not_called_sent(send: Cli) -> None:
     """Status 200 alone says nothing."""
     with http_receiver("partial") as received:
         received.rejecting = 2
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
-    out, err = capsys.readouterr()
+        code, out, err = send(received.endpoint)
 
+    assert code == 1
     assert "0 accepted, 0 kept, 3 rejected" in out
     assert "rejects 2 records of a request (too old)" in err
 
@@ -220,60 +216,54 @@ def test_a_collector_that_is_away_is_not_asked_for_every_line(run_path: Path) ->
         assert received.requests == 6  # three tries for each signal
 
 
-def test_what_was_rejected_is_sent_again_once_the_cause_is_fixed(
-    run_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_rejected_is_sent_again_once_the_cause_is_fixed(run_path: Path, send: Cli, cli: Cli) -> None:
     """It lay in a file that only a person with jq and curl could empty."""
     with http_receiver("400") as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+        assert send(received.endpoint).code == 1
     with http_receiver() as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
+        assert send(received.endpoint).code == 0
         assert received.requests == 0
-        assert cli(str(run_path), "--rejected", "--dry-run") == 0
-        assert "3 to send" in capsys.readouterr().out
-        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 0
+        assert "3 to send" in cli("replay", run_path, "--rejected", "--dry-run").printed
+        assert "3 accepted, 0 kept, 0 rejected" in send(received.endpoint, "--rejected").printed
         assert (len(received.metrics), len(received.traces)) == (2, 1)
-    assert "3 accepted, 0 kept, 0 rejected" in capsys.readouterr().out
     assert not list(run_path.glob("rank*/spool"))
 
 
-@pytest.mark.parametrize(("mode", "counts"), [("400", "0 kept, 3 rejected"), ("503", "3 kept, 0 rejected")])
+@pytest.mark.parametrize(("mode", "counts"), [("400", "1 kept, 3 rejected"), ("503", "4 kept, 0 rejected")])
 def test_what_is_rejected_again_stays_with_its_reason(
-    run_path: Path, mode: str, counts: str, capsys: pytest.CaptureFixture[str]
+    run_path: Path, mode: str, counts: str, send: Cli
 ) -> None:
     """Whatever the answer, no line of spool/rejected/ is lost, nor one that cannot be read."""
     with http_receiver("413") as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+        assert send(received.endpoint).code == 1
     files = sorted(run_path.glob("rank*/spool/rejected/*.jsonl"))
     lines = [json.loads(path.read_text())["line"] for path in files]
     files[0].write_text(files[0].read_text() + "no JSON\n")
     with http_receiver(mode) as received:
-        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 1
+        code, out, _ = send(received.endpoint, "--rejected")
     kept = [path.read_text().splitlines() for path in files]
-    expected = counts if mode == "503" else "1 kept, 3 rejected"
 
+    assert code == 1
     assert [json.loads(each[0])["line"] for each in kept] == lines
     assert kept[0][1] == "no JSON"
     assert ("413" in json.loads(kept[0][0])["reason"]) == (mode == "503")
-    assert expected.replace("3 kept", "4 kept") in capsys.readouterr().out
+    assert counts in out
 
 
 def test_rejected_requests_wait_for_the_lock_and_are_kept_without_it(
-    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, send: Cli
 ) -> None:
     """A run that rejects one at the same time must not lose it, and what was not sent is not called sent."""
     monkeypatch.setattr(command, "_BUSY_TRIES", 2)
     with http_receiver("400") as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+        assert send(received.endpoint).code == 1
     with http_receiver() as received, SpoolQueue(run_path / "rank0", "metrics").sending():
-        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 1
-        assert received.requests == 2
-    assert "2 accepted, 1 kept" in capsys.readouterr().out
+        code, out, _ = send(received.endpoint, "--rejected")
+        assert (code, received.requests) == (1, 2)
+    assert "2 accepted, 1 kept" in out
 
 
-def test_a_link_in_place_of_a_recording_is_not_followed(
-    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_in_place_of_a_recording_is_not_followed(run_path: Path, tmp_path: Path, send: Cli) -> None:
     """Whatever lies in a run directory, only files of a run are sent."""
     secret = tmp_path / "secret"
     secret.write_bytes(metrics() + b"\n")
@@ -281,16 +271,17 @@ def test_a_link_in_place_of_a_recording_is_not_followed(
     recording.unlink()
     recording.symlink_to(secret)
     with http_receiver() as received:
-        assert cli(str(run_path), "--all", "--endpoint", received.endpoint) == 2
+        assert "link" in send(received.endpoint, "--all").refused
         assert received.requests == 0
-    assert "link" in capsys.readouterr().err
 
 
-def test_old_metrics_are_said_to_be_old(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_metrics_are_said_to_be_old(send: Cli) -> None:
     """A Collector accepts them, and the store behind it does not: "5 sent" was true, and none was stored."""
     with http_receiver() as received:
-        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
-    assert "2 of metrics are older than 24 h" in capsys.readouterr().err
+        ended = send(received.endpoint)
+
+    assert ended.code == 0
+    assert "2 of metrics are older than 24 h" in ended.err
 
 
 def store(*times_s: float, status: int = 200) -> AbstractContextManager[str]:
@@ -300,41 +291,31 @@ def store(*times_s: float, status: int = 200) -> AbstractContextManager[str]:
     return http_server(lambda *_: (status, json.dumps(document if status == 200 else {}).encode()))
 
 
-def test_what_is_in_the_store_is_no_more_than_what_the_store_says(
-    run_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_in_the_store_is_no_more_than_what_the_store_says(send: Cli, verify: Cli) -> None:
     """Accepted is not stored. What is not there lies somewhere, and the way from there is said."""
-    verify = [str(run_path), "--verify", "--wait", "0", "--prometheus"]
     with store(START_NS / 1e9 + 10) as there, store() as empty:
-        assert cli(*verify, there) == 0
-        assert "2 of 2 exports are in" in capsys.readouterr().out
-        assert cli(*verify, empty) == 1
-        assert "2 wait in the spool: otel-train replay sends them" in capsys.readouterr().err
+        assert "2 of 2 exports are in" in verify(there).printed
+        waiting = verify(empty)
         with http_receiver("400") as received:
-            cli(str(run_path), "--endpoint", received.endpoint)
-        assert cli(*verify, empty) == 1
-        assert "--rejected sends them again" in capsys.readouterr().err
+            send(received.endpoint)
+        rejected = verify(empty)
         with http_receiver() as received:
-            cli(str(run_path), "--rejected", "--endpoint", received.endpoint)
-        capsys.readouterr()
-        assert cli(*verify, empty) == 1
-    err = capsys.readouterr().err
-    assert "rank 3: 1 of 1 are missing, between 2023-11-14 22:13:30 UTC" in err
-    assert "--blocks DIR writes that for promtool" in err
+            send(received.endpoint, "--rejected")
+        missing = verify(empty)
+
+    assert [ended.code for ended in (waiting, rejected, missing)] == [1, 1, 1]
+    assert "2 wait in the spool: otel-train replay sends them" in waiting.err
+    assert "--rejected sends them again" in rejected.err
+    assert "rank 3: 1 of 1 are missing, between 2023-11-14 22:13:30 UTC" in missing.err
+    assert "--blocks DIR writes that for promtool" in missing.err
 
 
-@pytest.mark.parametrize("status", [200, 302, 404, 503])
-def test_a_store_that_is_none_is_said_and_exit_code_two(
-    run_path: Path, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("status", [302, 404, 503])
+def test_a_store_that_is_none_is_said_and_exit_code_two(status: int, verify: Cli) -> None:
     """No answer must not read as nothing missing, nor as everything."""
-    address = "http://127.0.0.1:9"
-    if status != 200:
-        with store(status=status) as there:
-            assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", there) == 2
-    else:
-        assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", address) == 2
-    assert "does not answer as Prometheus does" in capsys.readouterr().err
+    with store(status=status) as there:
+        assert "does not answer as Prometheus does" in verify(there).refused
+    assert "does not answer as Prometheus does" in verify("http://127.0.0.1:9").refused
 
 
 @pytest.mark.parametrize(
@@ -347,9 +328,7 @@ def test_a_store_that_is_none_is_said_and_exit_code_two(
     ],
     ids=["no HTTP", "deep", "torn", "torn error"],
 )
-def test_an_answer_that_is_none_is_said_and_exit_code_two(
-    run_path: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_answer_that_is_none_is_said_and_exit_code_two(answer: bytes, verify: Cli) -> None:
     """Another port of a machine answers, too: with "unexpected BadStatusLine"."""
 
     class Handler(socketserver.BaseRequestHandler):
@@ -359,15 +338,11 @@ def test_an_answer_that_is_none_is_said_and_exit_code_two(
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        code = cli(str(run_path), "--verify", "--wait", "0", "--prometheus", url)
+        ended = verify(f"http://127.0.0.1:{server.server_address[1]}")
         server.shutdown()
-
-    assert code == 2
-    assert "does not answer as Prometheus does" in capsys.readouterr().err
+    assert "does not answer as Prometheus does" in ended.refused
 
 
-def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, cli: Cli) -> None:
     """Scripts tell a wrong path from a collector that is away."""
-    assert cli(str(tmp_path / "nothing"), "--run-dir", str(tmp_path)) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert cli("replay", tmp_path / "nothing", "--run-dir", tmp_path).refused.count("\n") == 1

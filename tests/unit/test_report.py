@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from otel_train.cli.main import main
 from otel_train.rundata.live_view import RankView
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
@@ -19,6 +18,7 @@ from otel_train.trace_analysis.timeline import TraceTimeline
 from otel_train.ui.charts import area, bars, elapsed
 from otel_train.ui.components import flame_graph
 from otel_train.ui.pages import report_page
+from tests.support.command_line import Cli
 from tests.support.made_trace import MadeTrace, training
 
 EVIL = '<script>alert("x")</script>'
@@ -121,10 +121,9 @@ def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> P
 
 
 @pytest.fixture
-def page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def page(tmp_path: Path, cli: Cli) -> str:
     run = a_run(tmp_path)
-    assert main(["report", str(run)]) == 0
-    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert cli("report", run).printed.strip() == str(run / "report.html")
     return (run / "report.html").read_text(encoding="utf-8")
 
 
@@ -157,76 +156,68 @@ def test_colours_follow_the_browser(page: str) -> None:
     assert "color-scheme: light dark" in page
 
 
-def test_the_timeline_is_what_happened_between_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_timeline_is_what_happened_between_lines(tmp_path: Path, cli: Cli) -> None:
     """Counters only grow; a reader wants to know about this minute. 20 % waiting, 2 ms of data per step, throughout."""
-    assert main(["report", str(a_run(tmp_path)), "--json"]) == 0
+    series = json.loads(cli("report", a_run(tmp_path), "--json").printed)["series"]
 
-    series = json.loads(capsys.readouterr().out)["series"]
     assert series["times"] == pytest.approx(list(range(1, 10)))
     assert series["activities"]["data_wait"] == pytest.approx([0.2] * 9)
     assert series["stages"]["data"] == pytest.approx([0.002] * 9)
     assert series["memory"]["process memory usage"][0] == pytest.approx(5.02e8)
 
 
-def test_a_histogram_keeps_its_empty_buckets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_histogram_keeps_its_empty_buckets(tmp_path: Path, cli: Cli) -> None:
     """Two peaks drawn side by side would look like one."""
-    assert main(["report", str(a_run(tmp_path)), "--json"]) == 0
+    [first, _] = json.loads(cli("report", a_run(tmp_path), "--json").printed)["histograms"]
 
-    [first, _] = json.loads(capsys.readouterr().out)["histograms"]
     assert (first["name"], first["numbers"]) == ("train · code · forward", [60, 0, 40])
 
 
-def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
+def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path, cli: Cli) -> None:
     """It may have died early, or been set to write little."""
     run = a_run(tmp_path, capture=False)
     (run / "rank0/metrics.otlp.jsonl").unlink()
     target = tmp_path / "there.html"
 
-    assert main(["report", str(run), "--output", str(target)]) == 0
+    assert cli("report", run, "--output", target).code == 0
 
     page = target.read_text(encoding="utf-8")
     assert "No capture was taken." in page
     assert "Over time" not in page
 
 
-def test_a_report_passes_over_a_capture_that_is_not_opened(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_passes_over_a_capture_that_is_not_opened(tmp_path: Path, cli: Cli) -> None:
     """One odd file must not cost the report of a whole run."""
     run = a_run(tmp_path, capture=False)
     (run / "captures").mkdir(exist_ok=True)
     os.mkfifo(run / "captures" / "epoch_1-step_2-rank0.json.gz")
+    code, _, err = cli("report", run)
 
-    assert main(["report", str(run)]) == 0
-    assert "epoch_1-step_2-rank0.json.gz is passed over" in capsys.readouterr().err
+    assert code == 0
+    assert "epoch_1-step_2-rank0.json.gz is passed over" in err
 
 
-def test_validate_writes_the_same_report(tmp_path: Path) -> None:
+def test_validate_writes_the_same_report(tmp_path: Path, cli: Cli) -> None:
     """It replaced the one that was there by one without flight file, metrics and flame graphs."""
     run = a_run(tmp_path)
     reports = []
-    for words in (["report", str(run)], ["validate", str(run), "--report"]):
-        main(words)
+    for words in (["report", run], ["validate", run, "--report"]):
+        cli(*words)
         reports.append((run / "report.html").read_text(encoding="utf-8"))
 
     assert reports[0] == reports[1]
 
 
-def test_a_report_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, cli: Cli) -> None:
     """A full disk, a folder that is not ours."""
-    run = a_run(tmp_path, capture=False)
+    target = tmp_path / "no/such/folder.html"
 
-    assert main(["report", str(run), "--output", str(tmp_path / "no/such/folder.html")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in cli("report", a_run(tmp_path, capture=False), "--output", target).refused
 
 
 @pytest.mark.parametrize("behind_a_link", [False, True])
 def test_a_report_takes_the_place_of_no_device_and_no_pipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], behind_a_link: bool
+    tmp_path: Path, cli: Cli, behind_a_link: bool
 ) -> None:
     """``--output /dev/null``, or ``/dev/stdout``, by root: the device would be gone for the whole machine."""
     run = a_run(tmp_path)
@@ -236,10 +227,8 @@ def test_a_report_takes_the_place_of_no_device_and_no_pipe(
     if behind_a_link:
         named.symlink_to(there)
 
-    assert main(["report", str(run), "--output", str(named)]) == 2
-
     said = f"{named}: cannot be written: a pipe, a socket or a device, which no file replaces. Name a file"
-    assert said in capsys.readouterr().err
+    assert said in cli("report", run, "--output", named).refused
     assert there.is_fifo()
     assert named.is_symlink() == behind_a_link
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.cli.main import main
 from otel_train.profiler.storage import read_metadata
 from otel_train.rundata.schemas import REMEDY, wrong_values
+from tests.support.command_line import Cli
 from tests.support.left_run import leave_run, say_summary
 from tests.unit.test_console import full
 
@@ -115,39 +115,33 @@ def edit(path: Path, place: tuple[Any, ...], value: object) -> None:
     ],
 )  # fmt: skip
 def test_every_reader_names_file_key_value_rule_and_remedy(
-    run: Path, edited: tuple[tuple[Any, ...], object], said: str, capsys: pytest.CaptureFixture[str]
+    run: Path, edited: tuple[tuple[Any, ...], object], said: str, cli: Cli
 ) -> None:
     """They said "unexpected AttributeError ...: 'int' object has no attribute 'get'"."""
     path = run / "rank0" / "summary.json"
     edit(path, *edited)
 
-    for words in (["summary", str(run)], ["report", str(run)], ["compare", str(run), str(run)]):
-        assert main(words) == 2
-        line = capsys.readouterr().err
-        assert str(path) in line
-        assert said in line
-        assert REMEDY in line
+    for words in (["summary", run], ["report", run], ["compare", run, run]):
+        line = cli(*words).refused
+        for part in (str(path), said, REMEDY):
+            assert part in line
         assert line.count("\n") == 1
         assert "\x1b" not in line
-    assert main(["validate", str(run)]) == 1
-    assert f"rank0/summary.json: {said}" in capsys.readouterr().out
+    code, out, _ = cli("validate", run)
+    assert code == 1
+    assert f"rank0/summary.json: {said}" in out
 
 
-def test_readers_that_have_something_else_pass_the_summary_over(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readers_that_have_something_else_pass_the_summary_over(run: Path, cli: Cli) -> None:
     """Export and postmortem also read the flight file."""
     edit(run / "rank0" / "summary.json", ("telemetry", "faults"), [1])
 
-    for words in (["export", str(run)], ["postmortem", str(run)]):
-        assert main(words) == 0
-        out = " ".join(capsys.readouterr().out.split())
+    for name in ("export", "postmortem"):
+        out = " ".join(cli(name, run).printed.split())
         assert "summary.json: telemetry.faults is a list of 1: expected an object" in out
 
 
-def test_validate_names_every_wrong_value_of_every_file(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_names_every_wrong_value_of_every_file(run: Path, cli: Cli) -> None:
     """It named the first, by the error that it made."""
     rank = run / "rank0"
     edit(rank / "summary.json", ("steps",), [1])
@@ -158,11 +152,10 @@ def test_validate_names_every_wrong_value_of_every_file(
     (rank / "metrics.otlp.jsonl").write_text('{"resourceMetrics": [{"resource": {"attributes": {}}}]}\n')
     (run / "captures").mkdir()
     (run / "captures" / "a-rank0.record.json").write_text('{"steps": 3, "finding": ["x"]}')
+    code, out, _ = cli("validate", run, "--json")
 
-    assert main(["validate", str(run), "--json"]) == 1
-
-    faults = {(fault["file"], fault["what"]) for fault in json.loads(capsys.readouterr().out)["faults"]}
-    assert faults == {
+    assert code == 1
+    assert {(fault["file"], fault["what"]) for fault in json.loads(out)["faults"]} == {
         ("rank0/summary.json", "steps is a list of 1: expected an object"),
         ("rank0/summary.json", "stages[2].loader is 7: expected text"),
         ("run.json", "settings is 1e+300: expected an object"),
@@ -192,21 +185,19 @@ def test_a_file_of_wrong_values_alone_does_not_fill_the_terminal(run: Path) -> N
     assert found[-1] == "and further wrong values, behind the first 200"
 
 
-def test_files_of_holes_are_neither_read_whole_nor_taken_for_torn_lines(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_holes_are_neither_read_whole_nor_taken_for_torn_lines(run: Path, cli: Cli) -> None:
     """A crash tears a line, and no line has megabytes; a capture's metadata of 1 GB took 1.3 GB to analyze."""
     (run / "captures").mkdir()
     metadata = run / "captures" / "a-rank0.record.json"
     for path, size_bytes in ((metadata, 1 << 30), (run / "rank0" / "events.jsonl", 16 << 20)):
         path.touch()
         os.truncate(path, size_bytes)
-
     tracemalloc.start()
     assert read_metadata(metadata) == {}
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    code, out, _ = cli("validate", run)
 
     assert most_bytes < 1 << 20
-    assert main(["validate", str(run)]) == 1
-    assert "rank0/events.jsonl: 1 lines are no JSON objects" in capsys.readouterr().out
+    assert code == 1
+    assert "rank0/events.jsonl: 1 lines are no JSON objects" in out

@@ -17,12 +17,12 @@ import psutil
 import pytest
 import yaml
 
-from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
 from otel_train.stack import configuration, local
 from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import Ports, free_ports, write_alertmanager
 from otel_train.stack.local import LocalStack
+from tests.support.command_line import Cli
 from tests.support.stack import ROOT, SCALE, hurry
 from tools.alerts_pages import ALERT_FILES, rules
 
@@ -102,14 +102,11 @@ def test_a_second_start_names_the_first(stack: LocalStack) -> None:
         LocalStack(stack.state, free_ports()).configure()
 
 
-def test_what_a_stopped_stack_kept_can_be_removed_later(
-    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_stopped_stack_kept_can_be_removed_later(tmp_path: Path, pretenders: Path, cli: Cli) -> None:
     """`down`, and the day after `down --data`."""
     (tmp_path / "old" / "data").mkdir(parents=True)
 
-    assert main(["stack", "down", "--data", "--state", str(tmp_path / "old")]) == 0
-    assert "removed" in capsys.readouterr().out
+    assert "removed" in cli("stack", "down", "--data", "--state", tmp_path / "old").printed
     assert not (tmp_path / "old" / "data").exists()
 
 
@@ -212,23 +209,24 @@ def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_started_and_what_is_missing_is_said(
-    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pretenders: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Jaeger nothing was started at all."""
     (pretenders / "jaeger").unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
-    state = ["--state", str(tmp_path / "typed")]
-    up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=False)
+    state = ["--state", tmp_path / "typed"]
 
+    up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=False)
     assert up.returncode == 0, up.stderr
     assert up.stdout.count("ready") == 3
     assert "jaeger         missing: spans wait in the Collector's queue" in up.stdout
     assert "tools/get_components.sh" in up.stdout
     assert "Jaeger  " not in up.stdout
-    assert main(["stack", "status", *state]) == 1
-    assert "jaeger         missing" in capsys.readouterr().out
-    assert main(["stack", "down", "--data", *state]) == 0
-    assert capsys.readouterr().out.count("stopped") == 3
+
+    status = cli("stack", "status", *state)
+    assert status.code == 1
+    assert "jaeger         missing" in status.out
+    assert cli("stack", "down", "--data", *state).printed.count("stopped") == 3
 
 
 def test_a_part_that_was_named_must_be_there(
@@ -326,21 +324,10 @@ def test_no_compose_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         Compose({}, {"PATH": str(tmp_path)})
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["up", "--local", "--traces=tempo"],
-        ["up", "--local", "--demo"],
-        ["up", "--detach"],
-        ["up", "--port=x=1"],
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("words", ["--local --traces=tempo", "--local --demo", "--detach", "--port=x=1"])
+def test_options_that_contradict_each_other_are_refused(words: str, tmp_path: Path, cli: Cli) -> None:
     """Ignoring half of what was asked for looks like success."""
-    assert main(["stack", *words, "--state", str(tmp_path)]) == 2
-    assert "--local" in capsys.readouterr().err
+    assert "--local" in cli("stack", "up", *words.split(), "--state", tmp_path).refused
 
 
 def typed(state: Path, *words: str) -> list[str]:
@@ -350,19 +337,15 @@ def typed(state: Path, *words: str) -> list[str]:
     return [*command, *ports, "--state", str(state), *words]
 
 
-def test_the_command_starts_shows_and_stops_a_stack(
-    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_starts_shows_and_stops_a_stack(tmp_path: Path, pretenders: Path, cli: Cli) -> None:
     """The whole of it, as typed."""
-    state = ["--state", str(tmp_path / "typed")]
+    state = ["--state", tmp_path / "typed"]
     up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=True)
+
     assert "send OTLP to" in up.stdout
-    assert main(["stack", "status", *state]) == 0
-    assert capsys.readouterr().out.count("ready") == 4
-    assert main(["stack", "logs", "jaeger", *state]) == 0
-    assert "pretending" in capsys.readouterr().out
-    assert main(["stack", "down", "--data", *state]) == 0
-    assert capsys.readouterr().out.count("stopped") == 4
+    assert cli("stack", "status", *state).printed.count("ready") == 4
+    assert "pretending" in cli("stack", "logs", "jaeger", *state).printed
+    assert cli("stack", "down", "--data", *state).printed.count("stopped") == 4
     assert not (tmp_path / "typed" / "data").exists()
 
 
