@@ -19,13 +19,8 @@ from benchmarks.table import begin_mark, cells_of, end_mark, markdown_table, num
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 MACHINE = Machine(
-    date="2030-01-02T03:04:05+00:00",
-    cpu="Example CPU @ 1 GHz",
-    cores=2,
-    system="Linux 6 x86_64",
-    python="3.11.0",
-    torch="2.5",
-)
+    date="2030-01-02T03:04:05+00:00", cpu="Example CPU @ 1 GHz", cores=2, system="Linux 6 x86_64", python="3.11.0", torch="2.5"
+)  # fmt: skip
 
 
 def row(*values: float, budget: float | None = 15.0, **more: Any) -> Row:
@@ -51,16 +46,14 @@ def test_the_spread_of_nothing_is_refused() -> None:
         spread_of([])
 
 
-def test_the_fastest_share_is_the_mean_of_the_smallest_values() -> None:
-    """Two of forty are 5 %: 10 and 20."""
-    durations = np.array([20, 10, *range(100, 138)])
-
-    assert fastest_mean(durations) == 15.0
-
-
-def test_the_fastest_share_of_few_values_is_the_smallest() -> None:
-    """A short block still has a fastest step."""
-    assert fastest_mean(np.array([30, 10, 20])) == 10.0
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([20, 10, *range(100, 138)], 15.0), ([30, 10, 20], 10.0)],
+    ids=["5 % of 40", "of few"],
+)
+def test_the_fastest_share_is_the_mean_of_the_smallest_values(values: list[int], mean: float) -> None:
+    """Two of forty are 5 %: 10 and 20. A short block still has a fastest step."""
+    assert fastest_mean(np.array(values)) == mean
 
 
 def test_pairs_are_subtracted_within_their_round() -> None:
@@ -111,13 +104,9 @@ def test_the_excess_is_how_far_the_median_is_over_the_budget() -> None:
     assert row(14.0).excess == 0.0
 
 
-def test_what_was_not_measured_fails() -> None:
-    """No value is no proof that a budget is kept."""
+def test_what_was_not_measured_fails_and_values_without_a_budget_never_do() -> None:
+    """No value is no proof that a budget is kept; those without one explain the others."""
     assert failed([row(1.0), row(reason="no device")])
-
-
-def test_values_without_a_budget_never_fail() -> None:
-    """They explain the others."""
     assert not failed([row(1.0), row(99.0, budget=None)])
 
 
@@ -131,23 +120,13 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
 
 
 def test_a_line_says_budget_spread_and_status() -> None:
-    """It is quoted in reviews as it stands."""
+    """It is quoted in reviews. One value has no spread, and a GPU row on a machine without one must not look like a success."""
     line = cells_of(row(16.0, 17.0, 18.0))
 
     assert line == ("cost per step", "≤ 15 µs", "17.0 [16.5 .. 17.5] µs", "missed by 2.00 µs")
-
-
-def test_a_single_value_shows_no_spread() -> None:
-    """Quartiles of one value would pretend to know more."""
     assert cells_of(row(3.0))[2] == "3.00 µs"
-
-
-def test_what_was_not_measured_says_why() -> None:
-    """A GPU row on a machine without one must not look like a success."""
-    assert cells_of(row(reason="torch finds no CUDA device here"))[2:] == (
-        "-",
-        "not measured: torch finds no CUDA device here",
-    )
+    reason = "torch finds no CUDA device here"
+    assert cells_of(row(reason=reason))[2:] == ("-", f"not measured: {reason}")
 
 
 def test_the_terminal_table_is_aligned() -> None:
@@ -175,22 +154,15 @@ def test_a_new_page_has_the_table_the_machine_and_space_for_the_reasons() -> Non
     assert page.index(end_mark("cpu")) < page.index("## What is missed, and why")
 
 
-def test_what_people_wrote_stays() -> None:
-    """The reasons are written manually and must survive the next run."""
+def test_what_people_wrote_stays_and_the_same_values_change_nothing() -> None:
+    """The reasons are written manually; a table that drifts with every run cannot be reviewed."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="") + "Because of the moon.\n"
-
     again = page_with([row(2.0)], MACHINE, device="cpu", page=page)
 
+    assert page_with([row(1.0)], MACHINE, device="cpu", page=page) == page
     assert again.endswith("Because of the moon.\n")
     assert "2.00 µs" in again
     assert "1.00 µs" not in again
-
-
-def test_writing_the_same_values_twice_changes_nothing() -> None:
-    """A table that drifts with every run cannot be reviewed."""
-    page = page_with([row(1.0)], MACHINE, device="cpu", page="")
-
-    assert page_with([row(1.0)], MACHINE, device="cpu", page=page) == page
 
 
 def test_a_second_device_gets_a_table_of_its_own() -> None:

@@ -62,18 +62,12 @@ def test_builds_starts_waits_and_endings_stand_together() -> None:
     assert code["endings"] == {"short": 2}
 
 
-def test_without_workers_the_build_is_the_wait_and_says_so() -> None:
-    """One value under two names must not pass for two measurements."""
-    val = row("val")
+def test_a_loader_without_workers_or_never_read_says_so() -> None:
+    """One value under two names must not pass for two measurements, and not measured is not zero."""
+    val, never = row("val"), row("never")
 
     assert val["build"]["measured_in"] == "training_thread"
     assert val["build"]["count"] == val["wait"]["count"] == 3
-
-
-def test_a_loader_never_read_has_no_values() -> None:
-    """Not measured is not zero."""
-    never = row("never")
-
     assert (never["build"], never["wait"], never["start"], never["batch_bytes"]) == (None,) * 4
     assert (never["endings"], never["errors"], never["worker_exits"]) == ({}, {}, {})
 
@@ -138,40 +132,34 @@ def test_too_few_workers_get_the_right_number() -> None:
     assert first.evidence["ask_interval_seconds"] == pytest.approx(0.008)
 
 
-def test_more_workers_than_processors_are_advice_only_for_those_that_wait() -> None:
-    """Those that compute would take turns."""
-    first = judged(FOUR._replace(processors=2))[0]
-
-    assert "num_workers=6" in first.advice
-    assert "2 processors" in first.advice
-    assert "if workers wait for storage or a network, so many help" in first.advice
-    assert "cheaper to build" in first.advice
+THREE_STARTS: dict[str, Any] = {"passes": 3, "first_s": 0.4}
 
 
-def test_workers_that_keep_up_but_are_uneven_need_a_longer_queue() -> None:
-    """One batch in a hundred that takes a second delays all batches behind it."""
-    first = judged(FOUR._replace(build_s=0.020, build_p99_s=0.5))[0]
+@pytest.mark.parametrize(("throughput", "wait_s", "advice"), [
+    # Those that compute would take turns.
+    pytest.param(FOUR._replace(processors=2), 0.5,
+                 ["num_workers=6", "2 processors", "if workers wait for storage or a network, so many help", "cheaper to build"],
+                 id="more workers than processors are advice only for those that wait"),
+    # One batch in a hundred that takes a second delays all batches behind it.
+    pytest.param(FOUR._replace(build_s=0.020, build_p99_s=0.5), 0.5, ["prefetch_factor=4"],
+                 id="workers that keep up but are uneven need a longer queue"),
+    # Megabytes through shared memory, or fewer processors than workers: more workers make it worse.
+    pytest.param(FOUR._replace(build_s=0.020), 0.5, ["handed over"], id="workers that keep up evenly are not the cause"),
+    pytest.param(FOUR._replace(build_s=0.020, processors=4), 0.5, ["share 4 processors"], id="nor are those that share processors"),
+    # There the wait is the building: 24 ms against 8 ms.
+    pytest.param(LoaderThroughput(0, processors=8), 2.4, ["num_workers=4"], id="a loader without workers gets the number to set"),
+    pytest.param(LoaderThroughput(0, processors=2), 2.4, ["num_workers=2", "4 workers"], id="as far as there are processors"),
+    # Workers that persist cannot persist more.
+    pytest.param(FOUR._replace(**THREE_STARTS), 0.5, ["first batch of `code` is built while"],
+                 id="a slow start of workers that persist"),
+    pytest.param(LoaderThroughput(0, **THREE_STARTS), 0.5, ["once, when its dataset is made"], id="a slow start without workers"),
+])  # fmt: skip
+def test_the_advice_fits_the_workers(throughput: LoaderThroughput, wait_s: float, advice: list[str]) -> None:
+    """What helps one loader makes another one worse."""
+    found = judged(throughput, wait_s=wait_s)
+    said = found[-1 if throughput.passes else 0].advice
 
-    assert "prefetch_factor=4" in first.advice
-
-
-def test_workers_that_keep_up_evenly_are_not_the_cause() -> None:
-    """Megabytes through shared memory, or fewer processors than workers: more workers make it worse."""
-    first = judged(FOUR._replace(build_s=0.020))[0]
-    crowded = judged(FOUR._replace(build_s=0.020, processors=4))[0]
-
-    assert "handed over" in first.advice
-    assert "share 4 processors" in crowded.advice
-
-
-def test_a_loader_without_workers_gets_the_number_to_set() -> None:
-    """There the wait is the building."""
-    first = judged(LoaderThroughput(0, processors=8), wait_s=2.4)[0]  # 24 ms against 8 ms
-
-    assert "num_workers=4" in first.advice
-    few = judged(LoaderThroughput(0, processors=2), wait_s=2.4)[0]
-    assert "num_workers=2" in few.advice
-    assert "4 workers" in few.advice
+    assert [part for part in advice if part not in said] == []
 
 
 def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> None:
@@ -187,17 +175,6 @@ def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> Non
     assert first.evidence["data_wait_ratio"] == pytest.approx(0.5 / 1.3)
     assert first.evidence["steady_wait_ratio"] == pytest.approx(0.02 / 1.3)
     assert "Waits for loaders take 1.5% of training time" in first.summary
-
-
-@pytest.mark.parametrize(
-    ("throughput", "advice"),
-    [(FOUR, "first batch of `code` is built while"), (LoaderThroughput(0), "once, when its dataset is made")],
-)
-def test_a_slow_start_of_another_kind_gets_another_advice(throughput: LoaderThroughput, advice: str) -> None:
-    """Workers that persist cannot persist more."""
-    found = judged(throughput._replace(passes=3, first_s=0.4))
-
-    assert advice in found[-1].advice
 
 
 @pytest.mark.parametrize(("passes", "first_s"), [(BATCHES, 0.5), (BATCHES // 2, 0.25), (10, 0.09)])
@@ -218,27 +195,26 @@ def test_a_pass_that_takes_seconds_to_begin_says_seconds() -> None:
     assert "takes 1.92 s, 2 times" in found[0].summary
 
 
-def test_one_slow_start_is_preparation() -> None:
-    """Every run has one."""
-    found = judged(FOUR._replace(passes=1, first_s=0.5))
-
-    assert [finding.name for finding in found] == ["compute_bound"]
+@pytest.mark.parametrize(
+    "starts",
+    [
+        {"passes": 1, "first_s": 0.5},  # every run has one
+        # The mean of three starts says 160 ms, which no start but the first takes.
+        {"passes": 3, "making_s": 0.1, "first_s": 0.38, "longest_start_s": 0.47},
+    ],
+)
+def test_one_slow_start_is_preparation(starts: dict[str, Any]) -> None:
+    """Also of workers that persist."""
+    assert [finding.name for finding in judged(FOUR._replace(**starts))] == ["compute_bound"]
 
 
 def test_a_model_is_the_limit_after_a_long_preparation() -> None:
     """The only pass of a run begins with the tokenising of all its rows: what limits the steps is what comes then."""
-    found = judged(FOUR._replace(passes=1, first_s=1.98, longest_start_s=1.98), wait_s=2.0)
+    [found] = judged(FOUR._replace(passes=1, first_s=1.98, longest_start_s=1.98), wait_s=2.0)
 
-    assert [finding.name for finding in found] == ["compute_bound"]
-    assert "the model takes 29%, the beginning of passes 1.98 s; most goes to" in found[0].summary
-    assert found[0].evidence["model_ratio"] == pytest.approx(0.8 / 2.8)
-
-
-def test_of_workers_that_persist_the_first_start_is_preparation() -> None:
-    """The mean of three starts says 160 ms, which no start but the first takes."""
-    found = judged(FOUR._replace(passes=3, making_s=0.1, first_s=0.38, longest_start_s=0.47))
-
-    assert [finding.name for finding in found] == ["compute_bound"]
+    assert found.name == "compute_bound"
+    assert "the model takes 29%, the beginning of passes 1.98 s; most goes to" in found.summary
+    assert found.evidence["model_ratio"] == pytest.approx(0.8 / 2.8)
 
 
 def test_the_steady_wait_is_counted_without_the_first_batches() -> None:

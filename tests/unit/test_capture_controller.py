@@ -72,6 +72,7 @@ class Run:
         (folder / "rank0").mkdir()
         self.requests = RequestFolder(folder / "rank0", "secret")
         self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, loop=self.loop)
+        self.steps(20)
 
     def loop(self) -> LoopState:
         thread = ProfiledThread(get_ident(), SOURCES, self.ring.intercept)
@@ -104,6 +105,11 @@ class Run:
             time.sleep(0.001)
         return self.captures[known]
 
+    def captured(self, plan: CaptureRequest = PLAN) -> Capture:
+        """The capture that is asked for now."""
+        assert self.controller.ask(plan) == ""
+        return self.finish()
+
     def records(self) -> list[dict[str, Any]]:
         return [
             json.loads(path.read_text()) for path in sorted((self.folder / "captures").glob("*.record.json"))
@@ -113,15 +119,12 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with nothing captured yet."""
-    made = Run(tmp_path)
-    made.steps(20)
-    return made
+    return Run(tmp_path)
 
 
 def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
     """The record says what it is, months later."""
-    assert run.controller.ask(PLAN._replace(reason="why not")) == ""
-    capture = run.finish()
+    capture = run.captured(PLAN._replace(reason="why not"))
 
     assert capture.error == capture.problem == ""
     with gzip.open(capture.file) as file:
@@ -146,8 +149,7 @@ def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
 def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
     """A run whose steps are slow for an hour needs one capture, not sixty."""
     slow = PLAN._replace(trigger="slow_step")
-    run.controller.ask(slow)
-    run.finish()
+    run.captured(slow)
 
     assert "too recent" in run.controller.ask(slow)
     assert run.controller.ask(PLAN) == ""
@@ -156,9 +158,7 @@ def test_captures_that_were_not_requested_keep_a_pause(run: Run) -> None:
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
     """The disk belongs to checkpoints."""
     run = Run(tmp_path, max_bytes=10)
-    run.steps(5)
-    run.controller.ask(PLAN)
-    capture = run.finish()
+    capture = run.captured()
 
     assert capture.error == "size"
     assert not capture.file
@@ -168,12 +168,9 @@ def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
 def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Path) -> None:
     """The end of a capture costs training time with every byte."""
     run = Run(tmp_path, max_bytes=300)
-    run.steps(5)
-    run.controller.ask(PLAN._replace(steps=1))
-    size = run.finish().bytes
-    run.controller.ask(PLAN._replace(steps=1000))
+    size = run.captured(PLAN._replace(steps=1)).bytes
+    run.captured(PLAN._replace(steps=1000))
 
-    run.finish()
     second = max(run.records(), key=lambda record: record["steps_recorded"])
     assert second["steps_recorded"] == 300 // size
     assert "of 1000 steps" in second["reason"]
@@ -189,8 +186,7 @@ def test_this_process_opens_no_file_of_a_capture(run: Run) -> None:
     sys.addaudithook(
         lambda event, given: OPENED.append(str(given[0])) if event == "open" and listening else None
     )
-    run.controller.ask(PLAN)
-    capture = run.finish()
+    capture = run.captured()
     listening.clear()
 
     assert capture.file.startswith(folder)
@@ -201,8 +197,7 @@ def test_this_process_opens_no_file_of_a_capture(run: Run) -> None:
 def test_where_no_process_can_be_started_a_thread_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's limit of processes is no reason to lose the capture."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    run.controller.ask(PLAN)
-    capture = run.finish()
+    capture = run.captured()
 
     assert capture.error == capture.problem == ""
     with gzip.open(capture.file) as file:
@@ -212,8 +207,7 @@ def test_where_no_process_can_be_started_a_thread_writes(run: Run, monkeypatch: 
 def test_a_writing_process_that_is_killed_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record is lost with it; the event and the log still say that there was a capture."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    run.controller.ask(PLAN)
-    capture = run.finish()
+    capture = run.captured()
 
     assert (capture.error, capture.file) == ("disk", "")
     assert capture.problem.startswith("not written: the process that writes it ended with 1")
@@ -222,12 +216,9 @@ def test_a_writing_process_that_is_killed_is_said(run: Run, monkeypatch: pytest.
 def test_old_captures_are_removed_and_pinned_ones_stay(tmp_path: Path) -> None:
     """The one that shows the bug must not be the one that goes."""
     run = Run(tmp_path, kept=2)
-    run.steps(5)
-    run.controller.ask(PLAN._replace(pinned=True))
-    pinned = run.finish().file
+    pinned = run.captured(PLAN._replace(pinned=True)).file
     for _ in range(3):
-        run.controller.ask(PLAN)
-        last = run.finish().file
+        last = run.captured().file
 
     left = {str(path) for path in (tmp_path / "captures").glob("*.json.gz")}
     assert left == {pinned, last}
@@ -237,9 +228,7 @@ def test_old_captures_are_removed_and_pinned_ones_stay(tmp_path: Path) -> None:
 def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
     """Its plugin looks for a suffix of its own."""
     run = Run(tmp_path, tensorboard=str(tmp_path / "tb"))
-    run.steps(5)
-    run.controller.ask(PLAN)
-    run.finish()
+    run.captured()
 
     assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").glob("*.json*")] == [True]
     assert (tmp_path / "tb" / ".gitignore").read_text() == "*\n"
@@ -248,11 +237,7 @@ def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
 def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
     """Scripts read ``epoch_N.json``; a second one of an epoch must not overwrite the first."""
     run = Run(tmp_path, output=str(tmp_path / "out"))
-    run.steps(5)
-    firsts = []
-    for _ in range(2):
-        run.controller.ask(PLAN)
-        firsts.append(run.finish().steps[0])
+    firsts = [run.captured().steps[0] for _ in range(2)]
 
     names = sorted(path.name for path in (tmp_path / "out").glob("*.json"))
     assert (tmp_path / "out" / ".gitignore").read_text() == "*\n"
@@ -278,10 +263,7 @@ def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
 def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) -> None:
     """The trace is what counts."""
     run = Run(tmp_path, analyze=("false",))
-    run.steps(5)
-    run.controller.ask(PLAN)
-
-    assert run.finish().file
+    assert run.captured().file
     assert run.records()[0]["finding"] == {}
 
 
@@ -351,22 +333,27 @@ def slow_steps(seen: list[tuple[int, int]]) -> list[CaptureRequest]:
     return wanted
 
 
-def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
-    """One slow step may be anything."""
-    seen = [(100, 0), (110, 1), (120, SLOW_STEPS - 1)]
-    assert not slow_steps(seen)
-    (wanted,) = slow_steps([*seen, (130, SLOW_STEPS), (131, SLOW_STEPS)])
-    assert wanted.reason == "3 of the last 30 steps were slow"
-
-
-def test_slow_steps_far_apart_ask_for_nothing() -> None:
-    """Three in an hour are weather."""
-    assert not slow_steps([(number * 1000, number) for number in range(20)])
-
-
-def test_slow_steps_of_a_fast_loop_are_seen_between_two_looks() -> None:
-    """Two seconds are a thousand steps, and a fifth of them slow."""
-    assert slow_steps([(number * 1000, number * 200) for number in range(3)])
+@pytest.mark.parametrize(
+    ("seen", "reasons"),
+    [
+        # One slow step may be anything.
+        ([(100, 0), (110, 1), (120, SLOW_STEPS - 1)], []),
+        (
+            [(100, 0), (120, SLOW_STEPS - 1), (130, SLOW_STEPS), (131, SLOW_STEPS)],
+            ["3 of the last 30 steps were slow"],
+        ),
+        # Three in an hour are weather.
+        ([(number * 1000, number) for number in range(20)], []),
+        # Two seconds are a thousand steps, and a fifth of them slow.
+        ([(0, 0), (1000, 200)], ["200 of the last 1000 steps were slow"]),
+    ],
+    ids=["few", "enough, once", "far apart", "of a fast loop"],
+)
+def test_slow_steps_ask_once_there_are_enough_of_them(
+    seen: list[tuple[int, int]], reasons: list[str]
+) -> None:
+    """However far apart two looks are."""
+    assert [wanted.reason for wanted in slow_steps(seen)] == reasons
 
 
 def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
@@ -496,8 +483,7 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
 
 def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:
     """Another alert, or a requested capture, is no reason to leave this one without a trace."""
-    run.controller.ask(PLAN)
-    run.finish()
+    run.captured()
     assert run.endpoint.ask_by_alert("TrainInputBound") == ""
     assert "one at a time" in run.endpoint.ask_by_alert("TrainInputBound")
     run.finish()
@@ -633,8 +619,7 @@ def test_where_nothing_can_be_captured_the_reason_is_said() -> None:
 def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
     """Nothing raises, the record says what happened."""
     run.profiler.broken = {"save"}
-    run.controller.ask(PLAN)
-    capture = run.finish()
+    capture = run.captured()
 
     assert capture.error == "disk"
     assert "save is broken" in run.records()[0]["problem"]

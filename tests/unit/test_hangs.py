@@ -24,66 +24,66 @@ from tests.support.rank_reports import report
 from tests.support.runs import Run
 
 STILL = {"stalled": True, "quiet_s": 300.0}
+BACKWARD = {"stage": "backward", **STILL}
+"""Where the ranks wait that another one holds up."""
 
 
-def named(*ranks: dict[str, Any], silent: dict[int, float] | None = None) -> list[tuple[int, str, str]]:
-    reports = {rank: report(rank, **facts) for rank, facts in enumerate(ranks)}
-    return [(found.rank, found.stage, found.loader) for found in suspects(reports, silent or {})]
+def at(stage: str, after: str = "", **facts: Any) -> dict[str, Any]:
+    """A rank that stands still there."""
+    return {"stage": stage, "after": after, **STILL, **facts}
 
 
-def test_the_rank_still_in_its_loader_is_named_and_not_those_in_backward() -> None:
-    """In a synchronous hang all ranks freeze within one step; only the place in the step tells."""
-    waiting = {"stage": "backward", **STILL}
-    stuck = {"stage": "data", "loader": "train", "after": "optimizer", **STILL}
-
-    assert named(waiting, stuck, waiting) == [(1, "data", "train")]
-    assert named(waiting, stuck) == [(1, "data", "train")]
+IN_DATA = at("data", "optimizer", loader="train")
+ALIKE, REDUCES = at("other", "backward"), at("reduce", "data", within="forward")
 
 
-def test_the_rank_that_is_a_step_behind_is_named() -> None:
-    """Its own step has not closed, while the others wait in the next."""
-    waiting = {"stage": "forward", "step": 8, **STILL}
-    stuck = {"stage": "other", "after": "optimizer", "step": 7, **STILL}
+@pytest.mark.parametrize(("ranks", "silent", "named"), [
+    # In a synchronous hang all ranks freeze within one step; only the place in the step tells.
+    pytest.param([BACKWARD, IN_DATA, BACKWARD], {}, [(1, "data", "train")], id="the rank that is still in its loader"),
+    pytest.param([BACKWARD, IN_DATA], {}, [(1, "data", "train")], id="of two ranks as well"),
+    # Its own step has not closed, while the others wait in the next.
+    pytest.param([at("forward", step=8)] * 2 + [at("other", "optimizer", step=7)], {}, [(2, "other", "")],
+                 id="the rank that is a step behind"),
+    # A lock taken between forward and backward hangs as well.
+    pytest.param([at("backward", "forward"), at("other", "forward")], {}, [(1, "other", "")],
+                 id="time between two stages has a place in the step"),
+    # Of two ranks, one in a user-defined stage and one in backward, none was named.
+    *(pytest.param([BACKWARD, at("augment", after)] * (number // 2), {}, [(r, "augment", "") for r in range(1, number, 2)],
+                   id=f"a user-defined stage comes after the stage that ended last: {after}, of {number} ranks")
+      for after in ("", "data", "forward") for number in (2, 4)),
+    pytest.param([BACKWARD, at("augment", "backward", backwards=1)], {}, [(0, "backward", "")],
+                 id="a user-defined stage after the backward that another rank is in"),
+    # A layer that reduces over the ranks waits in forward for a rank that hangs there or before it.
+    pytest.param([REDUCES, at("other", "data")], {}, [(1, "other", "")], id="a user-defined stage inside a built-in one"),
+    pytest.param([REDUCES, at("forward", "data")], {}, [], id="none of two that are in the same built-in one"),
+    # After its last batch, or in the same place as the others, a rank alone in a stage stands out.
+    pytest.param([BACKWARD, BACKWARD, at("collect", UNKNOWN)], {}, [(2, "collect", "")],
+                 id="where the place of a rank is not known what most do decides"),
+    pytest.param([BACKWARD, at("collect", UNKNOWN)], {}, [], id="of two there is no most"),
+    pytest.param([ALIKE, {**ALIKE, "stage": "log"}, ALIKE], {}, [(1, "log", "")], id="the one alone in its stage"),
+    # All in backward: it may be the network. A wrong name costs a night.
+    pytest.param([BACKWARD] * 4, {}, [], id="none where nothing tells the ranks apart"),
+    # Rank 0 evaluates for ten minutes, the others wait in backward: none hangs.
+    pytest.param([{"stage": "forward", "step": 99, "doing": "evaluating"}, BACKWARD, BACKWARD], {}, [],
+                 id="none where a rank makes progress"),
+    # Ranks are never at the same place at the same time.
+    pytest.param([{"stage": "data"}, {"stage": "backward"}], {}, [], id="none as long as no rank stands still"),
+    # Killed, stopped or cut off: it cannot say so itself, and the others only wait.
+    pytest.param([BACKWARD, {"stage": "data", "loader": "train"}], {1: 12.0}, [(1, "data", "train")],
+                 id="a rank that sends nothing any more"),
+    # It has said good-bye; that it is silent means nothing.
+    pytest.param([{"over": True, "step": 10}, BACKWARD, BACKWARD], {0: 500.0}, [],
+                 id="no rank whose loops are over"),
+])  # fmt: skip
+def test_the_rank_that_holds_up_the_others_is_named(
+    ranks: list[dict[str, Any]], silent: dict[int, float], named: list[tuple[int, str, str]]
+) -> None:
+    """And not those that wait for it."""
+    found = suspects({rank: report(rank, **facts) for rank, facts in enumerate(ranks)}, silent)
 
-    assert named(waiting, waiting, stuck) == [(2, "other", "")]
-
-
-def test_time_between_two_stages_has_a_place_in_the_step() -> None:
-    """A lock taken between forward and backward hangs as well."""
-    waiting = {"stage": "backward", "after": "forward", **STILL}
-    stuck = {"stage": "other", "after": "forward", **STILL}
-
-    assert named(waiting, stuck) == [(1, "other", "")]
-
-
-@pytest.mark.parametrize("after", ["", "data", "forward"])
-def test_a_user_defined_stage_comes_after_the_stage_that_ended_last(after: str) -> None:
-    """Of two ranks, one in a user-defined stage and one in backward, none was named."""
-    waiting = {"stage": "backward", **STILL}
-    stuck = {"stage": "augment", "after": after, **STILL}
-
-    assert named(waiting, stuck) == [(1, "augment", "")]
-    assert named(waiting, stuck, waiting, stuck) == [(1, "augment", ""), (3, "augment", "")]
-    assert named(waiting, {**stuck, "after": "backward", "backwards": 1}) == [(0, "backward", "")]
-
-
-def test_a_user_defined_stage_inside_a_built_in_one_has_its_place() -> None:
-    """A layer that reduces over the ranks waits in forward for a rank that hangs there or before it."""
-    waiting = {"stage": "reduce", "after": "data", "within": "forward", **STILL}
-
-    assert named(waiting, {"stage": "other", "after": "data", **STILL}) == [(1, "other", "")]
-    assert named(waiting, {"stage": "forward", "after": "data", **STILL}) == []
-
-
-def test_where_the_place_of_a_rank_is_not_known_what_most_do_decides() -> None:
-    """After its last batch, or in the same place as the others, a rank alone in a stage stands out."""
-    waiting = {"stage": "backward", **STILL}
-    stuck = {"stage": "collect", "after": UNKNOWN, **STILL}
-
-    assert named(waiting, waiting, stuck) == [(2, "collect", "")]
-    assert named(waiting, stuck) == []
-    alike = {"stage": "other", "after": "backward", **STILL}
-    assert named(alike, {**alike, "stage": "log"}, alike) == [(1, "log", "")]
+    assert [(each.rank, each.stage, each.loader) for each in found] == named
+    assert [each.silent for each in found] == [each.rank in silent for each in found]
+    assert all(each.quiet_s == silent.get(each.rank, 300.0) for each in found)
 
 
 def own(tape: Tape) -> Tape:
@@ -148,40 +148,6 @@ def test_the_rank_that_hangs_is_named_wherever_it_hangs_and_never_one_that_waits
             wrong.append((hangs - step * each, found))
 
     assert wrong == []
-
-
-def test_where_nothing_tells_the_ranks_apart_none_is_named() -> None:
-    """All in backward: it may be the network. A wrong name costs a night."""
-    assert named(*[{"stage": "backward", **STILL}] * 4) == []
-
-
-def test_a_rank_that_makes_progress_is_late_and_not_stuck() -> None:
-    """Rank 0 evaluates for ten minutes, the others wait in backward: none hangs."""
-    waiting = {"stage": "backward", **STILL}
-
-    assert named({"stage": "forward", "step": 99, "doing": "evaluating"}, waiting, waiting) == []
-
-
-def test_as_long_as_no_rank_stands_still_none_is_suspected() -> None:
-    """Ranks are never at the same place at the same time."""
-    assert named({"stage": "data"}, {"stage": "backward"}) == []
-
-
-def test_a_rank_that_sends_nothing_any_more_is_named_first() -> None:
-    """Killed, stopped or cut off: it cannot say so itself, and the others only wait."""
-    waiting = {"stage": "backward", **STILL}
-    silent = {"stage": "data", "loader": "train"}
-
-    assert named(waiting, silent, silent={1: 12.0}) == [(1, "data", "train")]
-    found = suspects({1: report(1)}, {1: 12.0})
-    assert (found[0].silent, found[0].quiet_s) == (True, 12.0)
-
-
-def test_a_rank_whose_loops_are_over_is_not_waited_for() -> None:
-    """It has said good-bye; that it is silent means nothing."""
-    waiting = {"stage": "backward", **STILL}
-
-    assert named({"over": True, "step": 10}, waiting, waiting, silent={0: 500.0}) == []
 
 
 @given(

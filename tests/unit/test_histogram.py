@@ -18,6 +18,7 @@ from otel_train.catalog import DURATION_BOUNDS
 
 MS = 1_000_000
 SECOND = 1000 * MS
+DAY = 86_400 * SECOND
 
 
 def one(*values_ns: int) -> Histograms:
@@ -27,13 +28,13 @@ def one(*values_ns: int) -> Histograms:
     return histograms
 
 
-def test_an_empty_series_has_no_minimum_and_no_buckets() -> None:
+def test_an_empty_series_has_no_minimum_no_quantile_and_no_buckets() -> None:
     """Missing is not zero: a minimum of 0 s would be a value that was not measured."""
-    point = Histograms(size=1).point(0)
+    histograms = Histograms(size=1)
+    point = histograms.point(0)
 
     assert point.count == 0
-    assert math.isnan(point.min)
-    assert math.isnan(point.max)
+    assert all(map(math.isnan, (point.min, point.max, histograms.quantile(0, 0.5))))
     assert point.exponential_counts == ()
     assert point.explicit_counts == (0,) * (len(DURATION_BOUNDS) + 1)
 
@@ -100,9 +101,7 @@ def test_zero_and_clock_steps_back_count_as_zero() -> None:
 
 def test_longer_than_the_range_counts_into_the_last_bucket() -> None:
     """Twenty days is beyond 2**20 s; nothing may be lost, and the maximum stays true."""
-    twenty_days = 20 * 86_400 * SECOND
-
-    point = one(twenty_days).point(0)
+    point = one(20 * DAY).point(0)
 
     assert point.exponential_counts == (1,)
     assert point.offset == (20 << MAX_SCALE) - 1
@@ -147,27 +146,17 @@ def test_a_window_holds_what_came_since_the_copy() -> None:
     assert window.point(1)[1:5] == (1, 0.007, 0.007, 0.007)
 
 
-def test_a_window_that_sets_a_record_knows_it_exactly() -> None:
-    """The slowest step of the run is the one people look at."""
-    histograms = one(2 * MS)
+@pytest.mark.parametrize(("before", "then", "ends"), [
+    # The slowest step of the run is the one people look at.
+    pytest.param([2 * MS], [1 * MS, 9 * MS], (0.001, 0.009), id="a record is known exactly"),
+    # The last bucket is open upward: its edge would be below what it holds.
+    pytest.param([30 * DAY], [20 * DAY], (20 * 86_400, 30 * 86_400), id="beyond the range the maximum is that of all time"),
+])  # fmt: skip
+def test_the_ends_of_a_window(before: list[int], then: list[int], ends: tuple[float, float]) -> None:
+    """A window has no minimum and maximum of its own but for a record."""
+    histograms = one(*before)
     earlier = histograms.copy()
-    histograms.add([0, 0], [1 * MS, 9 * MS])
-
+    histograms.add([0] * len(then), then)
     point = histograms.minus(earlier).point(0)
 
-    assert (point.min, point.max) == (0.001, 0.009)
-
-
-def test_a_window_beyond_the_range_keeps_the_maximum_of_all_time() -> None:
-    """The last bucket is open upward: its edge would be below what it holds."""
-    days = 86_400 * SECOND
-    histograms = one(30 * days)
-    earlier = histograms.copy()
-    histograms.add([0], [20 * days])
-
-    assert histograms.minus(earlier).point(0).max == 30 * 86_400
-
-
-def test_the_quantile_of_nothing_is_not_a_number() -> None:
-    """Missing is not zero."""
-    assert math.isnan(Histograms(size=1).quantile(0, 0.5))
+    assert (point.min, point.max) == ends

@@ -57,14 +57,32 @@ def test_the_rank_whose_own_work_takes_longer_is_named_with_its_stage(stage: str
     assert found.step_s == pytest.approx(0.063)
 
 
-def test_the_rank_that_waits_in_backward_is_not_slow_in_backward() -> None:
-    """The victims look slow: their backward is twice as long. Naming one sends people to a healthy machine."""
-    job = Job(2)
-    windows(job, 12, waits_in("backward", 0.03), slow_in("data", 0.03))
+@pytest.mark.parametrize(("barrier", "spent", "named"), [
+    # The victims look slow: their backward is twice as long. Naming one sends people to a healthy machine.
+    pytest.param("backward", [waits_in("backward", 0.03), slow_in("data", 0.03)], (1, "data"),
+                 id="the rank that waits in backward is not slow in backward"),
+    # One rank is always last; that alone is no finding.
+    pytest.param("backward", [FAIR, FAIR, FAIR, slow_in("data", 0.0005)], None, id="equal ranks are left alone"),
+    # Ranks that do not synchronise go on: the run loses nothing that a finding could win back.
+    pytest.param("backward", [FAIR, FAIR, FAIR, slow_in("data", 0.03)], None,
+                 id="a slow rank that no rank waits for is not named"),
+    # A loop that calls all_reduce itself waits in ``other``: without DDP that stage proves nothing.
+    pytest.param("", [slow_in("backward", 0.05), waits_in("other", 0.05)], None,
+                 id="waiting in a manual reduction is not work"),
+    # A request to a loader does not wait for other ranks.
+    pytest.param("", [slow_in("data", 0.05), waits_in("other", 0.05)], (0, "data"),
+                 id="a slow loader is seen also where the barrier is not known"),
+    # It gathers weights, so it waits for the others: the victims' forward is the long one.
+    pytest.param("forward", [slow_in("data", 0.05), waits_in("forward", 0.05)], (0, "data"),
+                 id="the forward of a sharded model is not rank local"),
+])  # fmt: skip
+def test_who_waits_is_not_slow(
+    barrier: str, spent: list[dict[str, float]], named: tuple[int, str] | None
+) -> None:
+    """Nor is a rank that costs no other one any time."""
+    found = windows(Job(len(spent), barrier=barrier), 20, *spent)[-1]
 
-    assert job.stragglers.slow is not None
-    assert job.stragglers.slow.rank == 1
-    assert job.stragglers.spread["backward"].rank == 0
+    assert (found and (found.rank, found.stage)) == named
 
 
 def test_a_rank_is_named_only_when_luck_would_not_have_picked_it_so_often() -> None:
@@ -146,20 +164,6 @@ def test_a_hiccup_does_not_hide_a_slow_rank() -> None:
     assert windows(job, 3, *unequal)[-1] is None
 
 
-def test_equal_ranks_are_left_alone() -> None:
-    """One rank is always last; that alone is no finding."""
-    job = Job(4)
-
-    assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.0005))[-1] is None
-
-
-def test_a_slow_rank_that_no_rank_waits_for_is_not_named() -> None:
-    """Ranks that do not synchronise go on: the run loses nothing that a finding could win back."""
-    job = Job(4)
-
-    assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.03))[-1] is None
-
-
 def test_a_rank_that_evaluates_while_the_others_wait_is_not_slow() -> None:
     """It is busy; nor do the others become slow by waiting. Their steps are longer, and the window says nothing."""
     job = Job(2)
@@ -174,32 +178,6 @@ def test_a_slow_rank_is_named_though_all_ranks_evaluate_in_every_window() -> Non
     job = Job(2)
     for _ in range(windows_needed(2)):
         found = job.window(slow_in("data", 0.03), waits_in("backward", 0.03), away_s=job.now[0].away_s + 1.0)
-    assert found is not None
-    assert (found.rank, found.stage) == (0, "data")
-
-
-def test_waiting_in_a_manual_reduction_is_not_work() -> None:
-    """A loop that calls all_reduce itself waits in ``other``: without DDP that stage proves nothing."""
-    job = Job(2, barrier="")
-
-    # Rank 0 is slow in backward; rank 1 waits for it in all_reduce.
-    assert windows(job, 20, slow_in("backward", 0.05), waits_in("other", 0.05))[-1] is None
-
-
-def test_a_slow_loader_is_seen_also_where_the_barrier_is_not_known() -> None:
-    """A request to a loader does not wait for other ranks."""
-    job = Job(2, barrier="")
-    found = windows(job, 20, slow_in("data", 0.05), waits_in("other", 0.05))[-1]
-
-    assert found is not None
-    assert (found.rank, found.stage) == (0, "data")
-
-
-def test_the_forward_of_a_sharded_model_is_not_rank_local() -> None:
-    """It gathers weights, so it waits for the others: the victims' forward is the long one."""
-    job = Job(2, barrier="forward")
-    found = windows(job, 20, slow_in("data", 0.05), waits_in("forward", 0.05))[-1]
-
     assert found is not None
     assert (found.rank, found.stage) == (0, "data")
 
@@ -237,7 +215,7 @@ def test_a_rank_that_starts_anew_is_compared_from_its_new_start() -> None:
 
 
 def test_the_spread_is_over_ranks_per_step() -> None:
-    """0.001, 0.002, 0.003 and 0.010 s of data per step: median 0.0025."""
+    """0.001, 0.002, 0.003 and 0.010 s of data per step: median 0.0025. What no rank has measured is absent, never zero."""
     job = Job(4)
     job.window(*(FAIR | {"data": data} for data in (0.001, 0.002, 0.003, 0.010)))
     data = job.stragglers.spread["data"]
@@ -245,13 +223,6 @@ def test_the_spread_is_over_ranks_per_step() -> None:
     assert (data.least, data.median, data.most) == pytest.approx((0.001, 0.0025, 0.010))
     assert data.median < data.p95 < data.most
     assert data.rank == 3
-
-
-def test_a_stage_that_no_rank_has_measured_has_no_value() -> None:
-    """Not measured is absent, never zero."""
-    job = Job(2)
-    job.window(FAIR, FAIR)
-
     assert "h2d" not in job.stragglers.spread
 
 
