@@ -163,11 +163,12 @@ class StepBook:
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
         """Books time of a phase that is of no step, as of asks that gave no batch."""
-        self._book(items, Step(-1, phase, loader), loaders, Activity.EVAL)
+        activity = Activity.DATA_WAIT if phase == TRAIN else Activity.EVAL
+        self._book_in_none(items, Step(-1, phase, loader), loaders, activity)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Books time in no batch: before the first, outside, in checkpoints."""
-        self._book(items, Step(-1, NO_PHASE), (), activity)
+        self._book_in_none(items, Step(-1, NO_PHASE), (), activity)
 
     def close_step(self, *, counted: bool = True) -> None:
         """Ends the open training step with what has been booked."""
@@ -230,6 +231,16 @@ class StepBook:
                 for reclaimed, ns in self._reclaimed(item[BEGUN_NS], item[BEGUN_NS] + item[NS]):
                     activity_ns[reclaimed] += ns
                     activity_ns[owner] -= ns
+
+    def _book_in_none(
+        self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity
+    ) -> None:
+        """Books items that are in no step."""
+        before_ns = self.gathered.activity_ns[activity]
+        self._book(items, step, loaders, activity)
+        spent_ns = self.gathered.activity_ns[activity] - before_ns
+        if spent_ns:
+            self.gathered.rows["apart"] += step.started_ns, step.ended_ns, activity, spent_ns
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
         row = step.phase, step.loader, step.serial if self._by_step else -1

@@ -204,6 +204,7 @@ class ClosedSteps(NamedTuple):
         said: int64[n, 3]: manual epochs, and requested reports: when, ``Op``, payload.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
         other_after: int64[n, 2]: source of a stage, -1 for none; nanoseconds of training in no stage that follow it.
+        apart: int64[n, 4]: intervals that are in no step: first and last instant, ``Activity``, nanoseconds of it.
     """
 
     steps: StepRows
@@ -219,6 +220,7 @@ class ClosedSteps(NamedTuple):
     said: np.ndarray
     moved: np.ndarray
     other_after: np.ndarray
+    apart: np.ndarray
 
     def without_steps(self) -> ClosedSteps:
         """Returns the same time and calls, of no step."""
@@ -240,6 +242,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "said": (3, ()),
     "moved": (2, ()),
     "other_after": (2, ()),
+    "apart": (4, ()),
 }
 """Fields of ``ClosedSteps`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
 sort by, where rows do not come in the order of time. Until ``Gathered.close``, steps end with a serial number, and

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import NO_PHASE, Activity
+from otel_train.accounting.types import NO_PHASE, TRAIN, Activity
 from otel_train.aggregation.histogram import Histograms
 from otel_train.catalog import PHASES, STEP_BOUNDS
 from otel_train.datamodel import NS_PER_S, Outcomes, Pace
@@ -297,6 +297,105 @@ class ReclaimedTime:
         self._intervals = [interval for interval in self._intervals if interval[2] > until_ns]
 
 
+MOST_TURNS = 256
+"""Intervals of other threads, and of the leading one outside of batches, that wait for each other."""
+
+
+class _Work(NamedTuple):
+    """Work of a thread.
+
+    Attributes:
+        thread: its label.
+        begun_ns: first instant.
+        ended_ns: last instant.
+        activity: ``Activity``.
+        ns: nanoseconds of it.
+        wait_ns: those of them that are waits for data in training.
+    """
+
+    thread: str
+    begun_ns: int
+    ended_ns: int
+    activity: int
+    ns: int = 0
+    wait_ns: int = 0
+
+
+class WorkBeside:
+    """Work of other threads in time that the leading thread spends outside of batches: threads that take turns."""
+
+    def __init__(self) -> None:
+        self._outside: deque[tuple[int, int, int]] = deque(maxlen=MOST_TURNS)
+        """First and last instant, nanoseconds of ``Activity.OUTSIDE``."""
+        self._work: deque[_Work] = deque(maxlen=MOST_TURNS)
+
+    def lead(self) -> None:
+        """Begins anew: another thread leads."""
+        self._outside.clear()
+
+    def add_outside(self, rows: list[list[int]]) -> None:
+        """Takes time of the leading thread: rows of ``ClosedSteps.apart``."""
+        self._outside.extend(
+            (begun, ended, ns) for begun, ended, what, ns in rows if what == Activity.OUTSIDE
+        )
+
+    def add(self, thread: str, closed: ClosedSteps) -> None:
+        """Takes what became final of a thread that does not lead, or may yet be followed by one that does."""
+        steps = closed.steps
+        rows = (steps.started_ns, steps.ended_ns, steps.phase, steps.duration_ns, steps.wait_ns)
+        for begun, ended, phase, ns, wait_ns in zip(*(column.tolist() for column in rows), strict=True):
+            activity = Activity.PRODUCTIVE if phase == TRAIN else Activity.EVAL
+            work = _Work(thread, begun, ended, activity)
+            last = self._work[-1] if self._work else None
+            if last and (last.thread, last.ended_ns, last.activity) == (thread, begun, activity):
+                work = self._work.pop()._replace(ended_ns=ended)
+            waited_ns = work.wait_ns + (wait_ns if phase == TRAIN else 0)
+            self._work.append(work._replace(ns=work.ns + ns, wait_ns=waited_ns))
+        for begun, ended, activity, ns in closed.apart.tolist():
+            if activity not in (Activity.INIT, Activity.OUTSIDE):
+                self._work.append(_Work(thread, begun, ended, activity, ns))
+
+    def take(self, leading: str, led_ns: int, others_ns: int) -> np.ndarray:
+        """Returns by activity what is of other threads of the time outside, and forgets what nothing is to come for.
+
+        Args:
+            leading: label of the leading thread.
+            led_ns: up to when its time is known.
+            others_ns: up to when that of the others is.
+        """
+        found = np.zeros(len(Activity), dtype=np.int64)
+        known, self._work = self._work, deque(maxlen=MOST_TURNS)
+        for work in known:
+            spent_ns = 0
+            if work.thread != leading:
+                spent_ns = min(work.ns, self._cut(work.begun_ns, work.ended_ns))
+            waited_ns = spent_ns * work.wait_ns // max(work.ns, 1)
+            found[Activity.DATA_WAIT] += waited_ns
+            found[work.activity] += spent_ns - waited_ns
+            if work.ended_ns > led_ns:
+                rest = work._replace(ns=work.ns - spent_ns, wait_ns=work.wait_ns - waited_ns)
+                self._work.append(rest)
+        self._outside = deque((idle for idle in self._outside if idle[1] > others_ns), MOST_TURNS)
+        return found
+
+    def _cut(self, begun_ns: int, ended_ns: int) -> int:
+        """Takes an interval out of the time outside; returns how much of it was outside."""
+        kept, taken_ns = [], 0
+        for begun, ended, ns in self._outside:
+            first, last = max(begun, begun_ns), min(ended, ended_ns)
+            if first >= last:
+                kept.append((begun, ended, ns))
+                continue
+            for start, stop in ((begun, first), (last, ended)):
+                rest_ns = ns * (stop - start) // (ended - begun)
+                taken_ns -= rest_ns
+                if start < stop:
+                    kept.append((start, stop, rest_ns))
+            taken_ns += ns
+        self._outside = deque(kept, MOST_TURNS)
+        return taken_ns
+
+
 JAX_STEP = ("stage", "make_step")
 """Key in the instrumentation gaps of a JAX program that does not mark its step."""
 
@@ -488,6 +587,18 @@ class Totals:
         alike_ns = np.minimum(self._published_ns, activity_ns)
         self._owed_ns = int((self._published_ns - alike_ns).sum())
         self.activity_ns = self._published_ns + self._not_owed(activity_ns - alike_ns)
+
+    def add_outside(self, ns: int) -> None:
+        """Counts time of no thread."""
+        self.activity_ns = self.activity_ns.copy()
+        self.activity_ns[Activity.OUTSIDE] += ns
+
+    def move_from_outside(self, spent_ns: np.ndarray) -> None:
+        """Counts time that was outside for other activities, but for what is published."""
+        free_ns = int(self.activity_ns[Activity.OUTSIDE] - self._published_ns[Activity.OUTSIDE])
+        moved_ns = np.diff(np.minimum(np.cumsum(spent_ns), free_ns), prepend=0)
+        moved_ns[Activity.OUTSIDE] -= moved_ns.sum()
+        self.activity_ns = self.activity_ns + moved_ns
 
     def _not_owed(self, spent_ns: np.ndarray) -> np.ndarray:
         owed_ns = np.minimum(np.cumsum(spent_ns), self._owed_ns)

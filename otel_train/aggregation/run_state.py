@@ -13,7 +13,14 @@ import numpy as np
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
 from otel_train.accounting.types import NOTHING, TRAIN, Activity, ClosedSteps, StageCalls, StepSource
-from otel_train.aggregation.counters import Compiles, DeviceAccount, ReclaimedTime, Totals, Transfers
+from otel_train.aggregation.counters import (
+    Compiles,
+    DeviceAccount,
+    ReclaimedTime,
+    Totals,
+    Transfers,
+    WorkBeside,
+)
 from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
 from otel_train.aggregation.series_names import SeriesNames
@@ -163,6 +170,10 @@ class ThreadState:
         """Whether its loops have ended, so that silence is expected."""
         return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
 
+    def works_since(self, at_ns: int) -> bool:
+        """Returns whether it is in a stage, or has been since then."""
+        return bool(self.account.open) or self.last_ns > at_ns
+
     def number(self, manual: np.ndarray) -> np.ndarray:
         """Returns numbers of closed steps: those set manually, else consecutive."""
         numbers = np.empty(len(manual), dtype=np.int64)
@@ -228,8 +239,8 @@ class RunState:
         self._leading: ThreadState | None = None
         self._source_before = StepSource.UNDECIDED  # of leading threads that have ended
         self._last_reader = ""  # thread that only read a loader and has ended
-        self._threads_seen, self._closed_ns, self._last_step = 0, 0, 0
-        self.recent = RecentSteps()
+        self._threads_seen, self._closed_ns, self._last_step, self._looked_ns = 0, 0, 0, 0
+        self.recent, self._beside = RecentSteps(), WorkBeside()
         self.on_closed_steps: (
             Callable[[ClosedSteps, np.ndarray, np.ndarray, list[EpochBoundary]], object] | None
         ) = None
@@ -299,10 +310,14 @@ class RunState:
 
     def check_stalls(self, now_ns: int, behind: Collection[int] = ()) -> None:
         """Detects stalls while they last, and accounts time that belongs to no batch. Threads ``behind`` have unread events."""
+        # While another thread works, the time of the leading one is known as far as that one's is.
+        working = [each.account.final_ns for each in self._others if each.works_since(self._looked_ns)]
+        until_ns, self._looked_ns = min([now_ns, *working]), now_ns
         for key, each in list(self._threads.items()):
             if key not in behind:
-                each.account.pass_time(now_ns)
+                each.account.pass_time(until_ns if each is self._leading else now_ns)
             self._take(each, each.account.take())
+        self._share_outside(now_ns)
         thread = self._leading
         if thread is None or self.closed or thread.key in behind:
             return
@@ -325,8 +340,11 @@ class RunState:
             self._take(thread, thread.account.close(at_ns))
         if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
-        elif self._leading.over:
-            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self._accounted_ns)
+        elif self._leading.over and self._accounted_ns < at_ns:
+            rest = [self._accounted_ns, at_ns, Activity.OUTSIDE, at_ns - self._accounted_ns]
+            self._beside.add_outside([rest])
+            self.totals.add_outside(rest[-1])
+        self._share_outside(at_ns)
         self._closed_ns = at_ns
         for over in self.evals.close():
             self.spans.evaluation(over, self.step_number)
@@ -393,6 +411,19 @@ class RunState:
         """Until when the activities have all time: longer than the leading thread where another one led before it."""
         return self.started_ns + int(self.totals.activity_ns.sum())
 
+    @property
+    def _others(self) -> list[ThreadState]:
+        """Threads that have steps, or may have, and do not lead."""
+        threads = (each for each in self._threads.values() if each is not self._leading)
+        return [each for each in threads if each.works and not each.account.is_part]
+
+    def _share_outside(self, now_ns: int) -> None:
+        """Gives other threads what is theirs of the time that the leading thread spends outside."""
+        if self._leading is not None:
+            others_ns = min([now_ns, *(each.account.final_ns for each in self._others)])
+            led_ns = self._leading.account.final_ns
+            self.totals.move_from_outside(self._beside.take(self._leading.label, led_ns, others_ns))
+
     def _doing(self, leading: ThreadState) -> StallContext:
         if leading.idle:
             return StallContext.OUTSIDE
@@ -406,6 +437,7 @@ class RunState:
         self._threads_seen += 1
         before = None
         if self._leading is not None and self.final_ns <= begun_ns:
+            self._share_outside(self.started_ns)
             self.totals.publish()  # whichever thread leads later, this time was before it began
             before = self._leading if self._leading.over and self._accounted_ns <= begun_ns else None
         since_ns = self._accounted_ns if before else self.started_ns
@@ -435,6 +467,7 @@ class RunState:
             self.training_threads -= 1  # its time begins where that one's ended
             self.totals.publish()
         self._leading = thread
+        self._beside.lead()
         self.totals.take_over(thread.activity_ns)
 
     def _only_reads(self, thread: ThreadState) -> bool:
@@ -469,6 +502,9 @@ class RunState:
         self.totals.add(closed, ledger=leading)
         if leading:
             self._reclaimed.forget(thread.account.final_ns)
+            self._beside.add_outside(closed.apart.tolist())
+        if not (leading and thread.account.trains):  # then no other thread takes its place
+            self._beside.add(thread.label, closed)
         if thread.main:
             self.device.add_calls(closed.occurrences, thread.account.final_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in closed.failed_asks.flat)

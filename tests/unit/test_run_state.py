@@ -181,6 +181,28 @@ def test_steps_are_counted_by_the_same_where_a_thread_evaluates_after_the_one_th
     assert run.account.step_source is StepSource.UPDATE
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_time_in_which_another_thread_works_while_the_leading_one_waits_is_that_ones(
+    *, published: bool
+) -> None:
+    """An executor trains, and the main thread evaluates in between: a third of the run was outside."""
+    main, training = Tape(), Tape().spend(10)
+    run = Run()
+    for _ in range(3):
+        steps(training, 10).stop()
+        main.spend(training.now_ns + 20 - main.now_ns).validate(4)
+        training.spend(main.now_ns + 5 - training.now_ns)
+        run.feed(main).feed(training, main=False, name="pool_0").account.check_stalls(training.now_ns)
+        if published:
+            run.account.totals.publish()
+    run.close(training.now_ns)
+
+    assert ledger(run) == {
+        "init": 10, "productive": 3 * 10 * 57, "data_wait": 3 * 10 * 5 + 3 * 5,
+        "eval": 3 * (4 * 16 + 5), "outside": 3 * (20 + 5),
+    }  # fmt: skip
+
+
 # --- exemplars ------------------------------------------------------------------------------------
 
 

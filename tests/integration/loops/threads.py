@@ -190,6 +190,18 @@ def threads_that_train_and_evaluate_in_turn(watch: Watch) -> Truth:
 
 
 @timed
+def the_main_thread_evaluates_between_epochs_of_a_thread(watch: Watch) -> Truth:
+    """An executor runs the epochs, and its thread waits while the main thread evaluates: that time is of the evaluation."""
+    truth, (model, optimizer, train, val) = watch.slow_training({"train": 4, "val": 3}, threads=2)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(truth.train_on, model, optimizer, train).result()
+            truth.sleep(0.1, "outside")
+            truth.evaluate_on(model, val)
+    return truth
+
+
+@timed
 def the_main_thread_evaluates_before_a_thread_trains(watch: Watch) -> Truth:
     """Until the thread begins, the time of the run is that of the main thread."""
     truth, (model, optimizer, train, val) = watch.slow_training({"train": 5, "val": 3}, threads=2)
