@@ -243,6 +243,12 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
 
 
+def ranks_present(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the number of ranks, and of how many where not all have files here: each host may have a run directory of its own."""
+    world_size = max((each.get("world_size") or 0 for each in documents), default=0)
+    return f"{len(documents)}{f' of {world_size}' if world_size > len(documents) else ''} ranks"
+
+
 def one_rank(target: str | None, args: argparse.Namespace) -> tuple[int, Path]:
     """Returns a rank of a run with its folder: the one that is named, else the first."""
     run = chosen_run(target, args.run_dir)

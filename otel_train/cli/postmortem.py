@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]
         report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
     page = TextLayout.of(sys.stdout)
-    if len(reports) > 1 and not args.json:
+    if not args.json and (len(reports) > 1 or _suspected_by_reports(reports)):
         print(render_overview(page, reports, named))
     for report in reports:
         if args.json:
@@ -223,7 +223,7 @@ def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Seque
     """Returns one line per rank, the suspects marked, and a sentence on them."""
     named = {suspect.rank for suspect in suspects}
     lines = [
-        *_head(page, reports[0], (f"{len(reports)} ranks", ""), sentence(suspects, reports)),
+        *_head(page, reports[0], (arguments.ranks_present(reports), ""), sentence(suspects, reports)),
         "",
         page.line(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
     ]
@@ -252,7 +252,7 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
 
     if not suspects:
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
-        return _first_ended(reports) or unknown
+        return _first_ended(reports) or _suspected_by_reports(reports) or unknown
     first = suspects[0]
     where = f"{first.place()}, step {first.step}"
     unheard = {report["rank"]: report for report in reports if is_unheard(report)}
@@ -278,6 +278,22 @@ def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s:
     return (
         f"{who} since {_instant(last_sign_unix_s, '%H:%M:%S UTC')}, and the others went no further: {gone} gone, or cut off "
         f"from the run directory. {at} was {where}."
+    )
+
+
+def _suspected_by_reports(reports: Sequence[Report]) -> str:
+    """Returns which rank rank 0 suspected, by the reports of all ranks, where not all left their files here; "" if it did not."""
+    from otel_train.distributed.hang import HangSuspect
+
+    named: Sequence[Any] = next((report["suspects"] for report in reports if report.get("suspects")), [])
+    if not named or len(reports) >= max(report.get("world_size") or 0 for report in reports):
+        return ""
+    first, more = HangSuspect(**named[0]), len(named) - 1
+    others = f" and {plural(more, 'more rank')}" if more else ""
+    quiet = f"{'silent' if first.silent else 'without progress'} for {duration(first.quiet_s)}"
+    return (
+        f"Rank {first.rank} on {first.host}{others} held the run up, by the reports that the ranks exchanged: {first.place()}, "
+        f"step {first.step}, {quiet}."
     )
 
 

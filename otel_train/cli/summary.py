@@ -97,7 +97,7 @@ def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
     name = page.safe(first.get("run_name") or first.get("run_id") or ABSENT)
     heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))
     lines = [
-        page.rule([("otel_train", "bold"), (name, "cyan")], (f"{len(summaries)} ranks", "bold")),
+        page.rule([("otel_train", "bold"), (name, "cyan")], (arguments.ranks_present(summaries), "bold")),
         page.paint(f"{heads}  {_HEADS[-1]}", "dim"),
         *(_row(page, summary) for summary in summaries),
     ]

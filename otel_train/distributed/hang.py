@@ -72,6 +72,10 @@ def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -
     stuck = [report for _, report in sorted(behind.items()) if report.stalled]
     if len(behind) == len(here) or len(stuck) < len(behind):
         return []
+    # When a hang ends, the ranks say so one after the other. One that goes on waits for none.
+    since_s = max((each.quiet_s for each in stuck), default=0.0)
+    if any(2 * each.quiet_s < since_s for rank, each in here.items() if rank not in behind):
+        return []
     return [_suspect(report, report.quiet_s, silent=False) for report in stuck]
 
 

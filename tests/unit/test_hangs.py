@@ -66,6 +66,9 @@ ALIKE, REDUCES = at("other", "backward"), at("reduce", "data", within="forward")
     # Rank 0 evaluates for ten minutes, the others wait in backward: none hangs.
     pytest.param([{"stage": "forward", "step": 99, "doing": "evaluating"}, BACKWARD, BACKWARD], {}, [],
                  id="none where a rank makes progress"),
+    # When a hang ends: rank 0 has written that it goes on, the reports of the others are five seconds old.
+    pytest.param([{"stage": "forward", "step": 99, "quiet_s": 0.01}, BACKWARD, BACKWARD, {**BACKWARD, "stage": "other"}], {}, [],
+                 id="none where one goes on that is further"),
     # Ranks are never at the same place at the same time.
     pytest.param([{"stage": "data"}, {"stage": "backward"}], {}, [], id="none as long as no rank stands still"),
     # Killed, stopped or cut off: it cannot say so itself, and the others only wait.

@@ -122,7 +122,7 @@ def test_a_rank_that_cannot_be_heard_holds_nothing_up_while_the_others_go_on() -
     """Its agent died, or its way to the store: the others make steps, so they do not wait for it."""
     seen = Seen(3)
     lost = report(2, stage="data", after="optimizer", stalled=True, quiet_s=301.0)
-    assert seen.take(0.0, report(0), report(1), lost) != []
+    assert seen.take(0.0, *(report(rank, quiet_s=300.0) for rank in (0, 1)), lost) != []
     assert seen.take(400.0, report(0, sequence=9), report(1, sequence=9, quiet_s=3.0), lost) == []
     assert seen.metrics()["train.rank.stall.time"] == {("2", "node-2", "data"): 0.0}
 

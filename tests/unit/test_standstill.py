@@ -141,6 +141,24 @@ def test_a_rank_that_was_killed_vanished_wherever_its_directory_is_read() -> Non
     assert "Rank 1 vanished" in sentence(compare([failed, killed]), [failed, killed])
 
 
+REPORTED = {
+    "rank": 3, "host": "node-b", "step": 7, "stage": "other", "loader": "", "quiet_s": 18.0, "silent": True
+}  # fmt: skip
+
+
+def test_a_rank_whose_files_are_on_its_host_is_named_by_the_reports_that_the_ranks_exchanged() -> None:
+    """Each host had a run directory of its own, and that of rank 0 said that nothing distinguished the ranks."""
+    ranks = [rank(0, suspects=[REPORTED], world_size=4), rank(1, suspects=[], world_size=4)]
+    text = " ".join(render_overview(TextLayout(100, color=False, unicode=False), ranks, []).split())
+
+    assert "2 of 4 ranks" in text
+    assert (
+        "Rank 3 on node-b held the run up, by the reports that the ranks exchanged: between two stages, step 7, silent for 18.0 s."
+        in text
+    )
+    assert "Nothing tells" in sentence([], [each | {"world_size": 2} for each in ranks])
+
+
 def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
     """The watchdog of NCCL aborts the first that gives up, and the launcher stops the others. One that did not wait did vanish."""
     stopped: dict[str, Any] = {"state": "terminated", "ended_unix_s": 41.0}
