@@ -12,6 +12,8 @@ from otel_train.distributed.store import MOST_HELD, MOST_LOST, Exchange, Exchang
 from tests.support.store import FakeStore
 from tests.support.waiting import until
 
+Make = Callable[..., Exchange]
+
 
 @pytest.fixture
 def store() -> FakeStore:
@@ -19,7 +21,7 @@ def store() -> FakeStore:
 
 
 @pytest.fixture
-def made(store: FakeStore) -> Iterator[Callable[..., Exchange]]:
+def made(store: FakeStore) -> Iterator[Make]:
     exchanges: list[Exchange] = []
 
     def make(rank: int = 0, world_size: int = 2) -> Exchange:
@@ -32,7 +34,7 @@ def made(store: FakeStore) -> Iterator[Callable[..., Exchange]]:
         exchange.close(5)
 
 
-def test_records_reach_the_other_ranks(store: FakeStore, made: Callable[..., Exchange]) -> None:
+def test_records_reach_the_other_ranks(store: FakeStore, made: Make) -> None:
     """What one leaves the other finds; who has left nothing is not there."""
     first, second = made(0, 3), made(1, 3)
     second.send(ExchangeRequest("two", range(0)))
@@ -50,9 +52,7 @@ def test_records_reach_the_other_ranks(store: FakeStore, made: Callable[..., Exc
     assert first.take() is None
 
 
-def test_a_record_is_overwritten_and_removed_at_the_end(
-    store: FakeStore, made: Callable[..., Exchange]
-) -> None:
+def test_a_record_is_overwritten_and_removed_at_the_end(store: FakeStore, made: Make) -> None:
     """The store is the job's: what we leave there must neither grow nor stay."""
     store.held["theirs"] = "kept"
     exchange = made()
@@ -65,9 +65,7 @@ def test_a_record_is_overwritten_and_removed_at_the_end(
     assert store.held == {"theirs": "kept"}
 
 
-def test_a_store_that_blocks_holds_up_only_its_own_thread(
-    store: FakeStore, made: Callable[..., Exchange]
-) -> None:
+def test_a_store_that_blocks_holds_up_only_its_own_thread(store: FakeStore, made: Make) -> None:
     """The host of the store hangs: the heartbeat of this rank must go on to say so."""
     store.released.clear()
     exchange = made()
@@ -81,9 +79,7 @@ def test_a_store_that_blocks_holds_up_only_its_own_thread(
     assert store.held == {}
 
 
-def test_only_the_newest_record_is_sent_after_a_delay(
-    store: FakeStore, made: Callable[..., Exchange]
-) -> None:
+def test_only_the_newest_record_is_sent_after_a_delay(store: FakeStore, made: Make) -> None:
     """What has waited is old news, and a queue would grow."""
     store.released.clear()
     exchange = made()
@@ -95,9 +91,7 @@ def test_only_the_newest_record_is_sent_after_a_delay(
     until(lambda: store.held.get("ours/0") == "99")
 
 
-def test_a_store_that_fails_three_times_is_left_alone(
-    store: FakeStore, made: Callable[..., Exchange]
-) -> None:
+def test_a_store_that_fails_three_times_is_left_alone(store: FakeStore, made: Make) -> None:
     """Its faults are counted, and a job whose store is broken has other worries."""
     store.fails = True
     exchange = made()
@@ -108,9 +102,7 @@ def test_a_store_that_fails_three_times_is_left_alone(
     assert exchange.off
 
 
-def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
-    store: FakeStore, made: Callable[..., Exchange]
-) -> None:
+def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(store: FakeStore, made: Make) -> None:
     """Rank 0 ends first and takes the store along: nothing to warn about."""
     exchange = made()
     for lost in range(1, MOST_LOST + 1):
@@ -128,7 +120,7 @@ def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
     assert exchange.guard.faults == 0
 
 
-def test_in_a_large_world_no_connection_is_kept(store: FakeStore, made: Callable[..., Exchange]) -> None:
+def test_in_a_large_world_no_connection_is_kept(store: FakeStore, made: Make) -> None:
     """Ten thousand sockets more would be too many for the host of the store."""
     exchange = made(0, MOST_HELD + 1)
     for opened in (1, 2):

@@ -47,6 +47,12 @@ def asked(
         return transport.send(signal, METRICS if signal == "metrics" else SPANS, timeout_s)
 
 
+def read(status: int, body: bytes, kind: str = "application/json", **more: Any) -> ExportResponse:
+    """What an answer over HTTP means."""
+    headers = {"content-type": kind} if kind else {}
+    return read_http(HttpResponse(status, headers | more, body), "metrics")
+
+
 def to(endpoint: str, protocol: str = "http/json", **more: str) -> OtlpTransport:
     environ = {f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in more.items()}
     environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
@@ -96,8 +102,8 @@ def test_an_empty_answer_without_a_type_is_accepted(receiver: Received) -> None:
 )
 def test_an_empty_body_is_the_empty_message(kind: str) -> None:
     """Nothing rejected takes no bytes in protobuf, and many answer so in JSON."""
-    assert read_http(HttpResponse(200, {"content-type": kind}, b""), "metrics").accepted
-    assert not read_http(HttpResponse(200, {"content-type": "text/html"}, b""), "metrics").accepted
+    assert read(200, b"", kind).accepted
+    assert not read(200, b"", "text/html").accepted
 
 
 @pytest.mark.parametrize(
@@ -105,10 +111,8 @@ def test_an_empty_body_is_the_empty_message(kind: str) -> None:
 )
 def test_any_success_is_read_as_200(status: int, kind: str, body: bytes) -> None:
     """Grafana Cloud answers 204; asked again for ever it would have the first request over and over, and no other."""
-    headers = {"content-type": kind} if kind else {}
-
-    assert read_http(HttpResponse(status, headers, body), "metrics").accepted
-    page = read_http(HttpResponse(status, {"content-type": "text/html"}, b"<html>"), "metrics")
+    assert read(status, body, kind).accepted
+    page = read(status, b"<html>", "text/html")
     assert page.result is RETRY
     assert f"answers {status}" in page.reason
 
@@ -116,26 +120,14 @@ def test_any_success_is_read_as_200(status: int, kind: str, body: bytes) -> None
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
-        ("html", "login page"),
-        ("text", "text/plain"),
-        ("odd", "no OTLP response"),
-        ("301", "redirects"),
-        ("302", "redirects"),
-        ("307", "redirects"),
-        ("401", "refuses the token"),
-        ("403", "refuses the token"),
-        ("404", "nothing takes OTLP at this path"),
-        ("405", "405"),
-        ("408", "408"),
-        ("415", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-        ("429", "asks to wait 30 s"),
-        ("500", "500"),
-        ("502", "502"),
-        ("503", "503"),
-        ("504", "504"),
+        ("html", "login page"), ("text", "text/plain"), ("odd", "no OTLP response"),
+        *((status, "redirects") for status in ("301", "302", "307")),
+        *((status, "refuses the token") for status in ("401", "403")),
+        ("404", "nothing takes OTLP at this path"), ("415", "OTEL_EXPORTER_OTLP_PROTOCOL"), ("429", "asks to wait 30 s"),
+        *((status, status) for status in ("405", "408", "500", "502", "503", "504")),
         ("close", "closes connections"),
     ],
-)
+)  # fmt: skip
 def test_what_an_operator_or_time_can_repair_is_tried_again(receiver: Received, mode: str, says: str) -> None:
     """A wrong address, an expired login, a redirect or an overload must lose nothing."""
     receiver.mode = mode
@@ -143,7 +135,7 @@ def test_what_an_operator_or_time_can_repair_is_tried_again(receiver: Received, 
     receiver.location = f"{receiver.endpoint}/elsewhere" if mode.startswith("3") else ""
     answer = asked(receiver.endpoint)
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert says in answer.reason
     assert receiver.requests == 1, "a redirect was followed, or a request was sent twice"
 
@@ -199,7 +191,7 @@ def test_a_date_to_wait_for_is_read_by_the_clock_of_the_collector(ahead_s: int) 
         time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + ahead_s + more_s))
         for more_s in (0, 20)
     )
-    answer = read_http(HttpResponse(503, {"date": date, "retry-after": after}, b""), "metrics")
+    answer = read(503, b"", "", date=date, **{"retry-after": after})
 
     assert answer.retry_after_s == pytest.approx(20, abs=1.5)
 
@@ -209,32 +201,25 @@ def test_a_date_to_wait_for_is_read_by_the_clock_of_the_collector(ahead_s: int) 
 )
 def test_an_absurd_pause_is_no_fault(text: str) -> None:
     """It is no pause, or the longest that is granted."""
-    answer = read_http(HttpResponse(503, {"retry-after": text, "date": text}, b""), "metrics")
+    answer = read(503, b"", "", date=text, **{"retry-after": text})
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert answer.retry_after_s is None or answer.retry_after_s > 1e9
 
 
 @pytest.mark.parametrize(
-    ("body", "result", "rejected", "reason"),
+    ("partial", "result", "rejected", "reason"),
     [
-        (b'{"partialSuccess":{"rejectedDataPoints":null,"errorMessage":null}}', ACCEPTED, None, ""),
-        (
-            b'{"partialSuccess":{"rejectedDataPoints":"2","errorMessage":null}}',
-            REFUSED,
-            2,
-            "rejects 2 records",
-        ),
-        (b'{"partialSuccess":{"rejectedDataPoints":1e300}}', RETRY, None, "no OTLP response"),
-        (b'{"partialSuccess":{"rejectedDataPoints":-1e300}}', RETRY, None, "no OTLP response"),
-        (b'{"partialSuccess":{"rejectedDataPoints":1e999}}', RETRY, None, "no OTLP response"),
+        (b'{"rejectedDataPoints":null,"errorMessage":null}', ACCEPTED, None, ""),
+        (b'{"rejectedDataPoints":"2","errorMessage":null}', REFUSED, 2, "rejects 2 records"),
+        *((b'{"rejectedDataPoints":%b}' % number, RETRY, None, "no OTLP response") for number in (b"1e300", b"-1e300", b"1e999")),
     ],
-)
+)  # fmt: skip
 def test_a_count_may_have_any_form_that_protobuf_has_in_json(
-    body: bytes, result: ExportResult, rejected: int | None, reason: str
+    partial: bytes, result: ExportResult, rejected: int | None, reason: str
 ) -> None:
     """Taken for no answer, what was accepted would be sent for ever, and everything behind it wait."""
-    answer = read_http(HttpResponse(200, {"content-type": "application/json"}, body), "metrics")
+    answer = read(200, b'{"partialSuccess":%b}' % partial)
 
     assert (answer.result, answer.rejected) == (result, rejected)
     assert reason in answer.reason
@@ -297,7 +282,7 @@ def test_an_endless_answer_is_bounded_in_bytes_and_time(receiver: Received) -> N
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=2)
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert "more than 65536 bytes" in answer.reason
     assert time.monotonic() - start_s < 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
@@ -309,7 +294,7 @@ def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=0.7)
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert "does not answer" in answer.reason
     assert time.monotonic() - start_s < 1.5
 
@@ -379,22 +364,22 @@ def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) ->
     assert [answer.result for answer in answers] == [RETRY]
 
 
-def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
-    """Some say so with 400; a setting repairs it."""
-    body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
-    answer = read_http(HttpResponse(400, {"content-type": "text/plain"}, body), "metrics")
+@pytest.mark.parametrize(("kind", "body", "setting"), [
+    # Some say so with 400; a setting repairs it.
+    pytest.param("text/plain", b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding",
+                 "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", id="protobuf alone"),
+    # One with compression_algorithms: [""]; every request would be rejected for a variable that can be corrected.
+    pytest.param("application/json", b'{"code":3, "message":"unsupported Content-Encoding: gzip"}',
+                 "OTEL_EXPORTER_OTLP_COMPRESSION=none", id="no compression"),
+])  # fmt: skip
+def test_a_collector_that_takes_requests_in_another_form_loses_nothing(
+    kind: str, body: bytes, setting: str
+) -> None:
+    """It answers 400."""
+    answer = read(400, body, kind)
 
-    assert answer.result is ExportResult.RETRY
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
-
-
-def test_a_collector_that_takes_no_compression_loses_nothing() -> None:
-    """One with compression_algorithms: [""] answers 400; every request would be rejected for a variable that can be corrected."""
-    body = b'{"code":3, "message":"unsupported Content-Encoding: gzip"}'
-    answer = read_http(HttpResponse(400, {"content-type": "application/json"}, body), "metrics")
-
-    assert answer.result is ExportResult.RETRY
-    assert "OTEL_EXPORTER_OTLP_COMPRESSION=none" in answer.reason
+    assert answer.result is RETRY
+    assert setting in answer.reason
 
 
 def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
@@ -407,11 +392,8 @@ def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("line", "signal"),
     [
-        (b"not JSON", "metrics"),
-        (b'{"resourceMetrics": [', "metrics"),
-        (b'{"resourceLogs": []}', "metrics"),
-        (METRICS, "traces"),
-        (b"\xff\xfe", "traces"),
+        *((line, "metrics") for line in (b"not JSON", b'{"resourceMetrics": [', b'{"resourceLogs": []}')),
+        *((line, "traces") for line in (METRICS, b"\xff\xfe")),
     ],
 )
 def test_what_is_no_request_is_refused_without_asking(receiver: Received, line: bytes, signal: str) -> None:
@@ -507,12 +489,8 @@ def test_a_proxy_that_cannot_be_reached_is_named_and_hosts_without_it_are_asked_
 @pytest.mark.parametrize(
     ("named", "around"),
     [
-        ("127.0.0.0/8", True),
-        ("10.0.0.0/8, 127.0.0.0/16", True),
-        ("localhost,127.0.0.1", True),
-        ("10.0.0.0/8", False),
-        ("127.0.0.0/99", False),
-        ("", False),
+        *((named, True) for named in ("127.0.0.0/8", "10.0.0.0/8, 127.0.0.0/16", "localhost,127.0.0.1")),
+        *((named, False) for named in ("10.0.0.0/8", "127.0.0.0/99", "")),
     ],
 )
 def test_no_proxy_may_name_a_network(
@@ -534,45 +512,29 @@ def test_what_is_wrong_with_a_proxy_is_said_without_its_password(monkeypatch: py
 
     answer = asked("http://collector.example:4318")
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert "HTTP_PROXY, whose port is no number" in answer.reason
     assert "hunter2" not in answer.reason
+
+
+MAY_WANT = "it may want a certificate of its client"
+DISTRUSTS = "does not trust the certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
 
 
 @pytest.mark.parametrize(
     ("said", "means"),
     [
-        (
-            "RemoteDisconnected: Remote end closed connection without response",
-            "it may want a certificate of its client",
-        ),
-        (
-            "SSLEOFError: EOF occurred in violation of protocol (_ssl.c:2427)",
-            "it may want a certificate of its client",
-        ),
-        (
-            "SSLError: tlsv13 alert certificate required (_ssl.c:2580)",
-            "wants a certificate of its client: set OTEL_",
-        ),
-        (
-            "SSLError: [SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)",
-            "does not trust the certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-        ),
-        (
-            "SSLError: [SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired (_ssl.c:2580)",
-            "does not trust the certificate of its client: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-        ),
-        (
-            "UNAVAILABLE: failed to connect to all addresses; last error: UNAVAILABLE: Unwrap failed (TSI_DATA_CORRUPTED)",
-            "it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, or not trust that one",
-        ),
+        ("RemoteDisconnected: Remote end closed connection without response", MAY_WANT),
+        ("SSLEOFError: EOF occurred in violation of protocol (_ssl.c:2427)", MAY_WANT),
+        ("SSLError: tlsv13 alert certificate required (_ssl.c:2580)", "wants a certificate of its client: set OTEL_"),
+        ("SSLError: [SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)", DISTRUSTS),
+        ("SSLError: [SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired (_ssl.c:2580)", DISTRUSTS),
+        ("UNAVAILABLE: failed to connect to all addresses; last error: UNAVAILABLE: Unwrap failed (TSI_DATA_CORRUPTED)",
+         f"{MAY_WANT}, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, or not trust that one"),
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "has a certificate for another name"),
-        (
-            "SSLError: [X509: KEY_VALUES_MISMATCH] key values mismatch (_ssl.c:3926)",
-            "OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of",
-        ),
+        ("SSLError: [X509: KEY_VALUES_MISMATCH] key values mismatch (_ssl.c:3926)", "OTEL_EXPORTER_OTLP_CLIENT_KEY is not the key of"),
     ],
-)
+)  # fmt: skip
 def test_a_connection_that_is_encrypted_is_not_said_to_want_encryption(said: str, means: str) -> None:
     """A collector that closes after the handshake misses a certificate, not TLS."""
     assert means in why(said, tls=True)
@@ -581,19 +543,13 @@ def test_a_connection_that_is_encrypted_is_not_said_to_want_encryption(said: str
 @pytest.mark.parametrize(
     ("status", "result"),
     [
-        ("UNAVAILABLE", RETRY),
-        ("DEADLINE_EXCEEDED", RETRY),
-        ("RESOURCE_EXHAUSTED", RETRY),
-        ("ABORTED", RETRY),
-        ("UNAUTHENTICATED", RETRY),
-        ("PERMISSION_DENIED", RETRY),
-        ("UNIMPLEMENTED", RETRY),
-        ("INTERNAL", RETRY),
-        ("INVALID_ARGUMENT", REFUSED),
-        ("FAILED_PRECONDITION", REFUSED),
-        ("ok", ACCEPTED),
+        *((status, RETRY) for status in (
+            "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "UNAUTHENTICATED", "PERMISSION_DENIED",
+            "UNIMPLEMENTED", "INTERNAL",
+        )),
+        ("INVALID_ARGUMENT", REFUSED), ("FAILED_PRECONDITION", REFUSED), ("ok", ACCEPTED),
     ],
-)
+)  # fmt: skip
 def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
     """One rule, whatever carries it."""
     with grpc_receiver() as received:
@@ -649,5 +605,5 @@ def test_a_key_that_is_gone_while_it_is_replaced_loses_nothing(tmp_path: Path, p
     with closing(OtlpTransport({"metrics": target})) as transport:
         answer = transport.send("metrics", b'{"resourceMetrics":[]}', 5.0)
 
-    assert answer.result is ExportResult.RETRY
+    assert answer.result is RETRY
     assert "the file of a certificate or key is missing" in answer.reason

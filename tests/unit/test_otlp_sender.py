@@ -22,6 +22,8 @@ from otel_train.exporters.spool import SpoolQueue
 from tests.support.snapshots import RESOURCE, snapshot, spans
 from tests.support.waiting import until
 
+Make = Callable[..., OtlpExporter]
+
 POINTS = sum(len(family.points) for family in snapshot().families)
 SPANS = spans_line(spans(), RESOURCE).encode()
 SETTINGS = OtlpSettings.read({}, endpoint="http://collector:4318")
@@ -71,7 +73,7 @@ class Time:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., OtlpExporter]]:
+def make(tmp_path: Path) -> Iterator[Make]:
     """Senders with a spool in ``tmp_path``, closed after the test."""
     made: list[tuple[OtlpExporter, Collector]] = []
 
@@ -95,9 +97,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., OtlpExporter]]:
         sender.close(1)
 
 
-def sending(
-    make: Callable[..., OtlpExporter], line: bytes = metrics(), **settings: Any
-) -> tuple[OtlpExporter, Collector]:
+def sending(make: Make, line: bytes = metrics(), **settings: Any) -> tuple[OtlpExporter, Collector]:
     """A sender in the middle of a request, and its collector that hangs."""
     collector = Collector(held=True)
     sender = make(collector, **settings)
@@ -110,7 +110,7 @@ def left(folder: Path, signal: str = "metrics") -> list[bytes]:
     return list(SpoolQueue(folder, signal).waiting())
 
 
-def test_a_request_that_gets_no_answer_is_said_to_wait(make: Callable[..., OtlpExporter]) -> None:
+def test_a_request_that_gets_no_answer_is_said_to_wait(make: Make) -> None:
     """A run that ended within the timeout of a Collector that hangs said nothing of what had not arrived."""
     clock = Time()
     sender, collector = sending(make, monotonic_s=clock)
@@ -123,7 +123,7 @@ def test_a_request_that_gets_no_answer_is_said_to_wait(make: Callable[..., OtlpE
     until(lambda: not sender.failing)
 
 
-def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+def test_what_is_put_is_sent_and_leaves_nothing(make: Make, tmp_path: Path) -> None:
     """The whole point."""
     collector = Collector()
     sender = make(collector)
@@ -137,7 +137,7 @@ def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., OtlpExporter
     assert not sender.drops
 
 
-def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+def test_what_is_put_is_on_disk_before_it_is_sent(make: Make, tmp_path: Path) -> None:
     """SIGKILL in the middle of a request must lose nothing."""
     sender, _ = sending(make, metrics(1))
     for steps in (2, 3):
@@ -146,7 +146,7 @@ def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., OtlpExport
     assert left(tmp_path) == [metrics(1), metrics(2), metrics(3)]
 
 
-def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., OtlpExporter]) -> None:
+def test_putting_never_waits_for_a_collector_that_hangs(make: Make) -> None:
     """The export loop also feeds the heartbeat and /metrics: those must go on."""
     sender, _ = sending(make)
     start_s = time.monotonic()
@@ -155,7 +155,7 @@ def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Otlp
     assert time.monotonic() - start_s < 2
 
 
-def test_one_signal_does_not_wait_for_the_other(make: Callable[..., OtlpExporter]) -> None:
+def test_one_signal_does_not_wait_for_the_other(make: Make) -> None:
     """Traces and metrics may have collectors of their own."""
     collector = Collector()
     collector.answers["metrics"] = retry("answers 503")
@@ -165,14 +165,14 @@ def test_one_signal_does_not_wait_for_the_other(make: Callable[..., OtlpExporter
     until(lambda: collector.got == [SPANS])
 
 
-def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., OtlpExporter]) -> None:
+def test_only_the_rejected_records_of_a_request_are_counted(make: Make) -> None:
     """The rest has arrived."""
     sender = make(Collector(refused("rejects 2 records", 2)))
     sender.put("metrics", metrics())
     until(lambda: sender.drops == {("metrics", "rejected"): 2})
 
 
-def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., OtlpExporter]) -> None:
+def test_a_fault_in_a_transport_does_not_end_the_thread(make: Make) -> None:
     """A defect in a transport neither stops the sender for good nor loses the request."""
     collector, clock = Collector(), Time()
     usual = collector.send
@@ -186,7 +186,7 @@ def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., Otlp
     until(lambda: set(collector.got) == {metrics(), SPANS})
 
 
-def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., OtlpExporter]) -> None:
+def test_a_collector_is_left_alone_as_long_as_it_asks(make: Make) -> None:
     """An overloaded collector that is asked all the same stays overloaded."""
     collector, clock = Collector(retry("answers 429", 40)), Time()
     sender = make(collector, clock)
@@ -202,9 +202,7 @@ def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., OtlpEx
     until(lambda: len(collector.got) == 3)
 
 
-def test_a_run_that_ends_after_the_wait_that_was_asked_for_sends_its_last_metrics(
-    make: Callable[..., OtlpExporter],
-) -> None:
+def test_a_run_that_ends_after_the_wait_that_was_asked_for_sends_its_last_metrics(make: Make) -> None:
     """They say that it has finished. Without them it has vanished, and pages."""
     collector, clock = Collector(retry("answers 429", 40)), Time()
     sender = make(collector, clock)
@@ -244,9 +242,7 @@ def test_a_thousand_ranks_that_are_asked_to_wait_a_minute_do_not_come_back_in_on
     assert max(a_second.values()) < 50
 
 
-def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
-    make: Callable[..., OtlpExporter], tmp_path: Path
-) -> None:
+def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(make: Make, tmp_path: Path) -> None:
     """Exit is never held up, and what hangs and what waits is on disk."""
     sender, _ = sending(make, metrics(1))
     sender.put("metrics", metrics(2))
@@ -261,7 +257,7 @@ def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
 
 
 def test_what_waits_at_the_end_is_said_without_a_false_reason(
-    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The connection was ended by us: a remark about TLS would send people on a wrong track."""
     sender, _ = sending(make)
@@ -273,7 +269,7 @@ def test_what_waits_at_the_end_is_said_without_a_false_reason(
 
 
 def test_without_a_disk_sending_works_from_memory_and_losses_are_counted_and_said(
-    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A read-only run directory must not cost the dashboard. What is counted at the end nothing exports any more."""
     sender, collector = sending(make, metrics(1), directory=None)
@@ -289,7 +285,7 @@ def test_without_a_disk_sending_works_from_memory_and_losses_are_counted_and_sai
     assert list(tmp_path.iterdir()) == []
 
 
-def test_records_made_during_a_long_outage_are_counted(make: Callable[..., OtlpExporter]) -> None:
+def test_records_made_during_a_long_outage_are_counted(make: Make) -> None:
     """An alert says that a run cannot be seen; a short interruption is not worth one."""
     clock = Time()
     sender = make(Collector(retry("answers 503")), clock)
@@ -304,7 +300,7 @@ def test_records_made_during_a_long_outage_are_counted(make: Callable[..., OtlpE
 
 
 def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_back(
-    make: Callable[..., OtlpExporter], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console full of retries hides the loss curve."""
     collector, clock = Collector(retry("refuses connections")), Time()
@@ -328,9 +324,7 @@ def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_ba
     assert len(caplog.messages) == 2
 
 
-def test_people_are_notified_of_refusals_once_a_minute(
-    make: Callable[..., OtlpExporter], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_people_are_notified_of_refusals_once_a_minute(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """What is moved aside must be known, and with it where it lies."""
     sender = make(Collector(refused("refuses a request (400, bad name)")))
     for _ in range(5):
@@ -342,9 +336,7 @@ def test_people_are_notified_of_refusals_once_a_minute(
     assert "spool/rejected/metrics.jsonl" in line
 
 
-def test_a_forked_child_sends_nothing_and_holds_no_lock(
-    make: Callable[..., OtlpExporter], tmp_path: Path
-) -> None:
+def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Make, tmp_path: Path) -> None:
     """DataLoader workers are forks: their metrics would be counted twice, and they may outlive their parent."""
     sender, collector = sending(make)
     out, into = os.pipe()
@@ -364,7 +356,7 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(
     assert collector.got == [metrics()]
 
 
-def test_two_never_send_at_once(make: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+def test_two_never_send_at_once(make: Make, tmp_path: Path) -> None:
     """Else both send the head, and it arrives twice."""
     _, first = sending(make)
 
