@@ -36,6 +36,7 @@ from otel_train.files import (
     read_named,
     read_word,
 )
+from tests.support.command_line import Cli
 from tests.support.left_run import leave_run, say_summary
 from tests.support.made_trace import training
 
@@ -78,11 +79,23 @@ def deep(path: Path) -> None:
     path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+
+
 def strangers(path: Path) -> None:
     path.write_text("{}")
     if os.geteuid():
         pytest.skip("giving a file away needs root")
     os.chown(path, STRANGER, STRANGER)
+
+
+def given_away(run: Path) -> Path:
+    """The summary of a run that has another owner."""
+    summary = run / "rank0" / "summary.json"
+    summary.write_text("{}")
+    for path in (run, run / "rank0", summary):
+        os.chown(path, STRANGER, STRANGER)
+    return summary
 
 
 HOSTILE: list[tuple[Callable[[Path], object], str]] = [
@@ -131,10 +144,9 @@ def test_a_folder_below_a_run_directory_that_is_a_link_is_not_entered(run: Path,
     assert list(outside.iterdir()) == [outside / "summary.json"]
 
 
+@needs_root
 def test_a_folder_of_another_user_is_not_entered(run: Path) -> None:
     """Its owner may exchange what is in it at any time."""
-    if os.geteuid():
-        pytest.skip("giving a folder away needs root")
     (run / "rank0" / "summary.json").write_text("{}")
     os.chown(run / "rank0", STRANGER, STRANGER)
 
@@ -142,17 +154,13 @@ def test_a_folder_of_another_user_is_not_entered(run: Path) -> None:
         read_json(run / "rank0" / "summary.json")
 
 
+@needs_root
 def test_root_reads_a_run_directory_of_a_user(run: Path) -> None:
     """Whoever looks after a cluster looks at the runs of others; root could become their owner anyway."""
-    if os.geteuid():
-        pytest.skip("giving files away needs root")
-    (run / "rank0" / "summary.json").write_text("{}")
-    for path in (run, run / "rank0", run / "rank0" / "summary.json"):
-        os.chown(path, STRANGER, STRANGER)
-
-    assert read_json(run / "rank0" / "summary.json") == {}
+    assert read_json(given_away(run)) == {}
 
 
+@needs_root
 @pytest.mark.parametrize(
     ("kind", "read"), [("ext4", False), ("nfs4", True), ("fuse.sshfs", True), ("cifs", True)]
 )
@@ -160,17 +168,13 @@ def test_on_a_network_file_system_the_owner_of_the_run_directory_is_trusted(
     run: Path, monkeypatch: pytest.MonkeyPatch, kind: str, read: bool
 ) -> None:
     """A file server may show every file as one user's: what this process has written would be a stranger's."""
-    if os.geteuid():
-        pytest.skip("giving files away needs root")
-    (run / "rank0" / "summary.json").write_text("{}")
-    for path in (run, run / "rank0", run / "rank0" / "summary.json"):
-        os.chown(path, STRANGER, STRANGER)
+    summary = given_away(run)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("otel_train.files.file_system", lambda _: kind)
 
-    assert (problem_of(run / "rank0" / "summary.json") == "") is read
-    os.chown(run / "rank0" / "summary.json", STRANGER + 1, STRANGER)
-    assert f"owned by user {STRANGER + read}" in problem_of(run / "rank0" / "summary.json")
+    assert (problem_of(summary) == "") is read
+    os.chown(summary, STRANGER + 1, STRANGER)
+    assert f"owned by user {STRANGER + read}" in problem_of(summary)
 
 
 def test_links_up_to_the_run_directory_are_followed(run: Path, tmp_path: Path) -> None:
@@ -281,19 +285,11 @@ def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
         parse_json(text)
 
 
-@given(
-    st.recursive(
-        st.one_of(
-            st.none(),
-            st.booleans(),
-            st.integers(-(2**63), 2**63),
-            st.text(),
-            st.floats(allow_nan=False, allow_infinity=False),
-        ),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
-        max_leaves=20,
-    )
-)
+NUMBERS = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.none() | st.booleans() | st.text() | NUMBERS
+
+
+@given(st.recursive(SCALARS, lambda x: st.lists(x) | st.dictionaries(st.text(), x), max_leaves=20))
 def test_what_we_write_is_what_we_read(value: Any) -> None:
     """Bounds take nothing from documents that otel_train writes."""
     assert parse_json(json.dumps(value)) == value
@@ -312,21 +308,15 @@ def test_a_document_that_is_no_object_is_refused(run: Path, text: str) -> None:
 
 COMMANDS = ("summary", "postmortem", "report", "validate", "export", "compare", "analyze")
 NAMES = (
-    "run.json",
-    "rank0/summary.json",
-    "rank0/flight.bin",
-    "rank0/attempt",
-    "rank0/metrics.otlp.jsonl",
-    "rank0/events.jsonl",
-    "captures/x-rank0.json.gz",
-    "captures/x-rank0.record.json",
-)
+    "run.json", "rank0/summary.json", "rank0/flight.bin", "rank0/attempt", "rank0/metrics.otlp.jsonl", "rank0/events.jsonl",
+    "captures/x-rank0.json.gz", "captures/x-rank0.record.json",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("make", [link, device, os.mkfifo, unix_socket, huge, deep, strangers])
 def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
-    make: Callable[[Path], object], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[Path], object], name: str, tmp_path: Path, cli: Cli
 ) -> None:
     """Each ends with its exit code and a sentence, and within seconds."""
     run = leave_run(tmp_path / "runs", [3])
@@ -338,12 +328,11 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
     begun = time.monotonic()
 
     for command in COMMANDS:
-        words = [str(run)] * (2 if command == "compare" else 1)
-        assert main([command, *words]) in {0, 1, 2}, command
+        code, out, err = cli(command, *[run] * (2 if command == "compare" else 1))
+        assert code in {0, 1, 2}, command
+        assert "Traceback" not in err
+        assert "secret" not in out
 
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    assert "secret" not in out
     assert time.monotonic() - begun < 20
     assert threading.active_count() < 50
     assert files.problem_of(run / name) or make in {huge, deep}

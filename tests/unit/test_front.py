@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,24 +135,17 @@ NOT_COMPILED = JaxCompiles()
 
 def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
-    run = an_account(updates=0, sources=[], loader_threads=[], stages=())
-
-    [thing] = instrumentation_gaps(run, RankState(untimed={"mps": "no events"}))
+    [thing] = instrumentation_gaps(an_account(updates=0, stages=()), RankState(untimed={"mps": "no events"}))
 
     assert (thing["what"], thing["name"], thing["cause"]) == ("device", "mps", "")
     assert thing["reason"].startswith("no events. Host time")
 
 
 def an_account(
-    *,
-    updates: int,
-    sources: list[Instrumented],
-    loader_threads: list[str],
-    stages: tuple[str, ...],
-    source: StepSource = StepSource.UPDATE,
-    jax: JaxCompiles = NOT_COMPILED,
+    *, updates: int = UPDATES_WITHOUT_FORWARD, sources: Sequence[Instrumented] = (), loader_threads: Sequence[str] = (),
+    stages: tuple[str, ...] = ("backward",), source: StepSource = StepSource.UPDATE, jax: JaxCompiles = NOT_COMPILED,
     phase: str = "train",
-) -> Any:
+) -> Any:  # fmt: skip
     counts = Counts(1 for _ in stages)
     keys = [SimpleNamespace(stage=s, model="", phase=phase) for s in stages]
     names = SimpleNamespace(keys=keys, sources=sources, models=SimpleNamespace(published=str))
@@ -162,6 +155,15 @@ def an_account(
     return SimpleNamespace(
         totals=totals, loader_threads=loader_threads, step_source=source, compiles=compiles, started_ns=0
     )
+
+
+def reporter(
+    run: Any, models: Sequence[str] = (), **more: Any
+) -> tuple[CoverageReporter, list[tuple[str, str]]]:
+    """One that logs what is missing of these models, and what it has logged."""
+    lines: list[tuple[str, str]] = []
+    state = lambda: RankState(models=tuple(models))  # noqa: E731  # a fake of one line
+    return CoverageReporter(run, state, log=lambda *line: lines.append(line[1:3]), **more), lines
 
 
 DATA = [Instrumented(SourceKind.DATA, "code")]
@@ -186,21 +188,22 @@ DATA = [Instrumented(SourceKind.DATA, "code")]
     # Nothing counts steps then: no rate, no finding.
     pytest.param({"updates": 0, "sources": DATA, "stages": ("loss", WAIT), "source": StepSource.UNDECIDED}, (),
                  [("stage", "make_step")], id="functions of JAX without an update are said"),
+    # An attack on a model needs gradients of its input, and neither updates nor a loader of training.
+    pytest.param({"updates": 0, "source": StepSource.BACKWARD, "phase": "test"}, (), [],
+                 id="backwards of an evaluation are no training of which something is missing"),
 ])  # fmt: skip
 def test_what_could_not_be_seen_is_said(
     seen: dict[str, Any], models: tuple[str, ...], missing: list[tuple[str, str]]
 ) -> None:
     """Else its absence would read as a cost of nothing."""
-    usual = {"updates": UPDATES_WITHOUT_FORWARD, "sources": [], "loader_threads": [], "stages": ("backward",)}
-    gaps = instrumentation_gaps(an_account(**{**usual, **seen}), RankState(models=models))
+    gaps = instrumentation_gaps(an_account(**seen), RankState(models=models))
 
     assert [(gap["what"], gap["name"]) for gap in gaps] == missing
 
 
 def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
     """The loop iterates another object, or its pass began earlier: no wait for data would read as none."""
-    seen = ("forward", "backward")
-    run = an_account(updates=UPDATES_WITHOUT_FORWARD, sources=DATA, loader_threads=[], stages=seen)
+    run = an_account(sources=DATA, stages=("forward", "backward"))
     run.totals.batches = {(0, EVAL): 5}
 
     [thing] = instrumentation_gaps(run, RankState())
@@ -209,28 +212,10 @@ def test_a_loader_that_gives_no_batch_of_training_is_said() -> None:
     assert thing["reason"].startswith("no batch of training came from an instrumented loader")
 
 
-def test_backwards_of_an_evaluation_are_no_training_of_which_something_is_missing() -> None:
-    """An attack on a model needs gradients of its input, and neither updates nor a loader of training."""
-    run = an_account(
-        updates=0,
-        sources=[],
-        loader_threads=[],
-        stages=("backward",),
-        source=StepSource.BACKWARD,
-        phase="test",
-    )
-
-    assert instrumentation_gaps(run, RankState()) == []
-
-
 def test_a_thing_is_logged_once() -> None:
     """A line that comes back every two seconds is noise; none at all is silence."""
-    lines: list[tuple[str, ...]] = []
-    run = an_account(updates=0, sources=DATA, loader_threads=[], stages=("backward",))
-    models = ["Net"]
-    missing = CoverageReporter(
-        run, lambda: RankState(models=tuple(models)), log=lambda *line: lines.append(line)
-    )
+    run, models = an_account(updates=0, sources=DATA), ["Net"]
+    missing, lines = reporter(run, models)
     missing.log_gaps()
     assert lines == []  # it may yet come
     run.totals.updates = UPDATES_WITHOUT_FORWARD
@@ -238,30 +223,23 @@ def test_a_thing_is_logged_once() -> None:
     models.append("Teacher")
     missing.log_gaps(final=True)
 
-    assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
+    assert lines == [("model", "Net"), ("model", "Teacher")]
 
 
 def test_a_model_that_may_be_called_later_is_logged_at_the_end() -> None:
     """An average of the weights is evaluated after the first epoch; the second of two trainings begins after the first."""
-    lines: list[tuple[str, ...]] = []
-    run = an_account(
-        updates=UPDATES_WITHOUT_FORWARD, sources=DATA, loader_threads=[], stages=("forward", "backward")
-    )
+    run = an_account(sources=DATA, stages=("forward", "backward"))
     run.totals.names.keys[0].model = "Net"
-    missing = CoverageReporter(
-        run, lambda: RankState(models=("Net", "Average")), log=lambda *line: lines.append(line)
-    )
+    missing, lines = reporter(run, ("Net", "Average"))
     missing.log_gaps()
     assert lines == []
     missing.log_gaps(final=True)
 
-    assert [line[1:3] for line in lines] == [("model", "Average")]
+    assert lines == [("model", "Average")]
 
 
 COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step", since_ns=NS_PER_S)
-NO_STEP: dict[str, Any] = {
-    "updates": 0, "loader_threads": [], "stages": (), "source": StepSource.UNDECIDED,
-}  # fmt: skip
+NO_STEP: dict[str, Any] = {"updates": 0, "stages": (), "source": StepSource.UNDECIDED}
 
 
 @pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
@@ -302,11 +280,9 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
 )
 def test_a_program_whose_step_is_known_gets_no_advice_on_jax(seen: dict[str, Any]) -> None:
     """A step that has begun, or a program of torch that computes a little with JAX, lacks nothing."""
-    run = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
+    gaps = instrumentation_gaps(an_account(**{**NO_STEP, "jax": COMPILED, **seen}), RankState())
 
-    assert ("stage", "make_step") not in [
-        (thing["what"], thing["name"]) for thing in instrumentation_gaps(run, RankState())
-    ]
+    assert ("stage", "make_step") not in [(thing["what"], thing["name"]) for thing in gaps]
 
 
 def test_jax_that_compiled_before_the_session_is_noticed() -> None:
@@ -319,14 +295,12 @@ def test_jax_that_compiled_before_the_session_is_noticed() -> None:
 
 def test_a_long_run_of_jax_gets_advice_on_its_missing_step_before_it_ends() -> None:
     """Hours of training without a metric are not worth waiting for; in the first minute a step may yet come."""
-    lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)
-    run = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
-    missing = CoverageReporter(run, RankState, log=lambda *line: lines.append(line), clock=clock)
+    missing, lines = reporter(an_account(**NO_STEP, sources=DATA, jax=COMPILED), clock=clock)
     missing.log_gaps()
     assert lines == []
     clock.tick(ms=1000 * (STEPLESS_S + 1))
     for final in (False, True):
         missing.log_gaps(final=final)
 
-    assert [line[1:3] for line in lines] == [("stage", "make_step")]
+    assert lines == [("stage", "make_step")]

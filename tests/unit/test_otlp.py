@@ -102,18 +102,10 @@ def test_any_metrics_survive_the_way_through_a_file(value: float, loader: str, o
     """Infinities, odd label values and tiny numbers are written as the specification wants them."""
     labels = (("train.loader", loader),)
     point = HistogramPoint(
-        attributes=labels,
-        count=len(observed),
-        sum=math.fsum(observed),
-        min=min(observed),
-        max=max(observed),
-        zero_count=len(observed),
-        scale=4,
-        offset=-3,
-        exponential_counts=(),
-        explicit_counts=(0, 0, 0, len(observed)),
+        attributes=labels, count=len(observed), sum=math.fsum(observed), min=min(observed), max=max(observed),
+        zero_count=len(observed), scale=4, offset=-3, exponential_counts=(), explicit_counts=(0, 0, 0, len(observed)),
         exemplars=tuple(Exemplar(each, 1, 2, 3) for each in observed),
-    )
+    )  # fmt: skip
     metrics = Snapshot(1, 2, (MetricFamily(STEPS, (Point(labels, value),)), MetricFamily(STEP, (point,))))
     line = metrics_line(metrics, RESOURCE)
     assert "\n" not in line
@@ -161,21 +153,15 @@ def test_each_signal_follows_its_own_variables() -> None:
     only = OtlpSettings.read({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h:1/own/path?tenant=7"})
     assert list(only.targets) == ["metrics"]
     assert only.targets["metrics"].url == "http://h:1/own/path?tenant=7"
-    mixed = OtlpSettings.read(
-        {
-            **ENDPOINT,
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
-            "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20a%3Db, x-tenant = 7,nonsense,=x,bad=a%0Ab",
-            "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-other=1",
-        }
-    )
-    assert {signal: target.protocol for signal, target in mixed.targets.items()} == {
-        "metrics": "http/json",
-        "traces": "grpc",
-    }
-    assert mixed.targets["metrics"].url == "http://127.0.0.1:4318/v1/metrics"
-    assert mixed.targets["metrics"].headers == {"authorization": "Bearer a=b", "x-tenant": "7"}
-    assert mixed.targets["traces"].headers == {"x-other": "1"}
+    mixed = OtlpSettings.read({
+        **ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-other=1",
+        "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20a%3Db, x-tenant = 7,nonsense,=x,bad=a%0Ab",
+    })  # fmt: skip
+    metrics, traces = mixed.targets["metrics"], mixed.targets["traces"]
+    assert (metrics.protocol, traces.protocol) == ("http/json", "grpc")
+    assert metrics.url == "http://127.0.0.1:4318/v1/metrics"
+    assert metrics.headers == {"authorization": "Bearer a=b", "x-tenant": "7"}
+    assert traces.headers == {"x-other": "1"}
     assert "Bearer" not in repr(mixed)
 
 
@@ -185,66 +171,49 @@ def test_each_signal_follows_its_own_variables() -> None:
 def test_the_path_of_a_signal_is_appended_before_the_query(address: str) -> None:
     """Some services take their key in the query, which must not become part of the path."""
     targets = OtlpSettings.read({"OTEL_EXPORTER_OTLP_ENDPOINT": address}).targets
-
-    assert [target.url for target in targets.values()] == [
-        "http://h:1/base/v1/metrics?key=7",
-        "http://h:1/base/v1/traces?key=7",
-    ]
-
-
-@pytest.mark.parametrize("protocol", ["http/json", "http/protobuf", "grpc"])
-def test_a_scheme_in_upper_case_is_encrypted(protocol: str) -> None:
-    """Schemes have no case. A token must not cross the network in the clear for it."""
-    variables = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "HTTPS://h:1",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
-        "OTEL_EXPORTER_OTLP_INSECURE": "true",
-    }
-    targets = OtlpSettings.read(variables).targets
-
-    assert {target.tls for target in targets.values()} == {True}
-    assert all(target.url.startswith("https://h:1") for target in targets.values())
+    expected = [f"http://h:1/base/v1/{signal}?key=7" for signal in ("metrics", "traces")]
+    assert [target.url for target in targets.values()] == expected
 
 
 @pytest.mark.parametrize(
-    ("address", "insecure", "tls"),
+    ("protocol", "address", "insecure", "tls"),
     [
-        ("http://h:4317", "", False),
-        ("https://h:4317", "true", True),
-        ("h:4317", "", True),
-        ("h:4317", "true", False),
+        # Schemes have no case.
+        *((protocol, "HTTPS://h:1", "true", True) for protocol in ("http/json", "http/protobuf", "grpc")),
+        ("grpc", "http://h:4317", "", False),
+        ("grpc", "https://h:4317", "true", True),
+        # The specification's rule for a bare address.
+        ("grpc", "h:4317", "", True),
+        ("grpc", "h:4317", "true", False),
     ],
 )
-def test_a_bare_address_of_grpc_is_encrypted_unless_set_otherwise(
-    address: str, insecure: str, tls: bool
+def test_an_address_is_encrypted_unless_set_otherwise(
+    protocol: str, address: str, insecure: str, *, tls: bool
 ) -> None:
-    """The specification's rule: a token must not go out in the clear by default."""
-    environ = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": address,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-        "OTEL_EXPORTER_OTLP_INSECURE": insecure,
-    }
-    assert OtlpSettings.read(environ).targets["metrics"].tls is tls
+    """A token must not cross the network in the clear by default."""
+    values = {"ENDPOINT": address, "PROTOCOL": protocol, "INSECURE": insecure}
+    targets = OtlpSettings.read(
+        {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in values.items()}
+    ).targets
+
+    assert {target.tls for target in targets.values()} == {tls}
+    assert all(target.url.startswith(address.lower()) for target in targets.values() if "://" in address)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/xml"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
-        ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "carrier-pigeon"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http:// collector:4318"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/a b"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
+        ("PROTOCOL", "http/xml"), ("METRICS_PROTOCOL", "carrier-pigeon"), ("COMPRESSION", "zstd"),
+        *(("ENDPOINT", address) for address in (
+            "http://collector:port", "collector:4318", "http:// collector:4318", "http://collector:4318/a b",
+        )),
+        ("TIMEOUT", "soon"), ("TIMEOUT", "-1"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_we_cannot_honour_is_refused_with_its_value(name: str, value: str) -> None:
     """Silence here means an empty dashboard hours later."""
     with pytest.raises(ConfigError, match=value):
-        OtlpSettings.read({**ENDPOINT, name: value})
+        OtlpSettings.read({**ENDPOINT, f"OTEL_EXPORTER_OTLP_{name}": value})
 
 
 def test_a_password_in_the_address_is_never_shown() -> None:

@@ -15,32 +15,16 @@ from tests.support.rank_reports import report
 
 counts = st.integers(0, 10**12)
 seconds = st.floats(0, 1e9)
+names = st.text(max_size=300)
 records = st.builds(
     RankReport,
-    rank=st.integers(0, 10**6),
-    host=st.text(max_size=300),
-    sequence=counts,
-    steps=counts,
-    step=counts,
-    stage=st.text(max_size=300),
-    loader=st.text(max_size=300),
-    after=st.sampled_from(["", *STAGES]),
-    quiet_s=seconds,
-    stalled=st.booleans(),
-    over=st.booleans(),
-    doing=st.text(max_size=50),
-    away_s=seconds,
-    barrier=st.sampled_from(["", "forward", "backward"]),
-    every=counts,
+    rank=st.integers(0, 10**6), host=names, sequence=counts, steps=counts, step=counts, stage=names, loader=names,
+    after=st.sampled_from(["", *STAGES]), quiet_s=seconds, stalled=st.booleans(), over=st.booleans(),
+    doing=st.text(max_size=50), away_s=seconds, barrier=st.sampled_from(["", "forward", "backward"]), every=counts,
     stages=st.fixed_dictionaries(dict.fromkeys((*STAGES, NAMED), seconds)),
-    events=st.fixed_dictionaries(dict.fromkeys(RANK_EVENT.values, counts)),
-    patience_s=seconds,
-    counted=st.dictionaries(
-        st.tuples(st.sampled_from(COUNTED), st.text(max_size=300), st.sampled_from(PHASES)),
-        counts,
-        max_size=20,
-    ),
-)
+    events=st.fixed_dictionaries(dict.fromkeys(RANK_EVENT.values, counts)), patience_s=seconds,
+    counted=st.dictionaries(st.tuples(st.sampled_from(COUNTED), names, st.sampled_from(PHASES)), counts, max_size=20),
+)  # fmt: skip
 
 
 @given(records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,31 +35,22 @@ from otel_train.resource import (
 )
 
 ALONE = Process(
-    pid=7,
-    host="node-a",
-    now_unix_ns=1_700_000_000_000_000_000,
-    parent=lambda: "boot/1/2",
-    namespace=lambda: "",
-    user=1000,
-    live_ranks=lambda: None,
-    entropy=lambda size: bytes(range(size)),
-)
+    pid=7, host="node-a", now_unix_ns=1_700_000_000_000_000_000, parent=lambda: "boot/1/2", namespace=lambda: "", user=1000,
+    live_ranks=lambda: None, entropy=lambda size: bytes(range(size)),
+)  # fmt: skip
 
 
-def found(environ: Mapping[str, str], *, config: Config | None = None, process: Process = ALONE) -> RunInfo:
-    return detect(config or Config(), environ, process=process)
+def found(
+    environ: Mapping[str, str], *, config: Config | None = None, process: Process = ALONE, **where: Any
+) -> RunInfo:
+    """What a process finds out; ``where``: in what it differs from the usual one."""
+    return detect(config or Config(), environ, process=replace(process, **where))
 
 
 def test_variables_that_are_no_numbers_and_no_text_stop_nothing() -> None:
     """Python reads no number of more than 4,300 digits; bytes that are no UTF-8 cannot be sent."""
-    info = found(
-        {
-            "RANK": "9" * 5000,
-            "WORLD_SIZE": "2",
-            "WANDB_RUN_ID": "\udcff",
-            "OTEL_RESOURCE_ATTRIBUTES": "host.name=\udcfe",
-        }
-    )
+    odd = {"WANDB_RUN_ID": "\udcff", "OTEL_RESOURCE_ATTRIBUTES": "host.name=\udcfe"}
+    info = found({"RANK": "9" * 5000, "WORLD_SIZE": "2", **odd})
 
     assert info.rank == 0
     assert f"{info.run_id}{info.run_name}{info.host}".encode()
@@ -75,20 +67,11 @@ def test_a_process_alone_is_rank_0_of_1_and_gets_a_readable_id() -> None:
     assert info.started_unix_ns == 1_700_000_000_000_000_000
 
 
-def test_two_processes_alone_get_two_ids() -> None:
-    """Two runs started in the same second must not share a directory."""
-    process = Process(live_ranks=lambda: None)
+def test_two_processes_alone_get_two_ids_and_making_one_leaves_the_seeds_alone() -> None:
+    """Two runs started in the same second share no directory; a seeded ``random`` goes on as if we had never been there."""
+    process, state = Process(live_ranks=lambda: None), random.getstate()
 
     assert found({}, process=process).run_id != found({}, process=process).run_id
-
-
-def test_making_an_id_leaves_the_seeds_alone() -> None:
-    """A seeded ``random`` must go on as if we had never been there."""
-    import random
-
-    state = random.getstate()
-    found({}, process=Process(live_ranks=lambda: None))
-
     assert random.getstate() == state
 
 
@@ -105,8 +88,9 @@ def test_making_an_id_leaves_the_seeds_alone() -> None:
     ],
 )
 def test_the_run_id_comes_from_whoever_started_the_run(environ: dict[str, str], run_id: str) -> None:
-    """All ranks and all restarts get the same variables, so they agree without talking."""
+    """All ranks and all restarts get the same variables, so they agree without talking. What the user says wins."""
     assert found(environ).run_id == run_id
+    assert found(environ, config=Config(run_id="mine")).run_id == "mine"
 
 
 ON_TWO_HOSTS = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
@@ -139,11 +123,8 @@ def test_what_is_unique_in_one_place_alone_is_another_run_elsewhere(
 
 def test_a_rendezvous_of_the_same_name_next_day_or_of_another_account_is_another_run() -> None:
     """`--rdzv-id 101` is in a script that is started again and again, and copied."""
-    today = found(TORCHRUN)
-    next_day = found(TORCHRUN, process=replace(ALONE, parent=lambda: "boot/1/99"))
-    theirs, ours = (
-        found({**TORCHRUN, **ON_TWO_HOSTS}, process=replace(ALONE, user=user)) for user in (1000, 1001)
-    )
+    today, next_day = found(TORCHRUN), found(TORCHRUN, parent=lambda: "boot/1/99")
+    theirs, ours = (found({**TORCHRUN, **ON_TWO_HOSTS}, user=user) for user in (1000, 1001))
 
     assert today.run_id.startswith("101-")
     assert today.run_id != next_day.run_id
@@ -158,14 +139,11 @@ def test_ranks_on_several_hosts_are_a_run_of_their_own_each_time_that_they_agree
 ) -> None:
     """The same address, port and size the next day are another run."""
     monday = [
-        found(
-            {**environ, "RANK": str(rank)}, process=replace(ALONE, host=host, start=lambda _: "monday")
-        ).run_id
+        found({**environ, "RANK": str(rank)}, host=host, start=lambda _: "monday").run_id
         for rank, host in ((0, "node-a"), (3, "node-b"))
     ]
-    tuesday = found(environ, process=replace(ALONE, start=lambda _: "tuesday")).run_id
 
-    assert monday[0] == monday[1] != tuesday
+    assert monday[0] == monday[1] != found(environ, start=lambda _: "tuesday").run_id
 
 
 @pytest.mark.parametrize(
@@ -177,7 +155,7 @@ def test_ranks_whose_job_is_known_ask_no_other_rank(job: dict[str, str]) -> None
     def asked(_: Mapping[str, str]) -> str:
         raise AssertionError("another rank was asked")
 
-    found({**ON_TWO_HOSTS, **job}, process=replace(ALONE, start=asked))
+    found({**ON_TWO_HOSTS, **job}, start=asked)
 
 
 def test_ranks_and_restarts_of_one_torchrun_are_one_run_also_behind_a_wrapper() -> None:
@@ -186,7 +164,7 @@ def test_ranks_and_restarts_of_one_torchrun_are_one_run_also_behind_a_wrapper() 
         found(
             {**TORCHRUN, "RANK": str(rank), "TORCHELASTIC_ERROR_FILE": error_file("101_a", attempt, rank),
              "TORCHELASTIC_RESTART_COUNT": str(attempt)},
-            process=replace(ALONE, parent=partial(str, f"boot/{rank}/7")),
+            parent=partial(str, f"boot/{rank}/7"),
         ).run_id
         for attempt in range(3) for rank in range(2)
     }  # fmt: skip
@@ -238,15 +216,12 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
     options = (
         "--rdzv-id=101 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --nproc-per-node=2 --max-restarts=1"
     )
-    launch = ["-m", "torch.distributed.run", *options.split(), str(program)]
-    bare = {
-        name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "OTEL_", "WANDB_"))
-    }
+    launch = [sys.executable, "-m", "torch.distributed.run", *options.split(), str(program)]
+    others = ("SLURM_", "OTEL_", "WANDB_")
+    bare = {name: text for name, text in os.environ.items() if not name.startswith(others)}
     starts = []
     for start in ("first", "second"):
-        subprocess.run(
-            [sys.executable, *launch, start], capture_output=True, timeout=100, check=True, env=bare
-        )
+        subprocess.run([*launch, start], capture_output=True, timeout=100, check=True, env=bare)
         started = {path.name: path.read_text() for path in (tmp_path / start).iterdir()}
         assert {"0-1", "1-1"} <= started.keys()
         assert {"0-0", "1-0"} & started.keys()  # torchrun ends the other one when the first has failed
@@ -256,101 +231,61 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
     assert starts[0] != starts[1]
 
 
-def test_a_configured_run_id_wins() -> None:
-    """What the user says is not up for detection."""
-    assert found({"WANDB_RUN_ID": "w"}, config=Config(run_id="mine")).run_id == "mine"
-
-
-def test_ranks_of_one_host_agree_on_an_id_without_talking() -> None:
-    """Ids made rank by rank would split one run into many."""
+def test_ranks_agree_on_an_id_without_talking() -> None:
+    """Ids made rank by rank would split one run into many. All that two hosts have in common is their rendezvous."""
     environ = {**TORCHRUN, "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
-
     first = found({**environ, "RANK": "0"})
-    second = found({**environ, "RANK": "1"}, process=replace(ALONE, pid=8, entropy=os.urandom))
-    other_launcher = found({**environ, "RANK": "0"}, process=replace(ALONE, parent=lambda: "boot/1/3"))
+    second = found({**environ, "RANK": "1"}, pid=8, entropy=os.urandom)
+    other_launcher = found({**environ, "RANK": "0"}, parent=lambda: "boot/1/3")
+    far = found({**ON_TWO_HOSTS, "RANK": "3"}, host="node-b", parent=lambda: "other/4/5")
 
-    assert first.run_id == second.run_id
-    assert first.run_id != other_launcher.run_id
-
-
-def test_ranks_of_two_hosts_agree_on_an_id_without_talking() -> None:
-    """Their rendezvous is all they have in common."""
-    first = found({**ON_TWO_HOSTS, "RANK": "0"})
-    last = found(
-        {**ON_TWO_HOSTS, "RANK": "3"}, process=replace(ALONE, host="node-b", parent=lambda: "other/4/5")
-    )
-
-    assert first.run_id == last.run_id
+    assert first.run_id == second.run_id != other_launcher.run_id
+    assert found({**ON_TWO_HOSTS, "RANK": "0"}).run_id == far.run_id
 
 
 def test_children_of_one_process_see_the_same_parent() -> None:
     """Read from the system, not invented: this is what ranks of one host agree by."""
     program = "from otel_train.resource import parent_mark; print(parent_mark())"
-    marks = [
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", program]
+    marks = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in "12"]
 
     assert marks[0] == marks[1]
     assert str(os.getpid()) in marks[0]
     assert marks[0] != parent_mark()
 
 
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        # torchrun on the second of two hosts
-        ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1", (5, 8, 1, 4, 1)),
-        # Ray Train
-        ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NODE_RANK=1", (3, 4, 1, 2, 1)),
-        # a script that sets what torch.distributed needs, and no more
-        ("RANK=1 WORLD_SIZE=2", (1, 2, 1, 2, 0)),
-        # srun
-        (
-            "SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_NODEID=1",
-            (6, 8, 2, 4, 1),
-        ),
-        # an sbatch script: task 0 of 8 in name, alone in fact
-        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", (0, 1, 0, 1, 0)),
-        # mpirun inside an allocation: Slurm counts its daemons, not the ranks
-        (
-            "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2",
-            (3, 4, 1, 2, 1),
-        ),
-        ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", (1, 2, 1, 2, 0)),
-        # mpirun of MVAPICH2
-        (
-            "MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4",
-            (5, 8, 1, 4, 1),
-        ),
-        # a pod of Kubeflow's PyTorchJob that starts python itself
-        (
-            "RANK=2 WORLD_SIZE=4 MASTER_ADDR=job-master-0 PET_NNODES=4 KUBERNETES_SERVICE_HOST=10.0.0.1",
-            (2, 4, 0, 1, 2),
-        ),
-        # a pod of it that starts torchrun
-        (
-            "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=job-master-0 PET_NODE_RANK=1 KUBERNETES_SERVICE_HOST=10.0.0.1",
-            (5, 8, 1, 4, 1),
-        ),
-        # pods of an Indexed Job: ranks, and independent trials
-        (
-            "JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 MASTER_ADDR=job-0.job KUBERNETES_SERVICE_HOST=10.0.0.1",
-            (3, 4, 0, 1, 3),
-        ),
-        ("JOB_COMPLETION_INDEX=3 KUBERNETES_SERVICE_HOST=10.0.0.1", (0, 1, 0, 1, 0)),
-        # ranks that a script has spawned inside one pod
-        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost KUBERNETES_SERVICE_HOST=10.0.0.1", (1, 2, 1, 2, 0)),
-        # torchrun inside a Slurm step: Slurm's task is the agent
-        (
-            "RANK=6 WORLD_SIZE=8 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0",
-            (6, 8, 2, 4, 1),
-        ),
-        ("RANK=one WORLD_SIZE=many", (0, 1, 0, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("environ", "place"), [
+    # torchrun on the second of two hosts
+    ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1", (5, 8, 1, 4, 1)),
+    # Ray Train
+    ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NODE_RANK=1", (3, 4, 1, 2, 1)),
+    # a script that sets what torch.distributed needs, and no more
+    ("RANK=1 WORLD_SIZE=2", (1, 2, 1, 2, 0)),
+    # srun
+    ("SLURM_PROCID=6 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_NODEID=1", (6, 8, 2, 4, 1)),
+    # an sbatch script: task 0 of 8 in name, alone in fact
+    ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0", (0, 1, 0, 1, 0)),
+    # mpirun inside an allocation: Slurm counts its daemons, not the ranks
+    ("OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2",
+     (3, 4, 1, 2, 1)),
+    ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", (1, 2, 1, 2, 0)),
+    # mpirun of MVAPICH2
+    ("MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=4", (5, 8, 1, 4, 1)),
+    # a pod of Kubeflow's PyTorchJob that starts python itself
+    ("RANK=2 WORLD_SIZE=4 MASTER_ADDR=job-master-0 PET_NNODES=4 KUBERNETES_SERVICE_HOST=10.0.0.1", (2, 4, 0, 1, 2)),
+    # a pod of it that starts torchrun
+    ("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=job-master-0 PET_NODE_RANK=1 KUBERNETES_SERVICE_HOST=10.0.0.1",
+     (5, 8, 1, 4, 1)),
+    # pods of an Indexed Job: ranks, and independent trials
+    ("JOB_COMPLETION_INDEX=3 WORLD_SIZE=4 MASTER_ADDR=job-0.job KUBERNETES_SERVICE_HOST=10.0.0.1", (3, 4, 0, 1, 3)),
+    ("JOB_COMPLETION_INDEX=3 KUBERNETES_SERVICE_HOST=10.0.0.1", (0, 1, 0, 1, 0)),
+    # ranks that a script has spawned inside one pod
+    ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost KUBERNETES_SERVICE_HOST=10.0.0.1", (1, 2, 1, 2, 0)),
+    # torchrun inside a Slurm step: Slurm's task is the agent
+    ("RANK=6 WORLD_SIZE=8 LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0",
+     (6, 8, 2, 4, 1)),
+    ("RANK=one WORLD_SIZE=many", (0, 1, 0, 1, 0)),
+])  # fmt: skip
 def test_the_place_of_a_process_is_what_its_launcher_says(environ: str, place: tuple[int, ...]) -> None:
     """A rank that thinks it is rank 0 exports what only rank 0 may export."""
     assert tuple(place_of(dict(word.split("=") for word in environ.split()))) == place
@@ -358,7 +293,7 @@ def test_the_place_of_a_process_is_what_its_launcher_says(environ: str, place: t
 
 def test_an_initialised_process_group_knows_better_than_the_environment() -> None:
     """The program may pass ranks to ``init_process_group``."""
-    info = found({"RANK": "0", "WORLD_SIZE": "1"}, process=replace(ALONE, live_ranks=lambda: (1, 2)))
+    info = found({"RANK": "0", "WORLD_SIZE": "1"}, live_ranks=lambda: (1, 2))
 
     assert (info.rank, info.world_size) == (1, 2)
 
@@ -367,15 +302,12 @@ def test_an_initialised_process_group_knows_better_than_the_environment() -> Non
     ("available", "initialized", "ranks"), [(True, True, (1, 2)), (True, False, None), (False, True, None)]
 )
 def test_a_process_group_is_asked_only_once_it_exists(
-    available: object, initialized: object, ranks: object
+    available: bool, initialized: bool, ranks: object
 ) -> None:
     """Asking earlier raises, and importing torch for it costs seconds."""
     group = SimpleNamespace(
-        is_available=lambda: available,
-        is_initialized=lambda: initialized,
-        get_rank=lambda: 1,
-        get_world_size=lambda: 2,
-    )
+        is_available=lambda: available, is_initialized=lambda: initialized, get_rank=lambda: 1, get_world_size=lambda: 2,
+    )  # fmt: skip
 
     assert live_ranks({"torch.distributed": group}) == ranks
     assert live_ranks({}) is None
@@ -395,25 +327,16 @@ def test_one_rank_of_each_model_replica_counts_its_samples(
 ) -> None:
     """Ranks that share a replica see the same samples: counted by all they would be so many times too many."""
     config = Config(run_id="r", **settings)  # type: ignore[arg-type]  # whole numbers
+    ranks = [found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config) for rank in range(8)]
 
-    assert [
-        rank for rank in range(8) if found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config).dp_leader
-    ] == leaders
-
-
-def ray_worker(**ranks: Any) -> SimpleNamespace:
-    """``ray.train`` as a worker sees it."""
-    context = SimpleNamespace(
-        **{f"get_{name}": lambda number=number: number for name, number in ranks.items()}
-    )
-    return SimpleNamespace(get_context=lambda: context)
+    assert [info.rank for info in ranks if info.dp_leader] == leaders
 
 
 def test_a_worker_of_ray_train_is_asked_for_its_place() -> None:
     """Without the torch backend nothing in the environment tells it."""
-    modules = {
-        "ray.train": ray_worker(world_rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1)
-    }
+    place = {"world_rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
+    context = SimpleNamespace(**{f"get_{name}": partial(int, number) for name, number in place.items()})
+    modules = {"ray.train": SimpleNamespace(get_context=lambda: context)}
     process = replace(ALONE, ray=lambda: ray_environment(modules))
 
     info = found({"RAY_JOB_ID": "01000000"}, process=process)
@@ -455,34 +378,20 @@ def test_the_instance_id_is_stable_over_restarts_and_differs_between_ranks() -> 
 def test_the_resource_says_who_sends() -> None:
     """A collector joins what it receives by these names."""
     environ = {
-        "OTEL_SERVICE_NAME": "speech",
+        "OTEL_SERVICE_NAME": "speech", "WANDB_RUN_ID": "w", "SLURM_JOB_ID": "8", "SLURM_JOB_PARTITION": "gpu",
         "OTEL_RESOURCE_ATTRIBUTES": "service.namespace=team%20a,service.name=lost,train.rank=99,service.version=1.2",
-        "WANDB_RUN_ID": "w",
-        "SLURM_JOB_ID": "8",
-        "SLURM_JOB_PARTITION": "gpu",
-    }
+    }  # fmt: skip
     torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda="13.0"))
 
     attributes = resource_attributes(found(environ), environ, modules={"torch": torch})
 
     expected = {
-        "service.name": "speech",
-        "service.namespace": "team a",
-        "service.version": "1.2",
-        "service.instance.id": found(environ).instance_id,
-        "host.name": "node-a",
-        "process.pid": 7,
-        "telemetry.distro.version": __version__,
-        "train.run.id": "w",
-        "train.run.attempt": 0,
-        "train.rank": 0,
-        "train.local_rank": 0,
-        "train.world.size": 1,
-        "train.torch.version": "2.9",
-        "train.cuda.version": "13.0",
-        "slurm.job.id": "8",
-        "slurm.partition": "gpu",
-    }
+        "service.name": "speech", "service.namespace": "team a", "service.version": "1.2",
+        "service.instance.id": found(environ).instance_id, "host.name": "node-a", "process.pid": 7,
+        "telemetry.distro.version": __version__, "train.run.id": "w", "train.run.attempt": 0, "train.rank": 0,
+        "train.local_rank": 0, "train.world.size": 1, "train.torch.version": "2.9", "train.cuda.version": "13.0",
+        "slurm.job.id": "8", "slurm.partition": "gpu",
+    }  # fmt: skip
     assert {name: attributes.get(name) for name in expected} == expected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,65 +150,51 @@ def beside_evaluation(
     return fill
 
 
-CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, float], None]]] = [
+Fill = Callable[[MadeTrace, float], None]
+
+
+PLAIN_GEMM = partial(busy, kernel=PLAIN)
+MM = partial(one_op, name="aten::mm", share=0.9)
+CASES: list[tuple[str, Fill, Fill]] = [
     ("input_bound", starved, read_ahead),
-    ("input_bound", starved_on_the_host, lambda made, at: one_op(made, at, name="aten::mm", share=0.9)),
+    ("input_bound", starved_on_the_host, MM),
     ("launch_bound", many_launches, slow_python),
     ("host_bound", slow_python, many_launches),
     ("sync_bound", syncs, one_sync),
-    (
-        "exposed_communication",
-        lambda m, at: all_reduce(m, at, beside=False),
-        lambda m, at: all_reduce(m, at, beside=True),
-    ),
-    ("pageable_copies", copies, lambda m, at: copies(m, at, name="Memcpy HtoD (Pinned -> Device)")),
-    ("no_tensor_cores", lambda m, at: busy(m, at, kernel=PLAIN), busy),
+    ("exposed_communication", partial(all_reduce, beside=False), partial(all_reduce, beside=True)),
+    ("pageable_copies", copies, partial(copies, name="Memcpy HtoD (Pinned -> Device)")),
+    ("no_tensor_cores", PLAIN_GEMM, busy),
     (
         "unfused_optimizer",
-        lambda m, at: optimizer(m, at, op="aten::addcdiv_"),
-        lambda m, at: optimizer(m, at, op="aten::_fused_adamw_"),
+        partial(optimizer, op="aten::addcdiv_"),
+        partial(optimizer, op="aten::_fused_adamw_"),
     ),
     (
         "no_tensor_cores",
-        lambda m, at: busy(m, at, kernel="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_ffma_"),
-        lambda m, at: busy(m, at, kernel="nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN"),
+        partial(busy, kernel="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_ffma_"),
+        partial(busy, kernel="nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN"),
     ),
     (
         "no_tensor_cores",
-        lambda m, at: busy(m, at, kernel="sm80_xmma_fprop_implicit_gemm_f32f32_f32_nhwc_g1_ffma_t1r1s1"),
-        lambda m, at: busy(m, at, kernel="sm80_xmma_fprop_implicit_gemm_f16f16_f32_nhwc_g1_tensor16x8x16_"),
+        partial(busy, kernel="sm80_xmma_fprop_implicit_gemm_f32f32_f32_nhwc_g1_ffma_t1r1s1"),
+        partial(busy, kernel="sm80_xmma_fprop_implicit_gemm_f16f16_f32_nhwc_g1_tensor16x8x16_"),
     ),
     (
         "unfused_optimizer",
-        lambda m, at: optimizer(m, at, op="aten::addcdiv_"),
-        lambda m, at: optimizer(m, at, op="Torch-Compiled Region: 1/0"),
+        partial(optimizer, op="aten::addcdiv_"),
+        partial(optimizer, op="Torch-Compiled Region: 1/0"),
     ),
-    (
-        "input_bound",
-        starved,
-        evaluated_between,
-    ),
+    ("input_bound", starved, evaluated_between),
     ("pageable_copies", copies, beside_evaluation(copies)),
-    (
-        "no_tensor_cores",
-        lambda m, at: busy(m, at, kernel=PLAIN),
-        beside_evaluation(lambda m, at: busy(m, at, kernel=PLAIN)),
-    ),
+    ("no_tensor_cores", PLAIN_GEMM, beside_evaluation(PLAIN_GEMM)),
+    ("heavy_op", MM, beside_evaluation(MM, partial(one_op, name="aten::mm", share=0.05))),
     (
         "heavy_op",
-        lambda m, at: one_op(m, at, name="aten::mm", share=0.9),
-        beside_evaluation(
-            lambda m, at: one_op(m, at, name="aten::mm", share=0.9),
-            lambda m, at: one_op(m, at, name="aten::mm", share=0.05),
-        ),
+        partial(one_op, name="aten::conv2d", share=0.8),
+        partial(one_op, name="aten::conv2d", share=0.05),
     ),
-    (
-        "heavy_op",
-        lambda m, at: one_op(m, at, name="aten::conv2d", share=0.8),
-        lambda m, at: one_op(m, at, name="aten::conv2d", share=0.05),
-    ),
-    ("no_tensor_cores", lambda m, at: busy(m, at, kernel=PLAIN), of_another_vendor),
-    ("memory_growth", lambda m, at: memory(m, at, leak=5_000_000), lambda m, at: memory(m, at, leak=0)),
+    ("no_tensor_cores", PLAIN_GEMM, of_another_vendor),
+    ("memory_growth", partial(memory, leak=5_000_000), partial(memory, leak=0)),
 ]
 
 
@@ -235,12 +222,11 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
 @pytest.mark.parametrize("name", ["torchvision::nms", "aten::topk", "aten::histc", "mine::concatenate"])
 def test_an_operator_is_not_taken_for_a_copy_by_a_part_of_its_name(tmp_path: Path, name: str) -> None:
     """The advice for what only moves data would send the reader the wrong way."""
-    assert (
-        "only moves"
-        not in found_in(tmp_path, lambda m, at: one_op(m, at, name=name, share=0.8))["heavy_op"].advice
-    )
-    copied = found_in(tmp_path, lambda m, at: one_op(m, at, name="aten::_to_copy", share=0.8))["heavy_op"]
-    assert "only moves" in copied.advice
+    for each, moves in ((name, False), ("aten::_to_copy", True)):
+        [heavy] = [
+            f for n, f in found_in(tmp_path, partial(one_op, name=each, share=0.8)).items() if n == "heavy_op"
+        ]
+        assert ("only moves" in heavy.advice) is moves
 
 
 def test_the_label_of_captures_knows_every_finding() -> None:
@@ -281,21 +267,23 @@ def test_the_heaviest_finding_comes_first(tmp_path: Path) -> None:
     assert list(found_in(tmp_path, both)) == ["input_bound", "memory_growth"]
 
 
-def test_a_trace_without_steps_is_trusted_less(tmp_path: Path) -> None:
-    """What happens once at the start may be all there is."""
+@pytest.mark.parametrize(
+    ("fill", "name", "confidence"),
+    [
+        (starved, "input_bound", "medium"),  # what happens once at the start may be all there is
+        (lambda *_: None, "nothing_recorded", "medium"),  # a schedule longer than the run leaves such a file
+    ],
+    ids=["without steps", "without events"],
+)
+def test_a_trace_without_steps_is_trusted_less(
+    tmp_path: Path, fill: Fill, name: str, confidence: str
+) -> None:
+    """And of one without events nothing can be said."""
     made = MadeTrace()
-    starved(made, 0)
-
+    fill(made, 0)
     [finding] = findings(summarize(read(made.write(tmp_path / "trace.json"))))
 
-    assert (finding.name, finding.confidence) == ("input_bound", "medium")
-
-
-def test_a_trace_without_events_says_that_nothing_can_be_said(tmp_path: Path) -> None:
-    """A schedule longer than the run leaves such a file."""
-    [finding] = findings(summarize(read(MadeTrace().write(tmp_path / "trace.json"))))
-
-    assert finding.name == "nothing_recorded"
+    assert (finding.name, finding.confidence) == (name, confidence)
 
 
 def waiting(*caused_s: float) -> dict[str, Any]:
@@ -307,20 +295,15 @@ def waiting(*caused_s: float) -> dict[str, Any]:
     return {"collectives": 10, "unmatched": 0, "ranks": ranks}
 
 
-def test_the_rank_that_all_wait_for_is_named(tmp_path: Path) -> None:
-    """Two ranks, 50 ms each; 20 ms of waiting, 18 of them for rank 1."""
+@pytest.mark.parametrize("caused", [(0.0005, 0.0005), (0.007, 0.007, 0.007)])
+def test_the_rank_that_all_wait_for_is_named_unless_waiting_is_short_or_shared(
+    tmp_path: Path, caused: tuple[float, ...]
+) -> None:
+    """Two ranks, 50 ms each; 20 ms of waiting, 18 of them for rank 1. Ranks that take turns in coming last are none."""
     document = summarize(read(loop(healthy).write(tmp_path / "trace.json")))
-
     finding = rank_finding(document, waiting(0.002, 0.018))
 
     assert finding is not None
     assert "rank 1" in finding.summary
     assert finding.share == pytest.approx(0.20 * 0.9)
-
-
-@pytest.mark.parametrize("caused", [(0.0005, 0.0005), (0.007, 0.007, 0.007)])
-def test_no_rank_is_named_where_waiting_is_short_or_shared(tmp_path: Path, caused: tuple[float, ...]) -> None:
-    """Ranks take turns in coming last; that is not a straggler."""
-    document = summarize(read(loop(healthy).write(tmp_path / "trace.json")))
-
     assert rank_finding(document, waiting(*caused)) is None
