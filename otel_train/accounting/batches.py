@@ -217,6 +217,8 @@ class Batches:
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
+        if batch is None:
+            self._drop_left_over()
         self._phases.left_over = None
         if not row:
             self.boundary(_ASK, asked)
@@ -252,6 +254,13 @@ class Batches:
         if left_over is None:
             return Batch(between=between)
         return Batch(loader=left_over.source, left_over=left_over, between=not left_over.drawn_again)
+
+    def _drop_left_over(self) -> None:
+        """Counts no step for a batch that was in hand when its pass was left, and is not used: others of the pass were."""
+        left_over = self._phases.left_over
+        if left_over is not None and left_over.computed:
+            for batch in self._phases.waiting:
+                batch.fetched = batch.fetched and left_over not in batch.passes
 
     def fetched(self, source: int) -> None:
         """Handles a batch that a loader returned."""
@@ -376,6 +385,8 @@ class Batches:
         if self.open is not None:
             self._phases.judge(self.open, why, asked)
             self.open.fetched = False  # the batch goes on, if its pass does
+        else:
+            self._drop_left_over()
         if self._decision.manual:
             over = why is _MARK
         elif self._decision.source is _BY_BATCH:

@@ -272,6 +272,15 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().step().stop().ask("val", 5, iterator=1).ask("images", 6, iterator=2).dispose("val", 1)
          .dispose("images", 2).forward(11, flags=0).spend(3), durations=[STEP], evals=[5 + 6],
          activity={"data_wait": 10, "productive": 57, "eval": 5 + 6 + 11, "outside": 3}),
+    # ``if i >= 2: break`` at the head of the loop: the third batch has been fetched.
+    loop("a batch that is in hand where the loop leaves an evaluation is no step",
+         Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
+         .dispose("val", 1).spend(3).step().stop(), durations=[STEP] * 2, evals=[16, 16],
+         activity={"data_wait": 20, "productive": 114, "eval": 2 * 16 + 5, "outside": 3}),
+    loop("a batch that is used after the loop has left the evaluation is a step",
+         Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
+         .dispose("val", 1).forward(11, flags=0).step().stop(), durations=[STEP] * 2, evals=[16, 16, 5],
+         activity={"data_wait": 20, "productive": 114, "eval": 3 * 16}),
     loop("sampling after the last pass is evaluation",
          Tape().step().stop().spend(3).forward(50, flags=0).spend(4), durations=[STEP], evals=[50],
          activity={"data_wait": 10, "productive": 57, "eval": 50, "outside": 7}),
