@@ -339,10 +339,16 @@ def _code_of_forked_child() -> int:
 
     The exception that ended it was caught by then; the function that runs ``atexit`` has the code.
     """
+    found = (frame for frame in frames() if frame.f_globals.get("__name__") in _FORKS)
+    return next((int(frame.f_locals.get("code") or 0) for frame in found), 0)
+
+
+def frames() -> Iterator[FrameType]:
+    """Yields the frames of this thread, innermost first."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public name for it
-    while frame is not None and frame.f_globals.get("__name__") not in _FORKS:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return int(frame.f_locals.get("code") or 0) if frame is not None else 0
 
 
 def cause_of(error: BaseException | None) -> str:

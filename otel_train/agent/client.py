@@ -27,11 +27,10 @@ from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import Process, detect, find_job, torch_versions
-from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, cause_of, free_in_forks
+from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, cause_of, frames, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
 
     from otel_train.agent.messages import ResponseBox
     from otel_train.config.settings import Config
@@ -609,12 +608,10 @@ class AgentClient:
 
 def _is_finding_module() -> bool:
     """Returns whether a finder of the import system has called this thread: no other thread can import meanwhile."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way
-    while frame is not None:
-        code, frame = frame.f_code, frame.f_back
-        if code.co_name == "_find_spec" and code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-    return False
+    codes = (frame.f_code for frame in frames())
+    return any(
+        code.co_name == "_find_spec" and code.co_filename == "<frozen importlib._bootstrap>" for code in codes
+    )
 
 
 def _let_go_in_fork() -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.instrumentation.naming import is_installed, is_ours, variables_of
 from otel_train.recording import ring_buffer
 from otel_train.recording.events import Flag, Op, SourceKind, code
-from otel_train.safety import replace
+from otel_train.safety import frames, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -363,8 +363,8 @@ class ModulePatch:
         self._undo.append(replace(owner, name, notifying))
 
 
-def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
-    """Returns the modules that were compiled before the session began, within reach of the program around ``frame``.
+def compiled_before() -> list[torch.nn.Module]:
+    """Returns the modules that were compiled before the session began, within reach of the calling program.
 
     That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
     holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
@@ -374,7 +374,7 @@ def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
     if not _may_have_compiled():
         return []
     module = sys.modules["torch"].nn.Module
-    return [each for each in _within_reach(frame) if module in type(each).__mro__ and is_compiled(each)]
+    return [each for each in _within_reach() if module in type(each).__mro__ and is_compiled(each)]
 
 
 def _may_have_compiled() -> bool:
@@ -401,13 +401,12 @@ def is_compiled(model: torch.nn.Module) -> bool:
     return type(model) is kind or (present is not None and not _is_ours(present))
 
 
-def _within_reach(frame: FrameType | None) -> Iterator[Any]:
+def _within_reach() -> Iterator[Any]:
     """Objects that the frames around this call hold, nearest first, each once. Runs no code of theirs."""
     todo: deque[Any] = deque()
-    while frame is not None:
+    for frame in frames():
         if not is_ours(frame):
             todo += [*variables_of(frame).values(), *frame.f_globals.values()]
-        frame = frame.f_back
     held: dict[int, Any] = {}  # an identity is one only as long as its object lives
     looked = 0
     while todo and looked < MOST_LOOKED_INTO:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.errors import ConfigError, callable_, kind_of, name_of, one_of, text
 from otel_train.fast_classes import FastNamedTuple
 from otel_train.recording.events import PHASES
+from otel_train.safety import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -256,7 +257,7 @@ def place_of(loader: Any) -> CallSite:  # Any: the user's loader
     """
     held = [loader]
     search = _Search()
-    for frame in islice(_frames(), MOST_FRAMES):
+    for frame in islice(frames(), MOST_FRAMES):
         if not is_ours(frame):
             variables = variables_of(frame)
             if _package(frame) not in FRAMEWORKS:
@@ -307,7 +308,7 @@ def is_passed(loader: Any) -> bool:  # Any: the user's loader
     """Returns whether a function of an installed package that runs now has ``loader`` as a parameter."""
     return any(
         variables.get(name) is loader
-        for frame in islice(_frames(), MOST_FRAMES)
+        for frame in islice(frames(), MOST_FRAMES)
         if not is_ours(frame)
         and (parameters := _parameters(frame))
         and is_installed(frame.f_code.co_filename)
@@ -323,7 +324,7 @@ def _parameters(frame: FrameType) -> tuple[str, ...]:
 
 def calling() -> str:
     """Returns file and line of the program's call into this package."""
-    frame = next((frame for frame in _frames() if not is_ours(frame)), None)
+    frame = next((frame for frame in frames() if not is_ours(frame)), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
@@ -340,13 +341,6 @@ def variables_of(frame: FrameType) -> Mapping[str, Any]:
     if type(held) is dict and sys.getrefcount(held) <= _HELD_BY_FRAME_AND_US:
         held.clear()
     return variables
-
-
-def _frames() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 _INSTALLED = (str(Path(os.__file__).parent), "site-packages", "dist-packages")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import sys
 import threading
@@ -142,7 +141,7 @@ class ProbeRegistry:
 
     def follow_compiled(self) -> None:
         """Records compiled versions of models that were created before the models were given."""
-        for compiled in compiled_before(inspect.currentframe()):
+        for compiled in compiled_before():
             self.follow(compiled, compiled)
 
     def record_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
