@@ -88,6 +88,7 @@ class RankCoordinator:
         self._sequence = 0
         self._with_training = 0  # reports
         self._due_ns = 0
+        self._slow: Straggler | None = None  # by the reports of all ranks
         self._named: tuple[object, ...] = ()  # the straggler of the last event
 
     @property
@@ -118,8 +119,8 @@ class RankCoordinator:
             self._monitor.write(builder)
 
     def finding(self, train_s: float) -> Finding | None:
-        """Returns the finding about a slow rank, on rank 0 only; ``train_s`` is the training time it refers to."""
-        return self._monitor.finding(train_s) if self._monitor and self._rank == 0 else None
+        """Returns the finding about a slow rank that rank 0 has made; ``train_s`` is the training time of this rank."""
+        return finding(self._slow, others=self._world_size - 1, train_s=train_s) if self._slow else None
 
     @property
     def longest_stall(self) -> list[HangSuspect]:
@@ -171,9 +172,10 @@ class RankCoordinator:
             counted=self._job.counted(),
         )
         self._with_training += report.steps > 0
-        if self._rank == 0:  # the other ranks read from it how long any rank may take
+        if self._rank == 0:  # the other ranks read from it how long any rank may take, and which one is slow
             others_s = self._run.stalls.others_ns / NS_PER_S
-            report = report._replace(patience_s=max(report.patience_s, others_s))
+            slow = tuple(self._slow) if self._slow else ()
+            report = report._replace(patience_s=max(report.patience_s, others_s), slow=slow)
         return encode(report._replace(sequence=self._sequence))
 
     def _read(self, records: Mapping[int, str]) -> None:
@@ -185,13 +187,15 @@ class RankCoordinator:
                 for suspect in named:
                     self._record_stall(suspect)
             if self._rank == 0:
-                self._record_straggler(self._monitor.slow)
+                self._slow = self._monitor.slow
+                self._record_straggler(self._slow)
         elif 0 in records:
             with suppress(ValueError):  # written by another version
                 leader = decode(records[0])
         others_s = self._monitor.patience_s(self._rank) if self._monitor is not None else 0.0
         if leader is not None and self._rank:
             others_s = max(others_s, leader.patience_s)
+            self._slow = Straggler(*leader.slow) if leader.slow else None
             if leader.every:
                 self._run.sampler.agree(leader.every)
         self._run.stalls.others_ns = int(others_s * NS_PER_S)
@@ -311,11 +315,6 @@ class RankMonitor:
     def of(self, rank: int) -> RankReport | None:
         """Returns the last report of a rank."""
         return self._known.get(rank)
-
-    def finding(self, train_s: float) -> Finding | None:
-        """Returns the finding about a slow rank, if there is one; ``train_s`` is the training time it refers to."""
-        slow = self.slow
-        return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
 
     def write(self, builder: MetricBuilder) -> None:
         """Adds the metrics about all ranks. The number of series does not depend on the number of ranks."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_CHARS: Final = 1536
 """Longest encoded report; the usual length is a third of it."""
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Reports of another version are ignored."""
 
 NAMED: Final = "named"
@@ -58,6 +58,7 @@ class RankReport(NamedTuple):
         events: counts by ``train.rank.event``.
         patience_s: seconds without progress that count as a stall; on rank 0 the largest of any rank.
         counted: samples and tokens by metric, loader and phase, on a rank that counts them.
+        slow: on rank 0 the fields of the ``Straggler`` that it found; empty if there is none.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class RankReport(NamedTuple):
     counted: Counted = MappingProxyType({})
     within: str = ""
     backwards: int = 0
+    slow: tuple[Any, ...] = ()
 
 
 def rank_report(
@@ -135,6 +137,7 @@ def encode(report: RankReport) -> str:
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
         [report.events.get(event, 0) for event in RANK_EVENT.values],
         round(report.patience_s, 3), _packed(report.counted), report.backwards,
+        [_short(each) if isinstance(each, str) else each for each in report.slow],
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
 
@@ -150,7 +153,7 @@ def decode(text: str) -> RankReport:
     try:
         version, rank, host, stage, loader, after, within, doing, barrier, *rest = json.loads(text)
         sequence, steps, step, stalled, over, every, quiet_s, away_s, stages, events, *more = rest
-        patience_s, packed, backwards = more
+        patience_s, packed, backwards, slow = more
         if version != VERSION:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
@@ -160,7 +163,7 @@ def decode(text: str) -> RankReport:
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
-            numbers, counts, float(patience_s), _unpacked(packed), str(within), int(backwards)
+            numbers, counts, float(patience_s), _unpacked(packed), str(within), int(backwards), _slow(*slow) if slow else ()
         )  # fmt: skip
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a rank: {error}") from error
@@ -189,6 +192,13 @@ def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from anot
             raise ValueError(f"count {metric}, {phase}: no such metric or phase")
         found[COUNTED[metric], str(loader), PHASES[phase]] = int(number)
     return found
+
+
+def _slow(rank: Any, host: Any, stage: Any, *numbers: Any) -> tuple[Any, ...]:  # Any: from another process
+    excess_s, step_s, waits_s, windows, ranks = map(float, numbers)
+    if not (all(map(math.isfinite, (excess_s, waits_s, windows, ranks))) and 0.0 < step_s < math.inf):
+        raise ValueError("a time of the slow rank is no number")
+    return int(rank), str(host), str(stage), excess_s, step_s, waits_s, int(windows), int(ranks)
 
 
 def _train_s(run: RunState) -> dict[str, float]:

@@ -18,6 +18,7 @@ from otel_train.config import Config
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
 from otel_train.distributed.store import Exchange
+from otel_train.distributed.straggler import Straggler, finding
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
@@ -150,6 +151,22 @@ def test_a_rank_is_as_patient_as_the_most_patient_that_it_may_wait_for(
 
     assert first.run.stalls.threshold_ns == last.run.stalls.threshold_ns == 1800 * 10**9
     assert last.run.stalls.own_ns == 300 * 10**9
+
+
+def test_every_rank_knows_the_slow_rank_that_rank_0_has_found(
+    members: list[Member], store: FakeStore
+) -> None:
+    """The others were compute-bound, by the time that they waited for it in backward."""
+    first, last = join(members, store, 0, 4), join(members, store, 3, 4)
+    slow = Straggler(3, "node-3", "other", excess_s=0.02, step_s=0.04, waits_s=0.019, windows=7)
+    first.ranks._slow = slow
+    first.turns()
+    last.turns()
+
+    assert last.ranks.finding(10.0) == finding(slow, others=3, train_s=10.0)
+    store.held["p/0"] = encode(report(0))
+    last.turns()
+    assert last.ranks.finding(10.0) is None
 
 
 def hung(**rank_0: Any) -> dict[int, str]:
