@@ -44,7 +44,7 @@ _NOW_STEPS = 50
 _LATE_STEPS, _LEAST_LATE_S = 5, 3.0
 """Median steps, and seconds, after which it is shown that no further one has ended: the file is written once a second."""
 
-_MOST_EDGES = 1 << 18
+_MOST_EDGES = 1 << 14
 """Edges of a thread that are worked out: a tenth of a second, once a second."""
 
 _MOST_BYTES = 128 << 20
@@ -134,13 +134,19 @@ def _tail_of(thread: ThreadEdges) -> ThreadEdges:
 
 
 def _steps_so_far(timeline: Timeline, summary: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Returns the training steps so far: those on file, or those in the summary and those that ended since."""
+    """Returns the training steps so far: those on file, or those in the summary and those that ended since.
+
+    Where the file begins after the summary was written, those before it are estimated at the pace of those on file.
+    """
     if timeline.whole:
         return len(timeline), True
     counted, written_s = mapping(summary.get("steps")).get("train"), written_until(summary)
     if not isinstance(counted, int) or written_s is None:
         return None, False
-    since = sum(timeline.unix_s(ended_ns) > written_s for ended_ns in timeline.ended_ns.tolist())
+    ended_s = [timeline.unix_s(ended_ns) for ended_ns in timeline.ended_ns.tolist()]
+    since = sum(each_s > written_s for each_s in ended_s)
+    if since == len(ended_s) > 1 and ended_s[-1] > ended_s[0]:
+        since = round((ended_s[-1] - written_s) * (since - 1) / (ended_s[-1] - ended_s[0]))
     return counted + since, False
 
 

@@ -160,6 +160,23 @@ def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> N
     assert (view.steps, view.progress.exact) == (2007, False)
 
 
+def test_steps_that_the_file_does_not_hold_any_more_are_estimated(tmp_path: Path) -> None:
+    """A fast run makes more steps in the half minute between two summaries than are worked out: half of them were left out."""
+    training = Training(tmp_path)
+    training.train(2000)
+    wall_s = training.now_s - START_S
+    written: dict[str, Any] = {"started_unix_s": float(START_S), "wall_seconds": wall_s}
+    say_summary(training.run, state="running", steps={"train": 2000}, **written)
+
+    training.train(1500)
+    training.heartbeat()
+    view = look(viewer(training), training)
+
+    training.close()
+    assert (view.steps, view.progress.exact) == (3500, False)
+    assert len(view.progress.step_s) == 200
+
+
 def test_what_was_written_at_the_end_holds(training: Training) -> None:
     """A flight file may have lost steps; the summary of a run that ended has them all."""
     training.train(5)
