@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import os
 import re
+import signal
 import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
@@ -22,7 +26,7 @@ from otel_train.safety import printable
 from otel_train.trace_analysis.events import Trace, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 Document = TypeVar("Document")
 
@@ -95,6 +99,12 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
 
     return show
 
+
+_MANY_RANKS = 8
+"""From here on slow work on ranks is worth several processes."""
+
+_MOST_PROCESSES = 32
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _MOST_NAMED = 4
 """Earlier trainings that are named, the latest of them; ranks without a file, the first of them."""
@@ -205,7 +215,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
 
 
 def read_ranks(
-    args: argparse.Namespace, file_name: str, read: Callable[[Path], Document]
+    args: argparse.Namespace, file_name: str, read: Callable[[Path], Document], *, is_slow: bool = False
 ) -> tuple[dict[Path, Document], int]:
     """Reads ``file_name`` of each selected rank, and names on standard error the ranks in which that fails.
 
@@ -213,6 +223,7 @@ def read_ranks(
         args: the ranks that are selected.
         file_name: without it, a rank is passed over.
         read: gets the folder of a rank.
+        is_slow: it takes a second of a processor: many ranks are read in several processes, so it is a function of a module.
 
     Returns:
         What was read, by folder, and the exit code.
@@ -221,11 +232,13 @@ def read_ranks(
         RunDirectoryError: no rank can be read.
     """
     folders, problems, found = chosen_ranks(args, file_name), [], {}
-    for folder in folders.values():
-        try:
-            found[folder] = read(folder)
-        except RunDirectoryError as error:  # noqa: PERF203 - each rank by itself
-            problems.append(error)
+    work = partial(_read_or_problem, read)
+    several = _in_processes if is_slow and len(folders) >= _MANY_RANKS else map
+    for folder, document in zip(folders.values(), several(work, folders.values()), strict=True):
+        if isinstance(document, RunDirectoryError):
+            problems.append(document)
+        else:
+            found[folder] = document
     if not found:
         raise problems[0]
     run = next(iter(found)).parent
@@ -235,6 +248,32 @@ def read_ranks(
     for problem in problems:
         complain(str(problem))
     return found, 1 if problems else 0
+
+
+def _read_or_problem(read: Callable[[Path], Document], folder: Path) -> Document | RunDirectoryError:
+    try:
+        return read(folder)
+    except RunDirectoryError as error:
+        return error
+
+
+def _in_processes(work: Callable[[Path], Document], folders: Collection[Path]) -> list[Document]:
+    """Does what ``map`` does, on all processors; on one where no process or thread can be started, or one is killed."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    try:
+        with ProcessPoolExecutor(number, get_context("fork"), _end_with_parent) as pool:
+            return list(pool.map(work, folders))
+    except (OSError, RuntimeError):
+        return list(map(work, folders))
+
+
+def _end_with_parent() -> None:
+    """Lets this process end without a word at Ctrl-C, and when its parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

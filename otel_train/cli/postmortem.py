@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.distributed.hang import compare
     from otel_train.rundata.flight import read_postmortem
 
-    found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem)
+    found, code = arguments.read_ranks(args, FLIGHT_FILE, read_postmortem, is_slow=True)
     reports = list(found.values())
     records = records_below(next(iter(found)).parent)
     named = compare(reports)

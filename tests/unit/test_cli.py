@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import io
 import json
@@ -22,9 +23,10 @@ from typing import Any
 import psutil
 import pytest
 
-from otel_train.cli import demo, postmortem, summary
+from otel_train.cli import arguments, demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
+from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_response import why
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.files import JsonFileCache
@@ -565,6 +567,48 @@ def test_a_rank_that_left_nothing_is_named(run_of_two: Path, words: list[str], c
     assert ("Ranks that have one: 0, 1" if words else "Has training begun?") in cli(
         "summary", run_of_two, *words
     ).refused
+
+
+def process_of(folder: Path) -> int:
+    """Reads a rank, as a postmortem does; gives the process that did."""
+    if folder.name == "rank3":
+        raise RunDirectoryError("rank3 is damaged")
+    return os.getpid()
+
+
+def test_flight_files_of_many_ranks_are_read_by_other_processes_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full one takes more than a second: of a thousand ranks the first word came after twenty minutes."""
+    for rank in range(12):
+        (tmp_path / f"rank{rank}").mkdir()
+        (tmp_path / f"rank{rank}" / "flight.bin").touch()
+    args = argparse.Namespace(run=str(tmp_path), rank=None, run_dir="")
+
+    found, code = arguments.read_ranks(args, "flight.bin", process_of, is_slow=True)
+
+    assert [folder.name for folder in found] == [f"rank{rank}" for rank in range(12) if rank != 3]
+    assert os.getpid() not in found.values()
+    assert (code, capsys.readouterr().err) == (1, "otel-train: rank3 is damaged\n")
+
+
+def test_a_postmortem_of_many_ranks_that_is_ended_leaves_no_process(tmp_path: Path) -> None:
+    """As by ``timeout 60 otel-train postmortem``."""
+    run = leave_run(tmp_path, [9])
+    for rank in range(1, 9):
+        shutil.copytree(run / "rank0", run / f"rank{rank}")
+    program = (
+        "import sys, time; from otel_train.rundata import flight\ndef slow(_): time.sleep(60)\n"
+        "flight.read_postmortem = slow\n"
+        "from otel_train.cli.main import main; main(['postmortem', sys.argv[1]])"
+    )
+    process = psutil.Popen([sys.executable, "-c", program, str(run)])
+    until(process.children)
+    workers = process.children()
+    process.terminate()
+    process.wait(10)
+
+    assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
 def test_a_run_without_a_flight_recorder_has_no_postmortem_and_the_command_says_why(
