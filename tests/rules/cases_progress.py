@@ -257,6 +257,7 @@ CASES = (
             quiet("TrainRunTerminated", 14),
             every("TrainRunTerminated", 16, {"train_run_id": "terminated"}),
             every("TrainRunTerminated", 24, {"train_run_id": "terminated"}),
+            quiet("TrainRunTerminated", 28),
         ),
     ),
     Case(
@@ -349,16 +350,26 @@ CASES = (
         ),
     ),
     Case(
+        # `late` is given up eight minutes later; `slowly` starts again every twenty minutes.
         "a run starts again three times, another once, one after each Ctrl-C; one that was started again five times finishes and begins anew",
         30,
         {
             f"train_run_restarts_total{{{R}}}": "0x4 1x4 2x4 3x30",
+            status("training"): "1x45",
+            'train_run_restarts_total{train_run_id="late"}': "0x80 1x4 2x4 3x16",
+            'train_run_restarts_total{train_run_id="slowly"}': "0x39 1x40 2x40 3x30",
             'train_run_restarts_total{train_run_id="once"}': "0x10 1x35",
             'train_run_restarts_total{train_run_id="anew"}': "5x10 0x35",
             'train_run_restarts_total{train_run_id="by-hand"}': "0x4 1x4 2x4 3x30",
             status("interrupted", run="by-hand"): "0x3 1 0x3 1 0x3 1 0x30",
         },
-        (quiet("TrainRestartLoop", 6), fires("TrainRestartLoop", 9, "3", train_run_id="r")),
+        (
+            quiet("TrainRestartLoop", 6),
+            fires("TrainRestartLoop", 9, "3", train_run_id="r"),
+            quiet("TrainRestartLoop", 40),
+            fires("TrainRestartLoop", 60, "3", train_run_id="late"),
+            quiet("TrainRestartLoop", 66),
+        ),
     ),
     Case(
         "time is lost over an hour, over six, at the start alone, and no more",

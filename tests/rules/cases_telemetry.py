@@ -10,6 +10,7 @@ DRAINING = 'instance="d",exporter="otlp_http/prometheus",data_type="metrics"'
 QUEUED = {"instance": "c", "exporter": "otlp_http/prometheus", "data_type": "metrics"}
 
 EVENTS = {
+    "TrainLoaderExhausted": ("train_loader_exhaustions_total", {"train_loader": "main"}),
     "TrainLoaderErrors": ("train_loader_errors_total", {"train_loader": "main"}),
     "TrainLoaderWorkerDied": (
         "train_loader_worker_exits_total",
@@ -53,7 +54,8 @@ def counter(alert: str) -> str:
     """Returns the series that an alert of ``EVENTS`` watches."""
     metric, labels = EVENTS[alert]
     written = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    return f"{metric}{{{R},{written}}}"
+    reason = ',train_loader_exhaustion_reason="short"' * (alert == "TrainLoaderExhausted")
+    return f"{metric}{{{R},{written}{reason}}}"
 
 
 CASES = (
@@ -61,9 +63,9 @@ CASES = (
         "spans are dropped by a full queue, metrics cannot be sent, traces are left out by design",
         30,
         {
-            drops("spans", "queue_full"): "0+1x60",
-            drops("metrics", "export_failed"): "0+2x60",
-            drops("spans", "sampled_out"): "0+900x60",
+            drops("spans", "queue_full"): "0+1x60 60x60",
+            drops("metrics", "export_failed"): "0+2x60 120x60",
+            drops("spans", "sampled_out"): "0+900x120",
         },
         (
             quiet("TrainTelemetryDropping", 5),
@@ -82,6 +84,22 @@ CASES = (
                 train_telemetry_signal="metrics",
                 train_telemetry_drop_reason="export_failed",
             ),
+            fires(
+                "TrainTelemetryDropping",
+                43,
+                train_run_id="r",
+                train_telemetry_signal="spans",
+                train_telemetry_drop_reason="queue_full",
+            ),
+            quiet("TrainTelemetryDropping", 47),
+            fires(
+                "TrainTelemetryExportFailing",
+                43,
+                train_run_id="r",
+                train_telemetry_signal="metrics",
+                train_telemetry_drop_reason="export_failed",
+            ),
+            quiet("TrainTelemetryExportFailing", 47),
         ),
     ),
     Case(
@@ -93,11 +111,14 @@ CASES = (
             overhead("ok", 1): "0+0.4x60",
             overhead("ok", 2): "0+0.4x60",
             spent("bad"): "0+60x60",
-            overhead("bad", 0): "0+3x60",
+            overhead("bad", 0): "0+0.9x40 36x20",
         },
         (
             quiet("TrainTelemetryOverheadHigh", 10),
-            fires("TrainTelemetryOverheadHigh", 50, "5%", train_run_id="bad"),
+            fires("TrainTelemetryOverheadHigh", 20, "1.5%", train_run_id="bad"),
+            fires("TrainTelemetryOverheadHigh", 40, "1.5%", train_run_id="bad"),
+            fires("TrainTelemetryOverheadHigh", 53, "1.071%", train_run_id="bad"),
+            quiet("TrainTelemetryOverheadHigh", 58),
         ),
     ),
     Case(

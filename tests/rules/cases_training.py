@@ -55,6 +55,29 @@ def one_of_each(at_min: float, *runs: str) -> Expectation:
     return Expectation("TrainNonFinite", at_min, found)
 
 
+def host_memory(run: str, used: str) -> dict[str, str]:
+    """A run on one host with 1,000 bytes of memory."""
+    labels = f'train_run_id="{run}",host_name="n"'
+    return {
+        f"train_host_memory_usage_bytes{{{labels}}}": used,
+        f"train_host_memory_limit_bytes{{{labels}}}": "1000x265",
+    }
+
+
+def full(at_min: float, **reserved: str) -> Expectation:
+    """The alert on device memory fires then for these ranks, which have reserved so much, and for no other."""
+    ranks = ((name.removeprefix("rank_"), share) for name, share in reserved.items())
+    found = (({"train_run_id": "r", "train_rank": rank, "hw_name": "cuda:0"}, share) for rank, share in ranks)
+    return Expectation("TrainAcceleratorMemoryHigh", at_min, tuple(found))
+
+
+def grows(at_min: float, *runs: str) -> Expectation:
+    """The alert on host memory fires then for these runs, and for no other."""
+    return Expectation(
+        "TrainHostMemoryLeak", at_min, tuple(({"train_run_id": run, "host_name": "n"}, "") for run in runs)
+    )
+
+
 def utilisation(run: str, flops: str, *, productive: str = "") -> dict[str, str]:
     """A run of one rank, sampled once a minute, whose device can do 100 FLOP per second."""
     rank = f'train_run_id="{run}",train_rank="0"'
@@ -442,30 +465,43 @@ CASES = (
         ),
     ),
     Case(
-        "a scaler skips every fifth update; another every fiftieth",
+        # `r` evaluates as well, and its scaler finds its scale after 40 minutes.
+        "a scaler skips every fifth update; another every fifteenth; a program skips every second one itself",
         60,
         {
-            f'train_steps_total{{{R},train_rank="0",train_phase="train"}}': "0+60x60",
-            f'train_step_skips_total{{{R},train_rank="0",train_step_skip_reason="amp_overflow"}}': "0+12x60",
-            'train_steps_total{train_run_id="fine",train_phase="train"}': "0+100x60",
-            'train_step_skips_total{train_run_id="fine",train_step_skip_reason="amp_overflow"}': "0+2x60",
+            f'train_steps_total{{{R},train_rank="0",train_phase="train"}}': "0+60x80",
+            f'train_steps_total{{{R},train_rank="0",train_phase="eval"}}': "0+600x80",
+            f'train_step_skips_total{{{R},train_rank="0",train_step_skip_reason="amp_overflow"}}': "0+12x40 480x40",
+            'train_steps_total{train_run_id="fine",train_phase="train"}': "0+90x80",
+            'train_step_skips_total{train_run_id="fine",train_step_skip_reason="amp_overflow"}': "0+6x80",
+            'train_steps_total{train_run_id="user",train_phase="train"}': "0+100x80",
+            'train_step_skips_total{train_run_id="user",train_step_skip_reason="user"}': "0+50x80",
         },
         (
             quiet("TrainAmpSkipRatioHigh", 8),
+            fires("TrainAmpSkipRatioHigh", 16, "20%", train_run_id="r"),
             fires("TrainAmpSkipRatioHigh", 40, "20%", train_run_id="r"),
+            fires("TrainAmpSkipRatioHigh", 56, "11.43%", train_run_id="r"),
+            quiet("TrainAmpSkipRatioHigh", 62),
         ),
     ),
     Case(
-        "the gradient norm jumps; at the start it may",
+        # For three minutes, or to a level that is the median of an hour half an hour later. `rare` logs every fourth minute.
+        "the gradient norm jumps to fifteen times; at the start it may, and to eight times always",
         60,
         {
-            f"train_gradient_norm{{{R}}}": "1x50 40x10",
-            'train_gradient_norm{train_run_id="new"}': "1x5 40x4",
+            f"train_gradient_norm{{{R}}}": "1x28 15x3 1x130",
+            'train_gradient_norm{train_run_id="new"}': "1x12 15x6 1x140",
+            'train_gradient_norm{train_run_id="mild"}': "1x28 8x3 1x130",
+            'train_gradient_norm{train_run_id="rare"}': "1 _x3 " * 30 + "15 _x3 15 _x3 " + "1 _x3 " * 8,
+            'train_gradient_norm{train_run_id="level"}': "1x100 15x60",
         },
         (
-            quiet("TrainGradientNormSpike", 10),
-            quiet("TrainGradientNormSpike", 49),
-            fires("TrainGradientNormSpike", 55, "40", train_run_id="r"),
+            *(quiet("TrainGradientNormSpike", minute) for minute in (17, 29, 30, 45, 101, 147)),
+            fires("TrainGradientNormSpike", 31, "15", train_run_id="r"),
+            fires("TrainGradientNormSpike", 41, "15", train_run_id="r"),
+            fires("TrainGradientNormSpike", 110, "15", train_run_id="level"),
+            fires("TrainGradientNormSpike", 126, "15", train_run_id="level"),
         ),
     ),
     Case(
@@ -500,6 +536,7 @@ CASES = (
         (
             quiet("TrainLoaderExhausted", 29),
             fires("TrainLoaderExhausted", 35, train_run_id="r", train_loader="main"),
+            quiet("TrainLoaderExhausted", 48),
         ),
     ),
     Case(
@@ -528,6 +565,10 @@ CASES = (
             'train_run_status{train_run_id="rare",train_run_state="training"}': "1x100",
             'train_checkpoint_last_success_time_seconds{train_run_id="never"}': "0x100",
             'train_run_status{train_run_id="never",train_run_state="training"}': "1x100",
+            'train_checkpoint_last_success_time_seconds{train_run_id="over"}': "0x100",
+            'train_checkpoint_interval_seconds{train_run_id="over"}': "600x100",
+            'train_run_status{train_run_id="over",train_run_state="training"}': "1x9 0x91",
+            'train_run_status{train_run_id="over",train_run_state="finished"}': "0x9 1x91",
         },
         (
             quiet("TrainCheckpointStale", 22),
@@ -559,6 +600,7 @@ CASES = (
             'train_checkpoint_interval_seconds{train_run_id="bad"}': "600x100",
             'train_run_status{train_run_id="bad",train_run_state="training"}': "1x100",
             'train_run_time_seconds_total{train_run_id="bad",train_run_activity="eval"}': "0+6x100",
+            'train_run_time_seconds_total{train_run_id="bad",train_run_activity="productive"}': "0+54x100",
         },
         (
             quiet("TrainCheckpointStale", 30),
@@ -589,40 +631,54 @@ CASES = (
         ),
     ),
     Case(
-        "memory is full and allocations are retried; full alone is usual",
+        # Rank 0 retries once a minute up to minute 40, rank 1 at its start alone, rank 3 at minute 20 alone: of them the counter
+        # is there from then on.
+        "memory is full and allocations are retried; full alone is usual, and so are retries while some is free",
         60,
         {
             f'train_accelerator_memory_{name}{{{R},train_rank="{rank}",hw_name="cuda:0"}}': values
-            for rank, retries in (("0", "0+1x60"), ("1", "3x60"))
+            for rank, reserved, retries in (
+                ("0", "98x80", "0+1x40 40x40"),
+                ("1", "98x80", "3x80"),
+                ("2", "90x80", "0+1x80"),
+                ("3", "97x80", "_x20 1x60"),
+            )
             for name, values in (
-                ("reserved_bytes", "98x60"),
-                ("limit_bytes", "100x60"),
+                ("reserved_bytes", reserved),
+                ("limit_bytes", "100x80"),
                 ("alloc_retries_total", retries),
             )
         },
         (
             quiet("TrainAcceleratorMemoryHigh", 3),
-            fires(
-                "TrainAcceleratorMemoryHigh", 40, "98%", train_run_id="r", train_rank="0", hw_name="cuda:0"
-            ),
+            full(18, rank_0="98%", rank_1="98%"),
+            full(24, rank_0="98%", rank_1="98%"),
+            full(28, rank_0="98%", rank_3="97%"),
+            full(40, rank_0="98%", rank_3="97%"),
+            full(48, rank_0="98%"),
+            full(63, rank_0="98%"),
+            quiet("TrainAcceleratorMemoryHigh", 67),
         ),
     ),
     Case(
+        # At minute 160 `r` is four hours from its limit (600 + 160 + 240 = 1000), at 205 all is free again. `late` begins to grow
+        # at minute 130, and `step` grows for fifty minutes alone. `slow` has five hours, `small` has used less than half.
         "host memory grows towards its limit; another is high but flat",
         60,
         {
-            'train_host_memory_usage_bytes{train_run_id="r",host_name="n"}': "600+1x200",
-            'train_host_memory_limit_bytes{train_run_id="r",host_name="n"}': "1000x200",
-            'train_host_memory_usage_bytes{train_run_id="flat",host_name="n"}': "900x200",
-            'train_host_memory_limit_bytes{train_run_id="flat",host_name="n"}': "1000x200",
-            # It still has more than half of it.
-            'train_host_memory_usage_bytes{train_run_id="small",host_name="n"}': "20+3x155 485x45",
-            'train_host_memory_limit_bytes{train_run_id="small",host_name="n"}': "1000x200",
+            **host_memory("r", "600+1x205 400x60"),
+            **host_memory("late", "600x130 602+2x80 600x54"),
+            **host_memory("step", "520x45 522+2x49 620x170"),
+            **host_memory("slow", "600+0.6x160 696x105"),
+            **host_memory("small", "20+3x155 485x110"),
+            **host_memory("flat", "900x265"),
         },
         (
-            quiet("TrainHostMemoryLeak", 60),
-            quiet("TrainHostMemoryLeak", 150),
-            fires("TrainHostMemoryLeak", 195, train_run_id="r", host_name="n"),
+            *(quiet("TrainHostMemoryLeak", minute) for minute in (60, 93, 150, 188, 228)),
+            grows(195, "r"),
+            grows(203, "late", "r"),
+            grows(213, "late", "r"),
+            grows(219, "late"),
         ),
     ),
     Case(
