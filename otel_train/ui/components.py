@@ -72,10 +72,10 @@ def board(notices: Sequence[Notice], *, unfold: int) -> str:
 
 def _notice(each: Notice, *, unfold: bool) -> str:
     times = f' <span class="times">{each.times:,} times</span>' if each.times > 1 else ""
-    when = f" {moment(each.at_unix_s)}" if each.at_unix_s else ""
+    when = f' <span class="times">{moment(each.at_unix_s)}</span>' if each.at_unix_s else ""
     head = (
         f'<span class="mark" aria-hidden="true">{MARKS[each.severity]}</span><span><span class="sr">{escape(each.severity)}: '
-        f"</span><strong>{escape(each.title)}</strong>{times}{when} {_prose(each.summary)}</span>"
+        f"</span><strong>{escape(each.title)}</strong>{times} {_prose(each.summary)}{when}</span>"
     )
     more = f"<p>{_prose(each.advice)}</p>" if each.advice else ""
     more += f'<p class="dim">{escape(" · ".join(each.facts))}</p>' if each.facts else ""
