@@ -442,22 +442,18 @@ RUN_ID: Final = Attribute("train.run.id", "str", "The run; survives restarts.")
 RUN_ATTEMPT: Final = Attribute("train.run.attempt", "int", "Restart number, from 0.")
 SPAN_RANK: Final = Attribute("train.rank", "int", "The process.")
 STEP_NUMBER: Final = Attribute("train.step.index", "int", "Step number as the user counts it.")
-EPOCH_NUMBER: Final = Attribute("train.epoch.index", "int", "Pass over the loader, from 0.")
 SPAN_PHASE: Final = Attribute("train.phase", "str", "What the batch was for.")
 SPAN_LOADER: Final = Attribute("train.loader", "str", "Where the batch came from.")
 SPAN_STAGE: Final = Attribute("train.stage", "str", "What the training thread was doing.")
 MODEL_NAME: Final = Attribute("train.model", "str", "Which of several models.")
-BATCH_COUNT: Final = Attribute("train.batch.count", "int", "Batches in the step.")
+BATCH_COUNT: Final = Attribute("train.batch.count", "int", "Batches in the evaluation pass.")
 BATCH_SIZE: Final = Attribute("train.batch.size", "int", "Samples in the step's batches.")
 KEEP_REASON: Final = Attribute("train.keep.reason", "str",
-    "Why this step became a trace: warmup, slow, nonfinite, oom, error, profiler or baseline.")
+    "Why this step became a trace: warmup, slow, nonfinite, error, profiler or baseline.")
 STEP_BASELINE: Final = Attribute("train.step.baseline.duration", "float",
     "Rolling median of step durations at that moment, in seconds.")
-STEP_PARTIAL: Final = Attribute("train.step.partial", "bool", "The step had no update: timed, not counted.")
 TRACE_CLASS: Final = Attribute("train.trace.class", "str",
     "Kind of trace, for tail sampling: run, step, checkpoint, eval, profiler or stall.")
-STAGE_SELF_TIME: Final = Attribute("train.stage.self_time", "float",
-    "The stage's share of the step, without stages inside it, in seconds.")
 STAGE_DEVICE_TIME: Final = Attribute("train.stage.device.duration", "float",
     "Accelerator time, in seconds; absent when not measured.")
 STALL_AGE: Final = Attribute("train.stall.age", "float", "Time since the last progress, in seconds.")
@@ -465,10 +461,10 @@ STALL_SUSPECT: Final = Attribute("train.stall.suspect", "bool",
     "`train.rank` is the rank that the others wait for, as found by comparing all ranks.")
 STRAGGLER_EXCESS: Final = Attribute("train.straggler.excess", "float",
     "How much longer the rank's own work takes per step than the median rank's, in seconds.")
-CHECKPOINT_SIZE_BYTES: Final = Attribute("train.checkpoint.size", "int", "Bytes written.")
 STEP_FLOPS: Final = Attribute("train.step.flops", "int",
     "Model FLOP of one step of this rank, forward and backward.")
-SPAN_ERROR_TYPE: Final = Attribute("error.type", "str", "Exception class.")
+SPAN_ERROR_TYPE: Final = Attribute("error.type", "str",
+    "What failed, such as `forward failed`; what a capture lacked, or what ended a run or a worker.")
 RUN_END_CAUSE: Final = Attribute("train.run.end.cause", "str",
     "Name of the signal or the exit code that ended the process; `OOM kill`: the kernel, for want of memory.")
 SPAN_NONFINITE_KIND: Final = Attribute("train.nonfinite.kind", "str", "What was not finite.")
@@ -512,12 +508,9 @@ class SpanType(NamedTuple):
 
 # fmt: off
 _STEP_ATTRIBUTES: Final = (
-    STEP_NUMBER, EPOCH_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_COUNT, BATCH_SIZE, KEEP_REASON, STEP_BASELINE,
-    STEP_PARTIAL, TRACE_CLASS, SPAN_ERROR_TYPE,
+    STEP_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_SIZE, KEEP_REASON, STEP_BASELINE, TRACE_CLASS,
 )
-_STAGE_ATTRIBUTES: Final = (
-    SPAN_STAGE, SPAN_LOADER, MODEL_NAME, STAGE_SELF_TIME, STAGE_DEVICE_TIME, SPAN_ERROR_TYPE,
-)
+_STAGE_ATTRIBUTES: Final = (SPAN_STAGE, SPAN_LOADER, MODEL_NAME, STAGE_DEVICE_TIME, SPAN_ERROR_TYPE)
 
 RUN_SPAN: Final = SpanType("train.run", attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, TRACE_CLASS),
     meaning="Start of an attempt; lasts milliseconds. All other traces link to it.")
@@ -527,7 +520,7 @@ INIT_LOADERS_SPAN: Final = SpanType("train.init.loaders", parent="train.run", pu
     meaning="Preparing the loaders.")
 STEP_SPAN: Final = SpanType("train.step", attributes=_STEP_ATTRIBUTES,
     meaning="A sampled step: warm-up, slow, failed, not finite, captured, or every Nth.")
-RANK_STEP_SPAN: Final = SpanType("train.rank_step", attributes=(*_STEP_ATTRIBUTES, SPAN_RANK), parent="train.step",
+RANK_STEP_SPAN: Final = SpanType("train.rank_step", attributes=(*_STEP_ATTRIBUTES, SPAN_RANK, SPAN_ERROR_TYPE), parent="train.step",
     meaning="The same step as one rank saw it.")
 DATA_SPAN: Final = SpanType("train.data", attributes=_STAGE_ATTRIBUTES, parent="train.rank_step",
     meaning="Waiting for a batch.")
@@ -542,16 +535,16 @@ OPTIMIZER_SPAN: Final = SpanType("train.optimizer", attributes=_STAGE_ATTRIBUTES
 STAGE_SPAN: Final = SpanType("train.stage", attributes=_STAGE_ATTRIBUTES, parent="train.rank_step",
     meaning="A user-defined stage; `train.stage` says which.")
 CHECKPOINT_SAVE_SPAN: Final = SpanType("train.checkpoint.save",
-    attributes=(STEP_NUMBER, CHECKPOINT_SIZE_BYTES, TRACE_CLASS, SPAN_ERROR_TYPE),
+    attributes=(STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE),
     meaning="Saving a checkpoint: the time that the loop waited.")
 CHECKPOINT_PERSIST_SPAN: Final = SpanType("train.checkpoint.persist",
-    attributes=(STEP_NUMBER, CHECKPOINT_SIZE_BYTES, SPAN_ERROR_TYPE), parent="train.checkpoint.save", published=False,
+    attributes=(STEP_NUMBER, SPAN_ERROR_TYPE), parent="train.checkpoint.save", published=False,
     meaning="The background part of saving.")
 CHECKPOINT_LOAD_SPAN: Final = SpanType("train.checkpoint.load",
     attributes=(STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE), published=False,
     meaning="Loading a checkpoint.")
 EVAL_SPAN: Final = SpanType("train.eval",
-    attributes=(STEP_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_COUNT, TRACE_CLASS, SPAN_ERROR_TYPE),
+    attributes=(STEP_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_COUNT, TRACE_CLASS),
     meaning="One evaluation pass.")
 STALL_SPAN: Final = SpanType("train.stall",
     attributes=(SPAN_RANK, STEP_NUMBER, SPAN_STAGE, SPAN_LOADER, STALL_AGE, STALL_SUSPECT, TRACE_CLASS),

@@ -18,6 +18,11 @@ from tools import generated
 LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}
 COUNTERS = [metric for metric in catalog.ALL if metric.kind is Kind.COUNTER]
 
+PACKAGE = Path(catalog.__file__).parent
+SOURCES = "".join(
+    path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path.name != "catalog.py"
+)
+
 each_metric = pytest.mark.parametrize("metric", catalog.ALL, ids=lambda metric: metric.name)
 
 
@@ -30,6 +35,14 @@ def test_every_name_is_listed_once(
 
     assert names
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("attribute", catalog.ATTRIBUTES, ids=lambda attribute: attribute.name)
+def test_an_attribute_of_the_reference_page_is_written_by_a_module(attribute: catalog.Attribute) -> None:
+    """Who searches traces for one that no span carries finds nothing, and no reason."""
+    constants = [name for name, value in vars(catalog).items() if value is attribute]
+
+    assert f'"{attribute.name}"' in SOURCES or any(re.search(rf"\b{name}\b", SOURCES) for name in constants)
 
 
 def test_no_two_metrics_share_a_prometheus_name() -> None:

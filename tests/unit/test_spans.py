@@ -112,6 +112,18 @@ def test_a_step_says_what_it_is() -> None:
     assert attributes[catalog.STEP_BASELINE.name] == 31e-9
 
 
+def test_a_step_carries_the_attributes_of_the_reference_page() -> None:
+    """A search for one that no span has would find nothing; ``error.type`` is added to what has failed when it is exported."""
+    child = FORWARD._replace(device_ns=5)
+    spans, _ = tracer().step(facts(children=(child,)))
+
+    for span, kind in zip(
+        spans, (catalog.STEP_SPAN, catalog.RANK_STEP_SPAN, catalog.FORWARD_SPAN), strict=True
+    ):
+        listed = {attribute.name for attribute in kind.attributes}
+        assert listed - {catalog.SPAN_ERROR_TYPE.name} == set(span.attributes)
+
+
 def test_what_is_not_known_is_left_out() -> None:
     """Zero for "not measured" is a wrong value."""
     attributes = tracer().step(facts(samples=0, loader="", baseline_ns=0))[0][1].attributes
