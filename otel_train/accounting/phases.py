@@ -158,9 +158,15 @@ class BatchPhases:
                 self._in_hand = batch.loader
             known = self.phase_of(batch.passes[0]) if self._decision.manual else batch.shown
             if known >= 0:
+                batch.fetched = batch.fetched and not self._is_left(batch, known, asked)
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self._wait(batch.part(tail))
+
+    def _is_left(self, batch: Batch, phase: int, asked: Pass | None) -> bool:
+        """Returns whether the loop has left an evaluation with a batch in hand: other batches of the pass were used."""
+        leaves = phase > TRAIN and asked is not None and asked not in batch.passes
+        return leaves and all(each.computed for each in batch.passes)
 
     def _judge_batch(self, batch: Batch) -> None:
         """Books a batch that was asked for, whose forwards no backward followed, as evaluation: rules 2 to 4."""

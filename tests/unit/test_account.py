@@ -277,6 +277,11 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
          .dispose("val", 1).spend(3).step().stop(), durations=[STEP] * 2, evals=[16, 16],
          activity={"data_wait": 20, "productive": 114, "eval": 2 * 16 + 5, "outside": 3}),
+    # A loader with persistent workers keeps its iterator.
+    loop("a batch that is in hand where the loop leaves an evaluation whose iterator stays is no step",
+         Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
+         .spend(3).step().stop(), durations=[STEP] * 2, evals=[16, 16],
+         activity={"data_wait": 20, "productive": 114, "eval": 2 * 16 + 5 + 3}),
     loop("a batch that is used after the loop has left the evaluation is a step",
          Tape().step().stop().repeat(2, lambda t: t.ask("val", iterator=1).forward(11, flags=0)).ask("val", iterator=1)
          .dispose("val", 1).forward(11, flags=0).step().stop(), durations=[STEP] * 2, evals=[16, 16, 5],
