@@ -183,48 +183,47 @@ class EvalPass(NamedTuple):
 
 
 class EvalPasses:
-    """Groups evaluation steps into passes. A pass ends when another phase or loader follows."""
+    """Groups the evaluation steps of each thread into passes. A pass ends when another phase or loader follows."""
 
     def __init__(self) -> None:
         self.durations = Histograms()
         self.loaders: dict[str, int] = {}
         """By name, its series of ``durations``."""
-        self._open: EvalPass | None = None
+        self._open: dict[str, EvalPass] = {}
+        """By thread."""
 
-    def feed(self, steps: StepRows, names: SeriesNames) -> list[EvalPass]:
-        """Returns the passes that newly closed steps end."""
+    def feed(
+        self, steps: StepRows, names: SeriesNames, thread: str = "", *, gaps: bool = False
+    ) -> list[EvalPass]:
+        """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time between two steps."""
         if not len(steps.phase):
             return []
         over = []
         loaders = names.loader(steps.loader)
         change = (np.diff(steps.phase, prepend=-1) != 0) | (np.diff(loaders, prepend=-1) != 0)
+        if gaps:
+            change[1:] |= steps.started_ns[1:] > steps.ended_ns[:-1]
         starts = np.flatnonzero(change)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(change)], strict=True):
-            phase = int(steps.phase[start])
-            if phase == TRAIN:
-                over += self.close()
-                continue
-            within = (int(steps.started_ns[start]), int(steps.ended_ns[stop - 1]))
-            over += self._extend(PHASES[phase], names.loaders.names[loaders[start]], within, stop - start)
+            phase, loader = int(steps.phase[start]), names.loaders.names[loaders[start]]
+            begun_ns, ended_ns = int(steps.started_ns[start]), int(steps.ended_ns[stop - 1])
+            before, batches = self._open.get(thread), stop - start
+            if before and before[:2] == (PHASES[phase], loader) and not (gaps and begun_ns > before.ended_ns):
+                begun_ns, batches = before.started_ns, before.batches + batches
+            else:
+                over += self.close(thread)
+            if phase != TRAIN:
+                self._open[thread] = EvalPass(PHASES[phase], loader, begun_ns, ended_ns, batches)
         return over
 
-    def close(self) -> list[EvalPass]:
-        """Ends the open pass, if there is one."""
-        done, self._open = self._open, None
-        if done is None:
-            return []
-        number = self.loaders.setdefault(done.loader, len(self.loaders))
-        self.durations.grow(len(self.loaders))
-        self.durations.add([number], [done.ended_ns - done.started_ns])
-        return [done]
-
-    def _extend(self, phase: str, loader: str, within: tuple[int, int], batches: int) -> list[EvalPass]:
-        same = self._open
-        if same is not None and (same.phase, same.loader) == (phase, loader):
-            self._open = same._replace(ended_ns=within[1], batches=same.batches + batches)
-            return []
-        over = self.close()
-        self._open = EvalPass(phase, loader, *within, batches)
+    def close(self, thread: str | None = None) -> list[EvalPass]:
+        """Ends the open pass of a thread, or of every one, if there is one."""
+        threads = list(self._open) if thread is None else [thread]
+        over = [self._open.pop(each) for each in threads if each in self._open]
+        for done in over:
+            number = self.loaders.setdefault(done.loader, len(self.loaders))
+            self.durations.grow(len(self.loaders))
+            self.durations.add([number], [done.ended_ns - done.started_ns])
         return over
 
 

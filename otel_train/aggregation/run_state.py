@@ -303,6 +303,8 @@ class RunState:
         mine = self._threads.pop(thread, None)
         if mine is not None:
             self._take(mine, mine.account.close(mine.last_ns))
+            for over in self.evals.close(mine.label):
+                self.spans.evaluation(over, self.step_number)
             mine.over = True
             if self._only_reads(mine):
                 self._last_reader = mine.name
@@ -534,12 +536,13 @@ class RunState:
             before = thread.open_step if kept.row == rows[0] else ()
             self.spans.step(closed, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, closed, step_closed=bool(len(rows)))
-        if thread is self._leading:
+        leading = thread is self._leading
+        if leading:
             boundaries = self.epochs.take(closed)
             if self.on_closed_steps is not None:
                 self.on_closed_steps(closed, rows, numbers, boundaries)
-            for over in self.evals.feed(steps, self.names):
-                self.spans.evaluation(over, self.step_number)
+        for over in self.evals.feed(steps, self.names, thread.label, gaps=not leading):
+            self.spans.evaluation(over, self.step_number)
 
     def _carry(self, thread: ThreadState, closed: ClosedSteps, *, step_closed: bool) -> None:
         """Keeps the first calls of the open step, in case the step is sampled."""

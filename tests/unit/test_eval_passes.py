@@ -63,6 +63,20 @@ def test_the_last_pass_is_over_at_the_end_of_the_run() -> None:
     assert passes.close() == []
 
 
+def test_passes_of_threads_are_their_own_and_end_with_a_gap_where_no_training_follows() -> None:
+    """A thread evaluates while another one trains."""
+    passes = EvalPasses()
+
+    assert passes.feed(rows([V, V]), names(), "eval", gaps=True) == []
+    assert passes.feed(rows([T, V]), names(), "train") == []
+    assert passes.feed(rows([V], started_ns=20), names(), "eval", gaps=True) == []
+    assert passes.feed(rows([V], started_ns=50), names(), "eval", gaps=True) == [
+        EvalPass("eval", "val", 0, 30, 3)
+    ]
+    assert passes.close("train") == [EvalPass("eval", "val", 10, 20, 1)]
+    assert passes.close() == [EvalPass("eval", "val", 50, 60, 1)]
+
+
 @given(st.lists(st.sampled_from([T, V, E]), max_size=40), st.integers(0, 40))
 def test_it_does_not_matter_where_slices_end(kinds: list[tuple[int, int]], cut: int) -> None:
     """A pass is not two because the agent polled in between."""

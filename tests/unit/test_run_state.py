@@ -268,6 +268,17 @@ def test_an_evaluation_is_one_span() -> None:
     assert span.attributes[c.BATCH_COUNT.name] == 5
 
 
+def test_evaluations_of_a_thread_that_does_not_lead_are_spans() -> None:
+    """An executor trains, the main thread evaluates: `train.eval.duration` had no evaluation after the first."""
+    run, training = Run(), steps(Tape(), 12).stop()
+    run.feed(training, main=False, name="pool_0")
+    main = Tape(started_ns=training.now_ns).validate(3).spend(100).validate(2)
+    run.feed(main).close(main.now_ns)
+
+    assert [span.attributes[c.BATCH_COUNT.name] for span in run.named(c.EVAL_SPAN.name)] == [3, 2]
+    assert run.account.evals.durations.count(0) == 2
+
+
 def test_a_checkpoint_is_a_span_and_a_failed_one_is_an_error() -> None:
     """The next crash loses what was not saved."""
     tape = steps(Tape(), 12).run(SourceKind.CHECKPOINT, "checkpoint", 50)
