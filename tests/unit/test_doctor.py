@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,15 +20,16 @@ from typing import Any
 import pytest
 
 from otel_train.cli import doctor
-from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.validation import MIB
 from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, environment
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, CheckResult, run, worst
 from otel_train.exporters.spool import SpoolQueue
+from tests.support.command_line import Cli
 from tests.support.http_server import http_server
 from tests.support.receiver import black_hole, http_receiver, refusing_address
+from tests.support.zero_code import launched
 
 ROOT = Path(__file__).parents[2]
 HEALTHY = {"otel-train": "0.1.0", "torch": "2.13.0+cpu", "nvidia-ml-py": "13.0", "msgspec": "0.20"}
@@ -108,60 +108,48 @@ def test_it_says_how_events_are_written(native: bool, how: str) -> None:
     assert bool(said[0].remedy) is not native
 
 
-def test_no_torch_is_a_warning_not_a_crash() -> None:
-    """The wrong environment is the most common mistake, and it has no torch to import."""
-    finding = only(installation(torch=None), WARNING)
+@pytest.mark.parametrize(("versions", "state", "said"), [
+    # The wrong environment is the most common mistake, and it has no torch to import.
+    pytest.param({"torch": None}, WARNING, "torch is not installed", id="no torch is a warning, not a crash"),
+    # Hooks that are not there fail in mid-run.
+    pytest.param({"torch": "2.3.1"}, PROBLEM, "torch 2.3.1", id="an old torch is a problem"),
+    # Power and temperature are absent without a word otherwise.
+    pytest.param({"nvidia_ml_py": None}, WARNING, "nvml", id="the extra for a device that is there is missed"),
+    # The requirement of another package moved it.
+    pytest.param({"psutil": "5.0"}, PROBLEM, "psutil 5.0: expected >=5.9", id="a package out of its bounds is named with them"),
+])  # fmt: skip
+def test_what_is_installed_is_compared_with_what_is_needed(
+    versions: dict[str, str | None], state: str, said: str
+) -> None:
+    """And named with the command that repairs it."""
+    finding = only(installation((3, 12, 1), **versions), state)
 
-    assert "torch is not installed" in finding.what
-
-
-def test_an_old_torch_or_python_is_a_problem() -> None:
-    """Hooks that are not there fail in mid-run."""
-    assert "torch 2.3.1" in only(installation(torch="2.3.1"), PROBLEM).what
-    old = environment.check_packages(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
-    assert "Python 3.9.2" in next(iter(old)).what
-
-
-def test_a_package_out_of_its_bounds_is_named_with_them() -> None:
-    """The requirement of another package moved it."""
-    finding = only(installation(psutil="5.0"), PROBLEM)
-
-    assert finding.what == "psutil 5.0: expected >=5.9"
-    assert "pip install 'psutil>=5.9'" in finding.remedy
+    assert said in finding.what
+    assert ("pip install 'psutil>=5.9'" if "psutil" in versions else "install") in finding.remedy
 
 
-def test_a_requirement_of_older_pythons_is_missed_there_alone() -> None:
+def test_an_old_python_is_a_problem_and_lacks_what_later_ones_have() -> None:
     """Python has read TOML by itself since 3.11; before, a package does."""
-    old = installation((3, 10, 1), tomli=None)
+    old = environment.check_packages(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
 
-    assert "tomli is missing" in only(old, PROBLEM).what
+    assert "Python 3.9.2" in next(iter(old)).what
+    assert "tomli is missing" in only(installation((3, 10, 1), tomli=None), PROBLEM).what
     assert bad(installation(tomli=None)) == []
-
-
-def test_the_extra_for_a_device_that_is_there_is_missed() -> None:
-    """Power and temperature are absent without a word otherwise."""
-    assert "nvml" in only(installation(nvidia_ml_py=None), WARNING).what
 
 
 def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
     """They run in every training of this environment, and no script names them."""
-    points = [
-        EntryPoint(name, value, "otel_train.exporters")
-        for name, value in (("good", "otel_train.testing:Kept"), ("bad", "otel_train.nowhere:X"))
-    ]
+    values = {"good": "otel_train.testing:Kept", "bad": "otel_train.nowhere:X"}
+    points = [EntryPoint(name, value, "otel_train.exporters") for name, value in values.items()]
 
     found = [
-        finding
-        for finding in environment.check_packages(exporters=points)
-        if finding.what.startswith("exporter ")
+        each for each in environment.check_packages(exporters=points) if each.what.startswith("exporter ")
     ]
 
+    error = "cannot be loaded: No module named 'otel_train.nowhere'"
     assert [(finding.state, finding.what) for finding in found] == [
         (OK, "exporter good (otel_train.testing:Kept)"),
-        (
-            WARNING,
-            "exporter bad (otel_train.nowhere:X) cannot be loaded: No module named 'otel_train.nowhere'",
-        ),
+        (WARNING, f"exporter bad (otel_train.nowhere:X) {error}"),
     ]
     assert "OTEL_TRAIN_EXPORTERS=off" in found[1].remedy
 
@@ -357,20 +345,16 @@ def test_an_endpoint_that_answers_has_nothing_wrong() -> None:
     assert any("takes connections" in finding.what for finding in found)
 
 
-def test_an_address_that_refuses_connections_is_a_problem() -> None:
-    """The commonest of all."""
+def test_an_address_that_refuses_connections_is_a_problem_and_a_typing_mistake_another() -> None:
+    """Each has its own message."""
     with refusing_address() as address:
         finding = only(looked_at(address), PROBLEM)
+    other = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/xml")
 
     assert "refuses connections" in finding.what
     assert "otel-train stack up" in finding.remedy
-
-
-def test_a_name_that_cannot_be_resolved_and_a_protocol_that_is_none_are_problems() -> None:
-    """Typing mistakes, each with its own message."""
     assert "cannot be resolved" in only(looked_at("http://no-such-host.invalid:4318"), PROBLEM).what
-    grpcs = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/xml")
-    assert "http/protobuf" in only(grpcs, PROBLEM).what
+    assert "http/protobuf" in only(other, PROBLEM).what
 
 
 def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> None:
@@ -483,8 +467,7 @@ def test_what_does_not_arrive_is_a_problem_with_where_to_look() -> None:
         found = bad(sent_to(receiver.endpoint, made, wait_s=0.2))
 
     assert [finding.what.split(" within")[0] for finding in found] == [
-        "not found in Prometheus",
-        "not found in trace store",
+        f"not found in {place}" for place in ("Prometheus", "trace store")
     ]
     assert all("otel-train stack logs" in finding.remedy for finding in found)
 
@@ -530,45 +513,34 @@ def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_exit_code_and_the_document_agree(
-    quiet_machine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quiet_machine: list[str], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """For scripts: a job's prolog can refuse to start."""
     with refusing_address() as address:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
-        code = main([*quiet_machine, "--wait", "0", "--json"])
-    document = json.loads(capsys.readouterr().out)
+        ended = cli(*quiet_machine, "--wait", "0", "--json")
+    document = json.loads(ended.out)
 
-    assert code == document["exit_code"] == 2
+    assert ended.code == document["exit_code"] == 2
     assert document["schema"] == "otel_train.doctor/1"
-    assert {"area": "endpoint", "state": "problem"}.items() <= next(
-        finding.items() for finding in document["findings"] if finding["state"] == "problem"
-    )
+    [first, *_] = (finding for finding in document["findings"] if finding["state"] == "problem")
+    assert first["area"] == "endpoint"
 
 
 def test_a_pipe_gets_no_colours_and_ascii_where_nothing_else_is_written(quiet_machine: list[str]) -> None:
     """Logs of schedulers are often neither terminals nor UTF-8."""
-    done = subprocess.run(
-        [sys.executable, "-m", "otel_train", *quiet_machine],
-        capture_output=True,
-        timeout=100,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = launched([sys.executable, "-m", "otel_train", *quiet_machine], variables, ROOT)
 
-    assert done.returncode in {0, 1}
-    assert done.stderr == b""
-    assert b"\x1b" not in done.stdout
-    assert b"no OTLP endpoint is set" in done.stdout
+    assert (done.returncode in {0, 1}, done.stderr) == (True, "")
+    assert "\x1b" not in done.stdout
+    assert "no OTLP endpoint is set" in done.stdout
 
 
 def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
     """What to do is the reason to run it."""
-    findings = [
-        CheckResult(OK, "well", area="a"),
-        CheckResult(PROBLEM, "broken " * 30, remedy="repair it", area="b"),
-    ]
-    text = doctor.lines(findings, TextLayout(width=80, color=True))
+    broken = CheckResult(PROBLEM, "broken " * 30, remedy="repair it", area="b")
+    text = doctor.lines([CheckResult(OK, "well", area="a"), broken], TextLayout(width=80, color=True))
 
     assert any("\x1b[31m✖" in line for line in text)
     assert "    → repair it" in text
@@ -580,20 +552,18 @@ def test_it_works_without_torch(quiet_machine: list[str]) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from otel_train.cli.main import main\n"
-        f"code = main({quiet_machine!r})\n"
-        "sys.exit(code)\n"
+        f"sys.exit(main({quiet_machine!r}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
-    )
+    done = launched([sys.executable, "-c", code], os.environ, ROOT)
 
     assert done.returncode in {0, 1}, done.stderr
     assert "installed" in done.stdout
 
 
 def test_a_token_file_that_cannot_be_read_is_refused(
-    quiet_machine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    quiet_machine: list[str], tmp_path: Path, cli: Cli
 ) -> None:
     """Asking Grafana without it would fail with a riddle."""
-    assert main([*quiet_machine, "--grafana-token-file", str(tmp_path / "none")]) == 2
-    assert "--grafana-token-file" in capsys.readouterr().err
+    ended = cli(*quiet_machine, "--grafana-token-file", tmp_path / "none")
+
+    assert "--grafana-token-file" in ended.refused

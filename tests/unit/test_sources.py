@@ -13,7 +13,6 @@ import pytest
 import otel_train
 from otel_train.api import instrument
 from otel_train.autoinstrument import runner
-from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.sources import project_file, resolve
 from otel_train.config.validation import FILE_VARIABLE
@@ -21,6 +20,7 @@ from otel_train.console.summary import render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.doctor import environment
 from otel_train.errors import ConfigError
+from tests.support.command_line import Cli
 
 
 @pytest.fixture
@@ -87,8 +87,7 @@ def test_a_keyword_may_set_a_default_back() -> None:
     """Said aloud, a default is a decision: it wins over the environment."""
     resolved = resolve(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"})
 
-    assert resolved.config.console is True
-    assert resolved.origins == {"console": "code"}
+    assert (resolved.config.console, resolved.origins) == (True, {"console": "code"})
 
 
 def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp_path: Path) -> None:
@@ -101,18 +100,12 @@ def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp
 
 
 def test_whoever_switches_everything_off_is_not_asked_to_correct_a_file(project: Path) -> None:
-    """Switching off must not depend on what is broken."""
+    """Switching off must not depend on what is broken. A team that wants it off writes so once, in a file."""
     table(project, "run_dri = 1")
-
     resolved = resolve(environ={"OTEL_TRAIN_DISABLED": "true", FILE_VARIABLE: "/nowhere"}, folder=project)
-
     assert resolved.config == Config(disabled=True)
 
-
-def test_a_file_can_switch_everything_off(project: Path) -> None:
-    """A team that wants it off writes so once."""
     table(project, "disabled = true")
-
     assert resolve(environ={}, folder=project).config.disabled is True
 
 
@@ -134,20 +127,13 @@ def test_the_nearest_project_file_up_to_the_root_of_the_repository_is_taken(proj
 
 
 def test_nothing_above_the_repository_is_looked_at(project: Path) -> None:
-    """A file in a user's home must not change the runs of every project below it."""
-    table(project.parent, 'run_name = "home"')
+    """A file in a user's home must not change the runs of every project below it. Outside of one there is no root to stop at."""
+    here = table(project.parent, 'run_name = "home"')
+    (project.parent / "below").mkdir()
 
     assert project_file(project / "package") is None
-
-
-def test_outside_of_a_repository_only_the_folder_itself_is_looked_at(tmp_path: Path) -> None:
-    """There is no root to stop at, so nothing is guessed."""
-    below = tmp_path / "below"
-    below.mkdir()
-    here = table(tmp_path, 'run_name = "x"')
-
-    assert project_file(below) is None
-    assert project_file(tmp_path) == here
+    assert project_file(project.parent / "below") is None
+    assert project_file(project.parent) == here
 
 
 def test_a_folder_whose_parents_may_not_be_searched_has_no_project_file(
@@ -221,11 +207,9 @@ def test_a_settings_file_that_never_ends_or_never_begins_is_not_read(tmp_path: P
     assert "has more than 4,194,304 bytes" in ignored(environ={FILE_VARIABLE: str(endless)})
 
 
-def test_a_settings_file_that_is_too_large_is_said_with_its_bound_and_what_to_do(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_settings_file_that_is_too_large_is_said_with_its_bound_and_what_to_do(project: Path) -> None:
     """otel_train writes no ``pyproject.toml``, and this one is readable."""
-    toml, yaml = table(project, "#" * (4 << 20)), yaml_file(tmp_path, "#" * (5 << 20))
+    toml, yaml = table(project, "#" * (4 << 20)), yaml_file(project, "#" * (5 << 20))
     said = (
         "cannot be read: has more than 4,194,304 bytes, the most that is read of it. "
         "Give the settings in a smaller YAML file, which OTEL_TRAIN_CONFIG names"
@@ -254,7 +238,7 @@ def test_a_settings_file_nested_without_end_is_not_honoured(tmp_path: Path, proj
 
 
 def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Path) -> None:
-    """YAML takes a bare on for true, and 1e9 for a text; neither is its author's fault."""
+    """YAML takes a bare on for true, and 1e9 for a text; neither is its author's fault. An empty file sets nothing."""
     path = yaml_file(
         tmp_path,
         "otlp: on\nprofiler: off\nwandb: off\nprometheus: no\nexport_every_s: 5\nmax_run_dir_bytes: '1000000000'\n"
@@ -267,10 +251,6 @@ def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Pat
     assert (config.export_interval_s, config.max_run_dir_bytes, config.stall_after_s) == (5.0, 10**9, 1000.0)
     assert config.console_metrics == "profiling,throughput"
     assert config.run_id == ""
-
-
-def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
-    """Everything in it is commented out today."""
     assert resolve(config_file=yaml_file(tmp_path, "# run_id: x\n"), environ={}).config == Config()
 
 
@@ -321,17 +301,11 @@ def test_a_mistake_in_a_yaml_file_is_reported_with_the_file_and_the_key_and_igno
 def test_a_mistake_in_pyproject_is_reported_with_the_file_the_table_and_the_key_and_ignored(
     project: Path, text: str, said: str
 ) -> None:
-    """As above."""
+    """As above. Also where code overrides it: it would come into force on the day when the keyword goes."""
     path = table(project, text)
 
-    assert ignored(folder=project).startswith(str(path) + said)
-
-
-def test_a_mistake_in_a_file_is_reported_even_where_code_overrides_it(project: Path) -> None:
-    """It would come into force on the day when the keyword goes."""
-    table(project, "max_label_values = -1")
-
-    assert "max_label_values=-1" in ignored(settings={"max_label_values": 3}, folder=project)
+    for settings in ({}, {"trace_rate_per_s": 3.0}):
+        assert ignored(settings=settings, folder=project).startswith(str(path) + said)
 
 
 def test_a_table_with_a_dash_is_not_passed_over(project: Path) -> None:
@@ -444,16 +418,8 @@ def test_a_run_says_where_each_of_its_settings_comes_from(
 
 def test_the_run_summary_names_files_that_settings_come_from() -> None:
     """Whoever starts a run may not know of a file that another user wrote."""
-    summary = {
-        "settings_from": {
-            "run_dir": "/a/pyproject.toml",
-            "otlp": "environment",
-            "console": "code",
-            "wandb": "/b",
-        }
-    }
-
-    run_summary = render_run_summary(TextLayout(80), summary)
+    origins = {"run_dir": "/a/pyproject.toml", "otlp": "environment", "console": "code", "wandb": "/b"}
+    run_summary = render_run_summary(TextLayout(80), {"settings_from": origins})
 
     assert "settings   run_dir from /a/pyproject.toml\n" in run_summary
     assert "wandb from /b\n" in run_summary
@@ -490,40 +456,35 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--set", "export_interval_s=fast"], "OTEL_TRAIN_EXPORT_INTERVAL_S='fast': expected a number"),
-        (["--config", "no.yaml"], "cannot be read: No such file"),
-        (["--endpoint", "collector"], "OTLP endpoint 'collector' for metrics: expected http://host:port"),
+        ("--set export_interval_s=fast", "OTEL_TRAIN_EXPORT_INTERVAL_S='fast': expected a number"),
+        ("--config no.yaml", "cannot be read: No such file"),
+        ("--endpoint collector", "OTLP endpoint 'collector' for metrics: expected http://host:port"),
     ],
 )
 def test_the_command_line_refuses_a_wrong_option_before_anything_runs(
-    option: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, said: str, tmp_path: Path, cli: Cli
 ) -> None:
     """Exit code 2 and one line: an option is an argument, not a part of the environment."""
     (tmp_path / "train.py").write_text("print('ran')", encoding="utf-8")
+    ended = cli("run", *option.split(), tmp_path / "train.py")
 
-    assert main(["run", *option, str(tmp_path / "train.py")]) == 2
-
-    out, err = capsys.readouterr()
-    assert said in err
-    assert "ran" not in out
+    assert said in ended.refused
+    assert "ran" not in ended.out
 
 
 def test_commands_look_for_runs_where_the_settings_of_the_folder_put_them(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """A run that its own tool does not find is lost to its user."""
     table(project, 'run_dir = "elsewhere"\nprometheus = false\nconsole = false')
     monkeypatch.chdir(project)
     instrument(run_id="mine").close()
 
-    assert main(["summary"]) == 0
-    assert "run mine" in capsys.readouterr().out
+    assert "run mine" in cli("summary").printed
 
     table(project, "run_dri = 1")
-
     monkeypatch.delenv("OTEL_TRAIN_RUN_DIR", raising=False)
-    assert main(["summary"]) == 2  # the default folder, which has no run
-    assert "No run below runs" in capsys.readouterr().err
+    assert "No run below runs" in cli("summary").refused  # the default folder, which has no run
 
 
 def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:

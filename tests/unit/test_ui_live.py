@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from otel_train.cli.main import main
 from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
 from otel_train.files import JsonFileCache
@@ -34,6 +33,7 @@ from otel_train.rundata.metrics_history import MOST_MOMENTS, MetricsHistory
 from otel_train.testing import FakeClock
 from otel_train.ui.pages import overview
 from otel_train.ui.server import PageServer, address_of, has_screen, listen
+from tests.support.command_line import Cli
 from tests.support.flight import PrivateMemory
 from tests.support.left_run import MS, leave_run, say_summary
 from tests.support.slow_clients import trickling
@@ -138,25 +138,21 @@ def test_how_long_a_run_is_between_two_stages_is_shown(training: Training) -> No
     assert "for 7.00 s" in text
 
 
-def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> None:
+def test_steps_beyond_the_file_are_counted_from_the_summary(training: Training) -> None:
     """The ring holds the last 500 or so: 2,000 steps were written down, and 7 have ended since."""
-    training = Training(tmp_path)
     training.train(2000)
     training.heartbeat()
-    wall_s = training.now_s - START_S
-    say_summary(
-        training.run,
-        state="running",
-        started_unix_s=float(START_S),
-        wall_seconds=wall_s,
-        steps={"train": 2000},
-    )
+    written = {
+        "started_unix_s": float(START_S),
+        "wall_seconds": training.now_s - START_S,
+        "steps": {"train": 2000},
+    }
+    say_summary(training.run, state="running", **written)
 
     training.train(7)
     training.heartbeat()
     view = look(viewer(training), training)
 
-    training.close()
     assert (view.steps, view.progress.exact) == (2007, False)
 
 
@@ -191,6 +187,10 @@ def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
     return Heartbeat(pid, START_S + 100 - quiet_s, {})
 
 
+def state_of(summary: dict[str, Any], last: Heartbeat | None) -> str:
+    return liveness(summary, {}, last, written_s=None, now_s=START_S + 100.0).word
+
+
 @pytest.mark.parametrize(
     ("summary", "last", "word"),
     [
@@ -210,9 +210,7 @@ def heartbeat(quiet_s: float, pid: int = NO_PROCESS) -> Heartbeat:
 )  # fmt: skip
 def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Heartbeat | None, word: str) -> None:
     """Gone is not the same as finished, nor silent as gone; a restart is a run that goes on."""
-    state = liveness(summary, {}, last, written_s=None, now_s=START_S + 100.0)
-
-    assert state.word == word
+    assert state_of(summary, last) == word
 
 
 OF_A_LATER_PROCESS = f"a-boot/{os.getpid()}/1"
@@ -231,10 +229,7 @@ OF_A_LATER_PROCESS = f"a-boot/{os.getpid()}/1"
     ids=["this one", "a later one", "in another container", "on another host", "no /proc", "an earlier version"],
 )  # fmt: skip
 def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
-    identity: dict[str, str],
-    alive: bool | None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    identity: dict[str, str], alive: bool | None, tmp_path: Path, cli: Cli
 ) -> None:
     """The page said silent, for ever, of a rank whose number another process had, and the post-mortem that it died."""
     training = Training(tmp_path, identity=identity)
@@ -243,13 +238,13 @@ def test_all_readers_agree_on_whether_the_process_of_a_rank_lives(
     training.clock.tick(int(QUIET_S + 1) * 1000 * MS)
     say_summary(training.run, state="running", host=identity.get("host", HERE), started_unix_s=float(START_S))
 
-    main(["summary", str(training.run)])
+    shown = cli("summary", training.run).out
     [row] = RunList(tmp_path, documents=JsonFileCache()).rows()
 
     words = {look(viewer(training), training).state.word, row.state.word}
     assert words == {"gone" if alive is False else "silent"}
     assert read_postmortem(training.run / "rank0")["alive"] is alive
-    assert ("its process is gone" in capsys.readouterr().out) == (alive is False)
+    assert ("its process is gone" in shown) == (alive is False)
     training.close()
 
 
@@ -286,10 +281,9 @@ def test_the_post_mortem_goes_by_the_heartbeat_of_another_container(
 
 def test_a_number_that_no_process_has_means_nothing_in_another_container() -> None:
     """The page said gone of a rank of another container that had not written for a while."""
-    about = {"state": "running", "host": HERE}
     last = heartbeat(QUIET_S + 1)._replace(identity={"host": HERE, "pid_namespace": "pid:[1]"})
 
-    assert liveness(about, {}, last, written_s=None, now_s=START_S + 100.0).word == "silent"
+    assert state_of({"state": "running", "host": HERE}, last) == "silent"
 
 
 def test_a_zombie_process_is_gone() -> None:
@@ -298,10 +292,8 @@ def test_a_zombie_process_is_gone() -> None:
         assert dead.stdout is not None
         dead.stdout.read()  # ends with the process, which is a zombie until it is waited for
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        about = {"state": "running", "host": HERE}
-        last = heartbeat(QUIET_S + 1, dead.pid)
 
-        assert liveness(about, {}, last, written_s=None, now_s=START_S + 100.0).word == "gone"
+        assert state_of({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, dead.pid)) == "gone"
 
 
 def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
@@ -346,10 +338,13 @@ def test_a_flight_file_that_is_no_longer_written_is_worked_out_once(tmp_path: Pa
     assert seeing.view(run, 0).progress is seeing.view(run, 0).progress
 
 
-def write_lines(folder: Path, seconds: range) -> None:
+def append(folder: Path, text: str) -> None:
     with (folder / "metrics.otlp.jsonl").open("a") as file:
-        for second in seconds:
-            file.write(json.dumps(metrics_line(second)) + "\n")
+        file.write(text)
+
+
+def write_lines(folder: Path, seconds: range) -> None:
+    append(folder, "".join(json.dumps(metrics_line(second)) + "\n" for second in seconds))
 
 
 def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
@@ -358,13 +353,10 @@ def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
     assert history.read() == ({}, [])
     write_lines(tmp_path, range(1, 4))
     assert history.read()[0]["times"] == [1.0, 2.0]
-
     torn = json.dumps(metrics_line(4)) + "\n"
-    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
-        file.write(torn[:100])
+    append(tmp_path, torn[:100])
     assert history.read()[0]["times"] == [1.0, 2.0]
-    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
-        file.write(torn[100:])
+    append(tmp_path, torn[100:])
 
     series, [first, _] = history.read()
     assert series["times"] == [1.0, 2.0, 3.0]
@@ -375,11 +367,9 @@ def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
 def test_time_per_step_after_a_restart_is_of_the_steps_since(tmp_path: Path) -> None:
     """Counters begin at zero again."""
     write_lines(tmp_path, range(1, 4))
-    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
-        file.write(json.dumps(metrics_line(5, trained=1)) + "\n")
+    append(tmp_path, json.dumps(metrics_line(5, trained=1)) + "\n")
 
     series, _ = MetricsHistory(tmp_path).read()
-
     assert series["stages"]["forward"] == pytest.approx([0.008] * 3)
 
 
@@ -455,19 +445,15 @@ def test_a_browser_is_opened_where_it_can_be_seen(environ: dict[str, str], seen:
 
 @pytest.mark.parametrize("module", ["starlette", "uvicorn"])
 def test_without_the_extra_the_command_says_how_to_get_it(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """One line to paste, before anything listens."""
     for imported in ("otel_train.cli.ui", "otel_train.ui.server"):
         monkeypatch.delitem(sys.modules, imported, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
 
-    assert main(["ui", str(tmp_path), "--no-open"]) == 2
-
-    assert (
-        capsys.readouterr().err
-        == f"otel-train: {module} is not installed. Run: pip install 'otel-train[web]'\n"
-    )
+    said = f"otel-train: {module} is not installed. Run: pip install 'otel-train[web]'\n"
+    assert cli("ui", tmp_path, "--no-open").refused == said
 
 
 @pytest.mark.parametrize(
@@ -479,16 +465,14 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     ],
 )
 def test_what_cannot_be_served_is_one_line(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """A slip of the finger."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("")
     word, said = case.split(": ")
 
-    assert main(["ui", word, "--port=0"]) == 2
-
-    assert said in capsys.readouterr().err
+    assert said in cli("ui", word, "--port=0").refused
 
 
 SERVE = "import sys; sys.modules['torch'] = None; from otel_train.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -598,8 +582,5 @@ def test_a_browser_keeps_its_connection_from_page_to_page(port: int) -> None:
 
 def test_the_served_page_answers_to_its_own_names_alone(port: int) -> None:
     """As it is started by the command."""
-    assert [status_of(port, host=host) for host in ("localhost:1", "127.0.0.1", "evil.example")] == [
-        200,
-        200,
-        421,
-    ]
+    hosts = ("localhost:1", "127.0.0.1", "evil.example")
+    assert [status_of(port, host=host) for host in hosts] == [200, 200, 421]
