@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +19,7 @@ from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS, Config, ProfilerEvery, ProfilerSchedule, Tuning
 from otel_train.config.sources import resolve
 from otel_train.config.validation import PREFIX, RESERVED
+from tests.support.zero_code import environment, printed_by
 from tools.cli_page import actions_of, parser_of
 
 ROOT = Path(__file__).parents[2]
@@ -178,16 +176,7 @@ def test_every_setting_on_a_page_exists(page: Path) -> None:
 )
 def test_what_is_generated_is_fresh(command: str) -> None:
     """Pages, dashboards and objects for Kubernetes are read in place of the code; a stale one promises what is gone."""
-    done = subprocess.run(
-        [sys.executable, *command.split(), "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by(*command.split(), "--check", folder=ROOT)
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:
@@ -219,19 +208,8 @@ def test_every_name_of_otel_train_in_a_python_block_exists(code: str) -> None:
 
 def run_in(folder: Path, code: str) -> dict[str, Any]:
     """Run a block as a program of its own; the summary that it leaves."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OMP_"))}
-    environ = {
-        **clean,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0",
-    }
     (folder / "train.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, "train.py"]
-    done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=250
-    )
-    assert done.returncode == 0, done.stderr
+    printed_by("train.py", environ=environment(OTEL_TRAIN_PROMETHEUS_ADDRESS="127.0.0.1:0"), folder=folder)
     (summary,) = folder.glob("runs/*/rank0/summary.json")
     values: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
     return values

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from otel_train.instrumentation.manager import find_driver
+from tests.support.zero_code import printed_by
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,11 +46,8 @@ FOREIGN = ("grpc", "http.server", "opentelemetry", "prometheus_client", "psutil"
 def imported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Modules that a training process has after ``instrument()`` and before the end, beyond torch's."""
     folder: Path = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True, cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
-    )  # fmt: skip
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported ")]
+    said = printed_by("-c", PROGRAM, folder, environ={**os.environ, "PYTHONPATH": str(ROOT)}, folder=folder)
+    (line,) = [line for line in said.splitlines() if line.startswith("imported ")]
     return set(line.split()[1:])
 
 

@@ -6,12 +6,11 @@ import dataclasses
 import inspect
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import otel_train
 from otel_train import testing
+from tests.support.zero_code import printed_by
 
 JAX = (otel_train.jax.make_step, otel_train.jax.stage)
 GOLDEN = Path(__file__).parents[1] / "golden/public_surface.txt"
@@ -100,11 +99,8 @@ def test_importing_the_package_imports_neither_torch_nor_opentelemetry() -> None
     """``import otel_train`` stands at the top of scripts that only ask for ``--help``."""
     heavy = ("torch", "numpy", "opentelemetry", "prometheus_client", "psutil")
     program = f"import otel_train, sys; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
 
-    assert done.stdout.strip() == "[]"
+    assert printed_by("-c", program, folder=ROOT) == "[]\n"
 
 
 def test_every_public_name_can_be_listed_and_no_other_be_had() -> None:

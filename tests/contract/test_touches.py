@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.zero_code import printed_by
 
 PACKAGE = Path(__file__).parents[2] / "otel_train"
 
@@ -127,12 +127,8 @@ def change(path: Path, former: str, present: str) -> None:
 
 def run(copy: Path, program: str, **environ: str) -> str:
     """What a program prints that imports the copy."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=copy.parent, capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": str(copy.parent), **environ},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    variables = {**os.environ, "PYTHONPATH": str(copy.parent), **environ}
+    return printed_by("-c", program, environ=variables, folder=copy.parent)
 
 
 @pytest.mark.timeout(150)

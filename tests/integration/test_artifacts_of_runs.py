@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import torch
 import otel_train
 from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
+from tests.support.zero_code import environment, launched
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "otel_train/rundata/artifacts.schema.json").read_text(encoding="utf-8"))
@@ -42,21 +42,8 @@ for epoch in range(int(sys.argv[1])):
 
 
 def otel_train_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    return subprocess.run(
-        [sys.executable, "-m", "otel_train", *words],
-        cwd=folder,
-        env={
-            **environ,
-            "OTEL_TRAIN_PROMETHEUS": "false",
-            "OTEL_TRAIN_CONSOLE": "false",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    environ = environment(OTEL_TRAIN_PROMETHEUS="false", OTEL_TRAIN_CONSOLE="false")
+    return launched([sys.executable, "-m", "otel_train", *words], environ, folder)
 
 
 def stage_times(folder: Path) -> dict[str, Any]:
@@ -164,9 +151,7 @@ def test_profile_clean_removes_what_the_targets_wrote_and_nothing_else(tmp_path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
 
-    done = subprocess.run(
-        ["make", "profile-clean"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = launched(["make", "profile-clean"], folder=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert [path.exists() for path in mine] == [True, True]

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import otel_train
 from otel_train.session import Session
 from tests.integration.loops.truth import QUIET
+from tests.support.zero_code import printed_by
 
 FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 FIFTY = 50 + 2
@@ -380,23 +381,11 @@ def test_the_command_captures_a_live_run_and_says_where_it_is(tmp_path: Path) ->
         deadline = time.monotonic() + 60
         while not (tmp_path / "live/rank0/flight.bin").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        command = [
-            sys.executable,
-            "-m",
-            "otel_train",
-            "profile",
-            "live",
-            "--run-dir",
-            str(tmp_path),
-            "--steps",
-            "2",
-        ]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        said = printed_by("-m", "otel_train", "profile", "live", "--run-dir", tmp_path, "--steps", "2")
     finally:
         program.terminate()
         program.wait(30)
 
-    assert said.returncode == 0, said.stderr
-    path = Path(said.stdout.split(": ")[2].rpartition(" (")[0])
+    path = Path(said.split(": ")[2].rpartition(" (")[0])
     with gzip.open(path) as file:
         assert "traceEvents" in json.load(file)

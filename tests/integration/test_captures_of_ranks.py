@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from tests.support import ranks
 from tests.support.ranks import Job, job
+from tests.support.zero_code import printed_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SLOW: dict[str, Any] = {"slow_s": {"forward": 0.03}, "steps": 2000}
@@ -42,12 +41,7 @@ def both(started: Job, runs: Path) -> dict[int, dict[str, Any]]:
 
 def command(*words: str) -> str:
     """What the command prints."""
-    said = subprocess.run(
-        [sys.executable, "-m", "otel_train", *words], capture_output=True, text=True, timeout=200, check=False,
-        env=ranks.environment(),
-    )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
-    return said.stdout
+    return printed_by("-m", "otel_train", *words, environ=ranks.environment())
 
 
 def test_a_schedule_takes_the_same_steps_and_the_analysis_names_the_late_rank(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.support.programs import command_of, environ, written
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 from tests.support.waiting import until
 from tests.support.warm import WarmProgram, ended
-from tests.support.zero_code import environment
+from tests.support.zero_code import environment, launched, printed_by
 
 ROOT = Path(__file__).parents[2]
 
@@ -219,18 +219,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_after_a_kill_the_flight_file_tells_where_it_was(killed: Path) -> None:
     """SIGKILL runs no handler: which step, which stage, which loader."""
-    command = [sys.executable, "-m", "otel_train", "postmortem", str(killed)]
     shown, as_json = (
-        subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-        for more in ([], ["--json"])
+        printed_by("-m", "otel_train", "postmortem", killed, *more, folder=ROOT) for more in ([], ["--json"])
     )
 
-    assert shown.returncode == as_json.returncode == 0, shown.stderr + as_json.stderr
-    assert "forward" in shown.stdout
-    assert "30" in shown.stdout
-    assert json.loads(as_json.stdout)
-    assert '"forward"' in as_json.stdout
-    assert '"train"' in as_json.stdout
+    assert "forward" in shown
+    assert "30" in shown
+    assert json.loads(as_json)
+    assert '"forward"' in as_json
+    assert '"train"' in as_json
 
 
 def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(killed: Path, watch: Watch) -> None:
@@ -413,9 +410,7 @@ def test_without_proc_a_run_is_exported_but_for_what_only_proc_tells(tmp_path: P
         """)
     )
     command = [*WITHOUT_PROC, sys.executable, str(program), str(tmp_path / "runs")]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+    done = launched(command, environment())
     (summary,) = (tmp_path / "runs").glob("*/rank0/summary.json")
 
     assert done.returncode == 0

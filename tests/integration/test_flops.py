@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import nn
 from otel_train.collectors.hardware import peak_flops
 from otel_train.profiler.flops import COMPILED, COUNTER
 from tests.integration.loops.truth import Watch
+from tests.support.zero_code import printed_by
 
 SAMPLES, WIDE = 8, 16
 STEP_FLOPS = SAMPLES * (2 * WIDE * WIDE * 2 + 2 * WIDE * 4 * 3)
@@ -159,10 +158,7 @@ def test_nothing_is_imported_for_it_unless_it_is_asked_for(tmp_path: Path) -> No
         f"otel_train.instrument(torch.nn.Linear(2, 2), run_dir={str(tmp_path)!r}, console=False).close()\n"
         f"print(before, {COUNTER!r} in sys.modules, 'otel_train.profiler.flops' in sys.modules)"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
 
-    before, after, ours = said.split()
+    before, after, ours = printed_by("-c", program).split()
     assert before == after
     assert ours == "False"

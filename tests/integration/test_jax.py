@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
+from tests.support.zero_code import environment, launched, printed_by, run_zero_code, summaries_below
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "jax_programs"
@@ -30,10 +29,9 @@ pytestmark = [
 def said_by(program: str, *arguments: str) -> dict[str, Any]:
     """What a program prints. It runs once for all tests; warnings are errors there, too."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
+    said: dict[str, Any] = json.loads(
+        printed_by("-W", "error", PROGRAMS / program, *arguments, environ=environ)
+    )
     return said
 
 
@@ -206,13 +204,9 @@ def example(folder: Path, *packages: Path, **environ: str) -> str:
         pytest.skip("Equinox and optax are not installed: make frameworks")
     folder.mkdir(exist_ok=True)
     path = os.pathsep.join(map(str, packages))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(ROOT / "examples/jax/train.py"), "--epochs", "2"],
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OTEL_TRAIN_PROMETHEUS": "false", **environ},
-        cwd=folder, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    ours = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OTEL_TRAIN_PROMETHEUS": "false"}
+    command = ["-W", "error", str(ROOT / "examples/jax/train.py"), "--epochs", "2"]
+    return printed_by(*command, environ={**os.environ, **ours, **environ}, folder=folder)
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.zero_code import printed_by
 
 pytest.importorskip("tensorboard", reason="pip install 'otel-train[tensorboard]'")  # a writer is logged to
 ROOT = Path(__file__).parents[2]
@@ -67,12 +67,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 def run(folder: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
     """What the program says when it is over: the rows of its tracker, and the system's value."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(workers), json.dumps(settings), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = printed_by("-c", PROGRAM, str(workers), json.dumps(settings), folder, environ=environ)
+    said: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return said
 
 

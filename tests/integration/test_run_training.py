@@ -14,7 +14,7 @@ from tests.support.programs import written
 from tests.support.ranks import free_port
 from tests.support.receiver import Received, http_receiver
 from tests.support.waiting import until
-from tests.support.zero_code import ROOT, counts_of, environment, run_zero_code, summaries_below
+from tests.support.zero_code import ROOT, counts_of, environment, launched, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,12 +62,8 @@ RANKS = """
 
 def test_output_and_weights_are_those_of_a_bare_run(tmp_path: Path) -> None:
     """To the last digit; and its metrics are there."""
-    import subprocess
-
     script = written(tmp_path / "script.py", TRAINING, "print(train(20)); print(torch.rand(2), sys.argv)")
-    bare = subprocess.run(
-        [sys.executable, script, "a"], env=environment(), capture_output=True, text=True, check=True
-    )
+    bare = launched([sys.executable, script, "a"], environment())
     runs = tmp_path / "runs"
 
     ours = run_zero_code([script, "a"], runs)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ import otel_train
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.mlflow import MlflowTracker
 from tests.support import wandb_file
+from tests.support.zero_code import launched
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "trackers" / "program.py"
@@ -44,10 +44,7 @@ def run(tracker: str, folder: Path, how: str, **settings: Any) -> dict[str, Any]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'otel-train[{package}]'")
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(PROGRAM), tracker, str(folder), how, json.dumps(settings)]
-    done = subprocess.run(
-        command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=300, cwd=folder
-    )
+    done = launched([sys.executable, PROGRAM, tracker, folder, how, json.dumps(settings)], ENVIRON, folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.receiver import Received, http_receiver
+from tests.support.zero_code import environment, printed_by
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.integration.workers.program"
@@ -29,13 +27,9 @@ def receiver() -> Iterator[Received]:
 
 def said_by(how: str, folder: Path, receiver: Received) -> dict[str, Any]:
     """What the program says, run in a process of its own: autograd's threads of another test forbid forks."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, how, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=240,
-        env={**environ, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    environ = environment(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
+    lines = printed_by("-m", PROGRAM, how, folder, environ=environ, folder=ROOT).splitlines()
+    said: dict[str, Any] = json.loads(lines[-1])
     return said
 
 

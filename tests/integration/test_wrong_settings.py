@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from otel_train.console.summary import render_run_summary
 from otel_train.console.text import TextLayout
 from otel_train.errors import ConfigError
 from otel_train.rundata import alerts
+from tests.support.zero_code import launched
 
 WRONG = [
     ("OTEL_TRAIN_EXPORT_INTERVAL_S", "fast"),
@@ -138,11 +138,8 @@ def test_a_program_under_the_launcher_trains_with_a_wrong_environment_and_warns_
     )
     (tmp_path / "pyproject.toml").write_text("[tool.otel_train]\nrun_dri = 1\n")
     environ = {**os.environ, "OTEL_TRAIN_STALL_AFTER_S": "soon", "OTEL_TRAIN_PROMETHEUS": "off"}
-    command = [sys.executable, "-m", "otel_train", "run", "train.py"]
 
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = launched([sys.executable, "-m", "otel_train", "run", "train.py"], environ, tmp_path)
 
     assert (done.returncode, done.stdout) == (0, "trained\n")
     # In the log, and in the run summary.

@@ -48,12 +48,21 @@ def quiet_settings(runs: Path, **settings: str) -> list[str]:
 
 
 def launched(
-    command: Sequence[str | Path], environ: Mapping[str, str], folder: Path | None = None
+    command: Sequence[str | Path], environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A command that has ended, with what it printed."""
     return subprocess.run(
         command, env=environ, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
+
+
+def printed_by(
+    *words: str | Path, environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> str:
+    """What an interpreter of its own prints for these words; it must end well."""
+    done = launched([sys.executable, *words], environ, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def summaries_below(runs: Path) -> list[dict[str, Any]]:

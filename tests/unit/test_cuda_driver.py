@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import CudaDriver
 from otel_train.instrumentation.manager import cuda_driver, instance_of
 from tests.support.fake_cuda import CONTEXT, compiled
+from tests.support.zero_code import launched
 
 torch = pytest.importorskip("torch")
 needs_cuda_build = pytest.mark.skipif(not torch.version.cuda, reason="torch was built without CUDA")
@@ -326,11 +326,9 @@ def test_our_events_are_never_destroyed_and_the_next_session_has_them(
     how: str, spare_at_the_end: int
 ) -> None:
     """Not with the driver, nor at the end of the interpreter, nor in a forked child: a destructor calls CUDA."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _ENDS, how], capture_output=True, text=True, timeout=60, check=True
-    )
+    ended = launched([sys.executable, "-c", _ENDS, how])
 
     assert ended.stdout.splitlines() == [
         "0 spare", "2 spare", f"{spare_at_the_end} spare at the end", "destroyed theirs",
     ]  # fmt: skip
-    assert ended.stderr == ""
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from otel_train.integrations.lightning_support import (
 )
 from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
 from otel_train.trackers.metrics import left_out, without
+from tests.support.zero_code import printed_by
 
 LIBRARIES = ("accelerate", "fastai", "ignite", "lightning", "pytorch_lightning", "transformers")
 
@@ -386,6 +385,5 @@ def test_no_library_is_imported_but_by_its_own_module() -> None:
         "import sys, otel_train, otel_train.api, otel_train.integrations.shared_session, otel_train.cli.main\n"
         f"print([name for name in {LIBRARIES} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "[]"
+    assert printed_by("-c", program) == "[]\n"

@@ -33,6 +33,7 @@ from otel_train.resource import (
     resource_environment,
     wrong_resource,
 )
+from tests.support.zero_code import printed_by
 
 ALONE = Process(
     pid=7, host="node-a", now_unix_ns=1_700_000_000_000_000_000, parent=lambda: "boot/1/2", namespace=lambda: "", user=1000,
@@ -246,8 +247,7 @@ def test_ranks_agree_on_an_id_without_talking() -> None:
 def test_children_of_one_process_see_the_same_parent() -> None:
     """Read from the system, not invented: this is what ranks of one host agree by."""
     program = "from otel_train.resource import parent_mark; print(parent_mark())"
-    command = [sys.executable, "-c", program]
-    marks = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in "12"]
+    marks = [printed_by("-c", program).strip() for _ in "12"]
 
     assert marks[0] == marks[1]
     assert str(os.getpid()) in marks[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import subprocess
 import sys
 import weakref
 from _thread import get_ident
@@ -21,6 +20,7 @@ from otel_train.recording.ring_buffer import (
     Ring,
 )
 from otel_train.testing import FakeClock
+from tests.support.zero_code import printed_by
 
 pytestmark = pytest.mark.usefixtures("both_writers")
 
@@ -157,9 +157,7 @@ def test_a_module_in_c_that_was_built_from_other_sources_is_not_used() -> None:
         "from otel_train.recording import ring_buffer; print(ring_buffer.EXTENSION, ring_buffer.NATIVE)"
     )
 
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-
-    assert said == "None False\n"
+    assert printed_by("-c", program) == "None False\n"
 
 
 @pytest.mark.parametrize("both_writers", [True], indirect=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -14,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.instrumentation.dataloader import size_of_batches
+from tests.support.zero_code import printed_by
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - what a collate function returns
 
@@ -88,10 +87,7 @@ import numpy
 from otel_train.instrumentation.dataloader import size_of_batches
 print(size_of_batches([numpy.zeros((4, 3))], 4)([numpy.zeros((2, 3))]))
 """
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        == "3\n"
-    )
+    assert printed_by("-c", program) == "3\n"
 
 
 anything = st.recursive(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.zero_code import launched
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "screenshots.py"
 NO_DAEMON = "#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n"
@@ -20,13 +21,8 @@ def test_without_docker_it_ends_with_a_message(tmp_path: Path, docker: str, reas
     if docker:
         (tmp_path / "docker").write_text(docker)
         (tmp_path / "docker").chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--output-dir", str(tmp_path / "pictures")],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(SCRIPT), "--output-dir", str(tmp_path / "pictures")]
+    done = launched(command, {"PATH": str(tmp_path)})
 
     assert done.returncode == 1
     assert done.stderr.startswith("screenshots: `docker compose ls` failed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +17,7 @@ from otel_train.exporters import spool
 from otel_train.exporters.spool import SpooledRequest, SpoolQueue
 from otel_train.files import MOST_BYTES, BoundedLines, predecessor
 from tests.support.json_lines import read_jsonl
+from tests.support.zero_code import printed_by
 
 
 def open_files() -> set[int]:
@@ -122,11 +121,8 @@ print(json.dumps([written, len(errors)]))
 def test_a_disk_that_fills_up_in_mid_line_leaves_whole_lines(tmp_path: Path) -> None:
     """The half that went to disk is taken back, the rest of the run goes on."""
     path = tmp_path / "a.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True
-    )
 
-    assert json.loads(done.stdout) == [[True, True, False, False, True], 2]
+    assert json.loads(printed_by("-c", FULL_DISK, path)) == [[True, True, False, False, True], 2]
     assert [json.loads(text)["n"] for text in path.read_text().splitlines()] == [0, 1, 9]
 
 
@@ -369,11 +365,7 @@ print(json.dumps([sent, bool(errors)]))
 
 def test_a_disk_that_fills_up_loses_nothing_while_there_is_memory(tmp_path: Path) -> None:
     """Half a line on disk, and the rest in memory, would be a line lost."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_SPOOL, str(tmp_path)], check=True, capture_output=True, text=True
-    )
-
-    assert json.loads(done.stdout) == [[0, 1, 2, 3, 4, 5], True]
+    assert json.loads(printed_by("-c", FULL_SPOOL, tmp_path)) == [[0, 1, 2, 3, 4, 5], True]
 
 
 def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
