@@ -253,9 +253,8 @@ class LoggedValueReader:
     def _log(self, entry: Value) -> None:
         if entry.value is None:
             self._refuse(entry.name)
-        elif not self._signals.take(entry.name, entry.value):
+        elif kind := self._signals.take(entry.name, entry.value):
             self._run.sampler.nonfinite(entry.at_ns)
-            kind = "gradient" if "norm" in entry.name else "loss"
             attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": entry.name}
             self._pending.append(UserEvent(entry.at_ns, c.NONFINITE_EVENT.name, attributes))
 

@@ -241,25 +241,27 @@ class LoggedSignals:
         self._rate_names = LabelLimiter(c.OPTIMIZER_GROUP.bound)
         self._value_names = LabelLimiter(c.METRIC_NAME.bound)
 
-    def take(self, name: str, value: float) -> bool:
-        """Stores one value; returns whether it is finite."""
-        finite = math.isfinite(value)
+    def take(self, name: str, value: float) -> str:
+        """Stores one value; returns what it is, of ``train.nonfinite.kind``, where it is not finite, "" else."""
+        finite, kind = math.isfinite(value), ""
         if name == "tokens":
             self.tokens += int(value) if finite else 0
         elif name in _NORMS:
             self._single[c.GRADIENT_NORM.name] = value
-            self.nonfinite["gradient"] += not finite
+            kind = "gradient"
         elif name in _SCALES:
             self._single[c.AMP_SCALE.name] = value
         elif name.split("/", maxsplit=1)[0] in _RATES:
             self._rates[self._rate_names.limit(name.partition("/")[2] or "0")] = value
         elif "loss" in name:
             self._losses[self._loss_names.limit(name)] = value
-            self.nonfinite["loss"] += not finite
+            kind = "loss"
         else:
             self._values[self._value_names.limit(name)] = value
-            return True
-        return finite
+        if finite or not kind:
+            return ""
+        self.nonfinite[kind] += 1
+        return kind
 
     def overflows(self) -> dict[str, int]:
         """Returns the number of names replaced by ``_OTHER``, by label."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -173,6 +174,19 @@ def test_an_event_is_exported_at_the_step_in_which_it_happened() -> None:
     reading.queue.event("resumed", {})
 
     assert reading.read() == [("resumed", {c.STEP_NUMBER.name: 3})]
+
+
+def test_a_value_that_is_not_finite_is_an_event_of_the_kind_that_is_counted() -> None:
+    """Who looks up what the counter counts looks for the event; a learning rate is neither loss nor gradient."""
+    reading = Reading()
+    reading.queue.log(dict.fromkeys(("loss", "normalized_loss", "grad_norm", "lr", "amp_scale"), math.nan))
+
+    assert [(found["name"], found[c.SPAN_NONFINITE_KIND.name]) for _, found in reading.read()] == [
+        ("loss", "loss"), ("normalized_loss", "loss"), ("grad_norm", "gradient"),
+    ]  # fmt: skip
+    assert {kind: count for kind, count in reading.signals.nonfinite.items() if count} == {
+        "loss": 2, "gradient": 1,
+    }  # fmt: skip
 
 
 def test_attributes_of_any_kind_become_text() -> None:
