@@ -29,6 +29,9 @@ VERSION: Final = 4
 NAMED: Final = "named"
 """Key of the time in all user-defined stages together."""
 
+ON_DEVICE: Final = ("h2d", "forward", "backward")
+"""Stages whose time on a device ranks compare."""
+
 MOST_COUNTED: Final = 6
 """Largest counts of samples and tokens, by loader and phase, that keep their loader's name; the rest is added up."""
 
@@ -58,6 +61,7 @@ class RankReport(NamedTuple):
         events: counts by ``train.rank.event``.
         patience_s: seconds without progress that count as a stall; on rank 0 the largest of any rank.
         counted: samples and tokens by metric, loader and phase, on a rank that counts them.
+        device: seconds of training on the device, by the stages in ``ON_DEVICE``; empty where none is measured.
         slow: on rank 0 the fields of the ``Straggler`` that it found; empty if there is none.
     """
 
@@ -82,6 +86,7 @@ class RankReport(NamedTuple):
     counted: Counted = MappingProxyType({})
     within: str = ""
     backwards: int = 0
+    device: Mapping[str, float] = MappingProxyType({})
     slow: tuple[Any, ...] = ()
 
 
@@ -114,6 +119,7 @@ def rank_report(
         counted=counted,
         within=place.within,
         backwards=place.backwards,
+        device=_device_s(run),
     )
 
 
@@ -137,6 +143,7 @@ def encode(report: RankReport) -> str:
         [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
         [report.events.get(event, 0) for event in RANK_EVENT.values],
         round(report.patience_s, 3), _packed(report.counted), report.backwards,
+        [round(seconds, 6) for seconds in report.device.values()],
         [_short(each) if isinstance(each, str) else each for each in report.slow],
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
@@ -153,17 +160,24 @@ def decode(text: str) -> RankReport:
     try:
         version, rank, host, stage, loader, after, within, doing, barrier, *rest = json.loads(text)
         sequence, steps, step, stalled, over, every, quiet_s, away_s, stages, events, *more = rest
-        patience_s, packed, backwards, slow = more
+        patience_s, packed, backwards, device, slow = more
         if version != VERSION:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
+        on_device = dict(zip(ON_DEVICE, map(float, device), strict=True)) if device else {}
         counts = dict(zip(RANK_EVENT.values, map(int, events), strict=True))
-        if not all(map(math.isfinite, (*numbers.values(), float(quiet_s), float(away_s), float(patience_s)))):
+        if not all(
+            map(
+                math.isfinite,
+                (*numbers.values(), *on_device.values(), *map(float, (quiet_s, away_s, patience_s))),
+            )
+        ):
             raise ValueError("a time is no number")
         return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
-            numbers, counts, float(patience_s), _unpacked(packed), str(within), int(backwards), _slow(*slow) if slow else ()
+            numbers, counts, float(patience_s), _unpacked(packed), str(within), int(backwards), on_device,
+            _slow(*slow) if slow else ()
         )  # fmt: skip
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a rank: {error}") from error
@@ -209,3 +223,15 @@ def _train_s(run: RunState) -> dict[str, float]:
         if key.phase == PHASES[TRAIN]:
             spent[key.stage if key.stage in STAGES else NAMED] += self_ns / NS_PER_S
     return spent
+
+
+def _device_s(run: RunState) -> dict[str, float]:
+    """Returns the seconds of phase train on the device: a sample of the calls is measured, and stands for all."""
+    totals = run.totals
+    spent: dict[str, float] = {}
+    for series, key in enumerate(totals.names.keys[: len(totals.device)]):
+        measured = totals.device.count(series)
+        if measured and key.phase == PHASES[TRAIN] and key.stage in ON_DEVICE:
+            seconds = totals.device.sum_s(series) * totals.stages.count(series) / measured
+            spent[key.stage] = spent.get(key.stage, 0.0) + seconds
+    return {stage: spent.get(stage, 0.0) for stage in ON_DEVICE} if spent else {}

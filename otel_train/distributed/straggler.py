@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from otel_train.datamodel import Finding
-from otel_train.distributed.rank_report import NAMED
+from otel_train.distributed.rank_report import NAMED, ON_DEVICE
 from otel_train.recording.events import STAGES
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ LOCAL_OF: Final = {"backward": (*LOCAL, NAMED, "other"), "forward": LOCAL[: LOCA
 """Stages without waiting, by the stage in which the model waits for the other ranks. A sharded model gathers its
 weights in forward. If that stage is unknown (the loop reduces manually, or the wrapped module was given),
 ``other`` may contain waiting and is left out."""
+
+ON_DEVICE_OF: Final = {"backward": ("backward",), "forward": ("forward", "backward")}
+"""Stages in which a device waits for other ranks, likewise. Work for a device is begun by the host and waited for anywhere: in a blocking
+copy, in ``.item()``, at a full queue. Where device time is measured, the host's time therefore counts for ``data`` alone."""
 
 ADVICE: Final = {
     "data": "Look at what rank {rank} reads: its share of the data, its storage, the CPU left for its workers.",
@@ -184,11 +188,15 @@ def compare(
 ) -> Window | None:
     """Evaluates one window, from the reports of the same ranks at its begin and end.
 
-    None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that.
+    None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that. None as well if the device
+    time of some ranks is known and that of others is not.
 
     ``shown``: ranks that were among those with the largest excess before.
     """
-    ranks = sorted(now)
+    measured_on = {bool(report.device) for report in (*begun.values(), *now.values())}
+    if len(measured_on) > 1:
+        return None
+    on_device, ranks = True in measured_on, sorted(now)
     stages = list(now[ranks[0]].stages)
     steps = np.array([now[r].steps - begun[r].steps for r in ranks], dtype=np.float64)
     spent = np.empty((len(ranks), len(stages)))
@@ -200,28 +208,52 @@ def compare(
     if totals.min() <= 0:
         return None
     barriers = {now[r].barrier for r in ranks}
-    local = LOCAL_OF.get(barriers.pop(), LOCAL) if len(barriers) == 1 else LOCAL
+    barrier = barriers.pop() if len(barriers) == 1 else ""
+    own, local = per_step, LOCAL_OF.get(barrier, LOCAL)
+    if on_device:
+        own = _on_device(begun, now, per_step, stages)
+        local = tuple(stage for stage in local if stage in ("data", *ON_DEVICE))
     mine = [place for place, stage in enumerate(stages) if stage in local]
-    work = per_step[:, mine].sum(axis=1)
+    work = own[:, mine].sum(axis=1)
+    waits = totals - work
+    if on_device and barrier in ON_DEVICE_OF:
+        waits = own[:, [stages.index(stage) for stage in ON_DEVICE_OF[barrier]]].sum(axis=1)
     spread = {
         stage: _spread(per_step[:, place], ranks)
         for place, stage in enumerate(stages)
         if per_step[:, place].any()
     }
-    measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
+    measured = _Measured([now[r] for r in ranks], per_step, own, work, waits, stages, mine, on_device)
     if not measured.together and (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
         return None
     return Window(spread, measured.top(shown), measured.candidate(), measured.together)
 
 
+def _on_device(
+    begun: Mapping[int, RankReport], now: Mapping[int, RankReport], per_step: np.ndarray, stages: list[str]
+) -> np.ndarray:
+    """Returns ``per_step`` by the clock of the device, and by the host's for ``data``; 0 elsewhere."""
+    own, ranks = np.zeros_like(per_step), sorted(now)
+    own[:, stages.index("data")] = per_step[:, stages.index("data")]
+    for stage in ON_DEVICE:
+        own[:, stages.index(stage)] = [
+            max(0.0, now[r].device[stage] - begun[r].device[stage]) / (now[r].steps - begun[r].steps)
+            for r in ranks
+        ]
+    return own
+
+
 class _Measured(NamedTuple):
-    """Times per step of a window, a row for each rank."""
+    """Times per step of a window, a row for each rank: of all stages, of own work by stage and in all, and of waiting for other ranks."""
 
     reports: list[RankReport]
     per_step: np.ndarray
+    own: np.ndarray
     work: np.ndarray
+    waits: np.ndarray
     stages: list[str]
     mine: list[int]
+    on_device: bool
 
     @property
     def step_s(self) -> float:
@@ -236,9 +268,13 @@ class _Measured(NamedTuple):
         """Returns the seconds of own work per step beyond the median of the others."""
         return float(self.work[row] - np.median(np.delete(self.work, row)))
 
+    def waits_s(self, row: int) -> float:
+        """Returns the seconds per step that the others wait longer for other ranks."""
+        return float(np.median(np.delete(self.waits, row)) - self.waits[row])
+
     def worst(self, row: int) -> str:
         """Returns the stage with the largest excess over the median of the others."""
-        over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
+        over = self.own[row] - np.median(np.delete(self.own, row, axis=0), axis=0)
         return self.stages[self.mine[_largest(over[self.mine])]]
 
     def top(self, shown: Sequence[int]) -> tuple[Excess, ...]:
@@ -247,16 +283,16 @@ class _Measured(NamedTuple):
         for row in [*most[:MOST_TOP], *(row for row in most[MOST_TOP:] if self.reports[row].rank in shown)]:
             excess_s, report = self.excess_s(row), self.reports[row]
             others_s = float(self.work[row]) - excess_s
-            if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
+            # What a device does not wait for costs nothing.
+            costs = not self.on_device or self.waits_s(row) >= excess_s / 2
+            if costs and excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
                 found.append(Excess(report.rank, report.host, self.worst(row), excess_s / others_s))
         return tuple(found[:MOST_SHOWN])
 
     def candidate(self) -> Straggler | None:
-        totals = self.per_step.sum(axis=1)
         slowest, step_s = _largest(self.work), self.step_s
         excess_s = self.excess_s(slowest)
-        waits = totals - self.work
-        waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
+        waits_s = self.waits_s(slowest)
         # The last rank to arrive waits least. Otherwise the others do not wait for it.
         if not self.together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_train.catalog import STAGES
-from otel_train.distributed.rank_report import NAMED, RankReport
+from otel_train.distributed.rank_report import NAMED, ON_DEVICE, RankReport
 
 
 def report(rank: int, **facts: Any) -> RankReport:
@@ -19,9 +19,18 @@ def report(rank: int, **facts: Any) -> RankReport:
     return RankReport(rank=rank, stages=stages, **{**usual, **facts})
 
 
-def later(before: RankReport, steps: int, per_step: dict[str, float], **facts: Any) -> RankReport:
-    """The same rank after so many steps of these stage times."""
+def later(
+    before: RankReport,
+    steps: int,
+    per_step: dict[str, float],
+    on_device: dict[str, float] | None = None,
+    **facts: Any,
+) -> RankReport:
+    """The same rank after so many steps of these stage times, of which a device may have taken its own."""
     stages = {stage: before.stages[stage] + steps * per_step.get(stage, 0.0) for stage in before.stages}
+    if on_device:
+        known = before.device or dict.fromkeys(ON_DEVICE, 0.0)
+        facts["device"] = {stage: known[stage] + steps * on_device.get(stage, 0.0) for stage in ON_DEVICE}
     return before._replace(
         sequence=before.sequence + 1,
         steps=before.steps + steps,

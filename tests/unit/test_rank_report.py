@@ -5,13 +5,25 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.catalog import PHASES, RANK_EVENT, STAGES
-from otel_train.distributed.rank_report import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
+from otel_train.distributed.rank_report import (
+    COUNTED,
+    MOST_CHARS,
+    NAMED,
+    ON_DEVICE,
+    RankReport,
+    decode,
+    encode,
+    rank_report,
+)
+from tests.support.edges import Tape
 from tests.support.rank_reports import report
+from tests.support.runs import Run
 
 counts = st.integers(0, 10**12)
 seconds = st.floats(0, 1e9)
@@ -24,6 +36,10 @@ records = st.builds(
     stages=st.fixed_dictionaries(dict.fromkeys((*STAGES, NAMED), seconds)),
     events=st.fixed_dictionaries(dict.fromkeys(RANK_EVENT.values, counts)), patience_s=seconds,
     counted=st.dictionaries(st.tuples(st.sampled_from(COUNTED), names, st.sampled_from(PHASES)), counts, max_size=20),
+    device=st.one_of(st.just({}), st.fixed_dictionaries(dict.fromkeys(ON_DEVICE, seconds))),
+    slow=st.one_of(st.just(()), st.tuples(
+        st.integers(0, 10**6), names, st.sampled_from(STAGES), seconds, st.floats(1e-9, 1e9), seconds, counts, st.integers(1, 8)
+    )),
 )  # fmt: skip
 
 
@@ -56,6 +72,7 @@ def test_what_is_read_is_what_was_written() -> None:
     record = report(
         3, stage="data", loader="train", stages={"data": 1.25, NAMED: 0.000001}, events=events, stalled=True,
         quiet_s=7.5, every=64, after="", counted={("train.samples", "train", "train"): 640},
+        device={"h2d": 0.5, "forward": 1.5, "backward": 2.000001}, slow=(2, "node-2", "forward", 0.01, 0.1, 0.009, 7, 1),
     )  # fmt: skip
 
     assert decode(encode(record)) == record
@@ -86,3 +103,15 @@ def test_no_text_raises_anything_but_a_value_error(text: str) -> None:
     """The caller counts refusals; anything else would switch the exchange off."""
     with suppress(ValueError):
         decode(text)
+
+
+def test_the_measured_steps_stand_for_all_on_the_device() -> None:
+    """One step in two was measured; without a measured one there is no time, which is not a time of 0."""
+    run = Run().feed(Tape().repeat(11, Tape.step)).account  # the last is not closed
+    facts: dict[str, Any] = {"rank": 0, "host": "a", "barrier": "", "events": {}, "counted": {}}
+    assert rank_report(run, **facts).device == {}
+
+    stages = [(key.stage, key.phase) for key in run.totals.names.keys]
+    run.totals.add_device(np.full(5, stages.index(("forward", "train"))), np.full(5, 4_000_000))
+
+    assert rank_report(run, **facts).device == pytest.approx({"h2d": 0.0, "forward": 0.04, "backward": 0.0})

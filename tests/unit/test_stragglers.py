@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,16 @@ class Job:
         self.now = world(size, **facts)
         self.stragglers.take(self.now)
 
-    def window(self, *per_step: dict[str, float], steps: int = 10, **facts: Any) -> Straggler | None:
+    def window(
+        self,
+        *per_step: dict[str, float],
+        steps: int = 10,
+        on_device: Sequence[dict[str, float] | None] = (),
+        **facts: Any,
+    ) -> Straggler | None:
         self.now = {
-            rank: later(before, steps, spent, **facts)
-            for (rank, before), spent in zip(self.now.items(), per_step, strict=True)
+            rank: later(before, steps, spent, device, **facts)
+            for (rank, before), spent, device in zip_longest(self.now.items(), per_step, on_device)
         }
         self.stragglers.take(self.now)
         return self.stragglers.slow
@@ -83,6 +91,46 @@ def test_who_waits_is_not_slow(
     found = windows(Job(len(spent), barrier=barrier), 20, *spent)[-1]
 
     assert (found and (found.rank, found.stage)) == named
+
+
+BUSY = {"h2d": 0.001, "forward": 0.020, "backward": 0.040}
+"""What a device takes for a step of 65 ms. The host launches it in 3 ms and waits for it in ``.item()``."""
+LAUNCHED = {"data": 0.001, "forward": 0.001, "backward": 0.001, "other": 0.062}
+
+
+@pytest.mark.parametrize(("barrier", "spent", "on_device", "named"), [
+    # All hosts wait in ``other``: the others for their devices, which wait for rank 1.
+    pytest.param("backward", [LAUNCHED | {"other": 0.092}] * 3,
+                 [BUSY | {"backward": 0.070}, BUSY | {"forward": 0.050}, BUSY | {"backward": 0.070}], (1, "forward"),
+                 id="a device that is throttled"),
+    # The batch came late, so this host waits less for its device.
+    pytest.param("backward", [LAUNCHED | {"other": 0.092}, LAUNCHED | {"data": 0.031}, LAUNCHED | {"other": 0.092}],
+                 [BUSY | {"backward": 0.070}, BUSY, BUSY | {"backward": 0.070}], (1, "data"),
+                 id="a loader that holds the device up"),
+    # The next batches are fetched while the device works.
+    pytest.param("backward", [LAUNCHED, LAUNCHED | {"data": 0.031, "other": 0.032}, LAUNCHED], [BUSY] * 3, None,
+                 id="a slow loader that no device waits for"),
+    pytest.param("backward", [LAUNCHED] * 3, [BUSY] * 3, None, id="equal devices"),
+    # A sharded model waits for weights in forward as well.
+    pytest.param("forward", [LAUNCHED | {"other": 0.092}, LAUNCHED | {"data": 0.031}, LAUNCHED | {"other": 0.092}],
+                 [BUSY | {"forward": 0.050}, BUSY, BUSY | {"forward": 0.050}], (1, "data"),
+                 id="a loader that holds a sharded model up"),
+    # Before its first measured step a rank has none, and the host's time alone would mislead.
+    pytest.param("backward", [LAUNCHED | {"data": 0.031}, LAUNCHED | {"other": 0.092}, LAUNCHED | {"other": 0.092}],
+                 [BUSY, None, BUSY], None, id="not while the device time of a rank is unknown"),
+])  # fmt: skip
+def test_ranks_are_compared_by_the_clocks_of_their_devices(
+    barrier: str,
+    spent: list[dict[str, float]],
+    on_device: list[dict[str, float] | None],
+    named: tuple[int, str] | None,
+) -> None:
+    """The host only begins the work, and waits for it in any stage."""
+    job = Job(3, barrier=barrier)
+    found = [job.window(*spent, on_device=on_device) for _ in range(20)][-1]
+
+    assert (found and (found.rank, found.stage)) == named
+    assert [(each.rank, each.stage) for each in job.stragglers.top] == ([named] if named else [])
 
 
 def test_a_rank_is_named_only_when_luck_would_not_have_picked_it_so_often() -> None:
