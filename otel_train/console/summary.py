@@ -442,7 +442,8 @@ def undelivered(left: Row | None) -> list[str]:
     """Returns which requests the Collector has not accepted, and the command that sends them; nothing if there are none.
 
     ``left``: ``waiting``, None where some wait and their number is not known, ``rejected`` and ``run``, the run directory,
-    None without one: what waits then is in memory alone, and is lost at the end.
+    None without one: what waits then is in memory alone, and is lost at the end. So are the ``unsaved`` requests, which
+    the disk does not take.
     """
     if left is None:
         return []
@@ -451,6 +452,8 @@ def undelivered(left: Row | None) -> list[str]:
     facts = [f"the Collector has not accepted the last requests: they {where}"] * (waiting is None)
     if waiting:
         facts.append(f"{plural(waiting, 'request')} {'waits' if waiting == 1 else 'wait'} in the spool")
+    if run and (unsaved := left.get("unsaved")):
+        facts.append(f"{plural(unsaved, 'request')} in memory alone, as the disk cannot be written")
     if rejected:
         facts.append(f"{plural(rejected, 'request')} {'was' if rejected == 1 else 'were'} rejected")
     if not facts or not run:

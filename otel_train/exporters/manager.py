@@ -231,7 +231,7 @@ class ExportManager:
             # What waits is not counted: the disk may hang, and some of it may be delivered until the end.
             waiting = None if otlp.failing else 0
             run = str(self.run_directory) if self.run_directory is not None else None
-            left = {"waiting": waiting, "rejected": otlp.rejected, "run": run}
+            left = {"waiting": waiting, "rejected": otlp.rejected, "unsaved": otlp.unsaved, "run": run}
             summary = {**summary, "undelivered": left}
         self._show(lambda page: render_run_summary(page, summary))
 

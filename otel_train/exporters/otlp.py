@@ -202,6 +202,11 @@ class OtlpExporter:
         lanes = self._queues.values()
         return any(lane.failing_since_s is not None or lane.asking_since_s < slow_s for lane in lanes)
 
+    @property
+    def unsaved(self) -> int:
+        """How many requests are in memory alone, as the disk does not take them."""
+        return sum(lane.queue.unsaved for lane in self._queues.values())
+
     def export(self, batch: ExportBatch) -> None:
         """Appends one batch to the spool."""
         snapshot = batch.snapshot

@@ -118,6 +118,7 @@ class SpoolQueue:
         self._memory: deque[bytes] = deque()
         self._memory_sent = False  # the first of them is under way
         self._fd = -1
+        self._number = 0  # of the segment being written
         self._state_fd = -1
         self._done = (0, 0)  # what could not be written to the offset file
 
@@ -159,6 +160,11 @@ class SpoolQueue:
         try:
             self._trim(len(data))
             append_whole(self._fd, data, size)
+        except OSError:
+            if not size:  # else every try on a full disk would leave an empty one
+                with suppress(OSError):
+                    self._segment(self._number).unlink()
+            raise
         finally:
             if self._fd >= 0:
                 _unlock(self._fd)
@@ -188,6 +194,7 @@ class SpoolQueue:
             number += 1
             with suppress(FileExistsError):
                 self._fd = open_to_write(self._segment(number), append=True, new=True)
+                self._number = number
                 # Until it is locked it is an empty segment, which whoever sends may remove.
                 if _locked(self._fd) and os.fstat(self._fd).st_nlink:
                     return
@@ -293,6 +300,16 @@ class SpoolQueue:
             if lost:
                 self._on_loss(lost, "queue_full")
         self.remove(head)
+
+    @property
+    def unsaved(self) -> int:
+        """How many requests are in memory alone, except while one is being written."""
+        if not self._guard.acquire(blocking=False):
+            return 0
+        try:
+            return len(self._memory)
+        finally:
+            self._guard.release()
 
     @property
     def rejected_file(self) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -456,6 +457,20 @@ def test_without_a_run_directory_the_run_summary_says_what_the_collector_has_not
     summary = done.stderr[done.stderr.index("where the time went") :]
     assert "otlp       the Collector has not accepted the last requests: they are in memory alone" in summary
     assert "replay" not in summary.partition("━━━")[0]
+
+
+def test_the_run_summary_says_how_many_requests_a_full_disk_keeps_in_memory(tmp_path: Path) -> None:
+    """It said that they wait in the spool, where they are not. A file where that should be is as good as a full disk."""
+    (tmp_path / "r" / "rank0").mkdir(parents=True)
+    (tmp_path / "r" / "rank0" / "spool").touch()
+    program = TRAINING.replace("console=False, ", "").replace("while True", "for _ in range(30)")
+    with http_receiver("503") as received:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint},
+            capture_output=True, text=True, cwd=ROOT, timeout=60, check=True,
+        )  # fmt: skip
+    assert re.search(r"\d+ requests? in memory alone, as the disk\s+cannot be written", done.stderr)
 
 
 def test_two_sigterms_in_the_middle_of_a_send_of_a_run_lose_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -366,6 +367,27 @@ print(json.dumps([sent, bool(errors)]))
 def test_a_disk_that_fills_up_loses_nothing_while_there_is_memory(tmp_path: Path) -> None:
     """Half a line on disk, and the rest in memory, would be a line lost."""
     assert json.loads(printed_by("-c", FULL_SPOOL, tmp_path)) == [[0, 1, 2, 3, 4, 5], True]
+
+
+def test_tries_to_write_on_a_full_disk_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each export left an empty segment: thousands a day, which every later one looked at."""
+    errors: list[OSError] = []
+    waiting = queue(tmp_path, on_error=errors.append)
+    monkeypatch.setattr("otel_train.exporters.spool.append_whole", fails)
+    for number in range(3):
+        waiting.append(request(number))
+
+    assert (len(errors), waiting.unsaved, list(tmp_path.glob("spool/*.jsonl"))) == (3, 3, [])
+    monkeypatch.undo()
+    waiting.append(request(3))
+    assert (numbers(waiting.waiting()), waiting.unsaved) == ([0, 1, 2, 3], 0)
+
+
+def fails(*_: object) -> None:
+    """What a write does on a full disk."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
