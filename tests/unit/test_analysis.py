@@ -141,12 +141,8 @@ def test_launches_are_counted_with_their_queue(timeline: TraceTimeline) -> None:
     found = launches(timeline)
 
     assert found is not None
-    assert (found["count"], found["per_step"], found["short_share"], found["outrun_share"]) == (
-        4,
-        4.0,
-        0.25,
-        0.0,
-    )
+    counted = {"count": 4, "per_step": 4.0, "short_share": 0.25, "outrun_share": 0.0}
+    assert {name: found[name] for name in counted} == counted
     assert found["call_seconds"] == pytest.approx(2 * US)
     assert found["queue_seconds"]["p50"] == pytest.approx((6 + 28) / 2 * US)
 

@@ -26,6 +26,7 @@ from otel_train.integrations.lightning_support import (
 )
 from otel_train.integrations.shared_session import SharedSession, checked, merged, plain
 from otel_train.trackers.metrics import left_out, without
+from tests.support.store import FakeStore
 from tests.support.zero_code import printed_by
 
 LIBRARIES = ("accelerate", "fastai", "ignite", "lightning", "pytorch_lightning", "transformers")
@@ -195,14 +196,10 @@ def test_a_wrong_setting_is_refused_where_the_callback_is_made() -> None:
 
 def test_blocks_of_several_callbacks_add_up() -> None:
     """Else the last callback's would be the only ones."""
-    together = merged(
-        [
-            {"console_metrics": ["throughput"], "run_name": "a"},
-            {"console_metrics": "profiling", "run_name": "b"},
-        ]
-    )
+    one = {"console_metrics": ["throughput"], "run_name": "a"}
+    other = {"console_metrics": "profiling", "run_name": "b"}
 
-    assert together == {"console_metrics": ["throughput", "profiling"], "run_name": "b"}
+    assert merged([one, other]) == {"console_metrics": ["throughput", "profiling"], "run_name": "b"}
 
 
 def test_parts_of_an_epoch_s_throughput_can_be_left_out() -> None:
@@ -275,11 +272,9 @@ def test_an_epoch_too_short_for_the_schedule_is_recorded_all_the_same(
 
 def test_accumulated_batches_make_one_step() -> None:
     """The last, smaller group is a step, too; a stream has no number of them."""
-    assert [steps_per_epoch(9, 2), steps_per_epoch(9, 1), steps_per_epoch(float("inf"), 2)] == [
-        5,
-        9,
-        None,
-    ]
+    batches = ((9, 2), (9, 1), (float("inf"), 2))
+
+    assert [steps_per_epoch(count, accumulated) for count, accumulated in batches] == [5, 9, None]
 
 
 # -- loaders, checkpoints --------------------------------------------------------------------------
@@ -334,19 +329,6 @@ def test_a_trainer_saves_as_before_once_the_patch_is_removed() -> None:
 # -- ranks -----------------------------------------------------------------------------------------
 
 
-class Store:
-    """The job's store, as one dict."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-
-    def put(self, key: str, value: str) -> None:
-        self.kept[key] = value
-
-    def read(self, keys: Sequence[str]) -> dict[str, str]:
-        return {key: self.kept[key] for key in keys if key in self.kept}
-
-
 def meet(rank: int, store: Any, number: int = 0, environ: dict[str, str] | None = None) -> str:
     return common_run_id(
         number, environ=environ or {}, ranks=lambda: (rank, 2), store=lambda: store, patience_s=0.1
@@ -355,7 +337,7 @@ def meet(rank: int, store: Any, number: int = 0, environ: dict[str, str] | None 
 
 def test_all_ranks_of_a_job_get_the_id_of_its_first() -> None:
     """A process that starts the others gives them no id, and their parents differ."""
-    store = Store()
+    store = FakeStore()
     first = meet(0, store)
 
     assert meet(1, store) == first != ""
@@ -364,15 +346,15 @@ def test_all_ranks_of_a_job_get_the_id_of_its_first() -> None:
 
 def test_who_cannot_meet_has_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """A rank that never comes does not keep the others from training."""
-    assert meet(1, Store()) == ""
+    assert meet(1, FakeStore()) == ""
     assert meet(1, None) == ""
     assert "rank 0 named no run within 0.1 s" in caplog.text
 
 
 def test_an_id_that_ranks_have_in_common_already_is_theirs() -> None:
     """A launcher, a scheduler or W&B has given it."""
-    assert meet(0, Store(), environ={"TORCHELASTIC_RUN_ID": "mine"}) == ""
-    assert meet(0, Store(), environ={"OTEL_TRAIN_LAUNCH_RUN": "mine"}) == ""
+    for name in ("TORCHELASTIC_RUN_ID", "OTEL_TRAIN_LAUNCH_RUN"):
+        assert meet(0, FakeStore(), environ={name: "mine"}) == ""
     assert common_run_id(0, environ={}, ranks=lambda: None) == ""
 
 

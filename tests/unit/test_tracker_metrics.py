@@ -50,6 +50,10 @@ class Rows:
         self.account.close(tape.now_ns)
         return self.rows
 
+    def play_out(self, tape: Tape, cuts: Sequence[int] = ()) -> list[FlatRow]:
+        """As above, with the rows that the end of the session brings."""
+        return [*self.play(tape, cuts), *self.metrics.finish(self.account.epochs.close())]
+
 
 def test_stage_times_are_means_since_the_last_log() -> None:
     """Old charts show the present, not an average that flattens over the days."""
@@ -278,8 +282,7 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
         tape.ask("a", MS, samples=2).forward(MS).backward(MS).ask("b", MS, samples=6).forward(MS).backward(MS)
         tape.update(4 * MS)
     rows = Rows(every_steps=0)
-    rows.play(tape.stop("a", ns=0).stop("b", ns=0))
-    values = rows.metrics.finish(rows.account.epochs.close())[-1].values
+    values = rows.play_out(tape.stop("a", ns=0).stop("b", ns=0))[-1].values
 
     assert values["samples_per_second"] == pytest.approx(800)
     assert values["dl_a/samples_per_second"] == pytest.approx(2 / 0.003)  # over the time of its own batches
@@ -289,11 +292,9 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
 
 def of_epochs(tape: Tape, cuts: Sequence[int] = ()) -> list[tuple[float, ...]]:
     """Of every epoch its number, the steps up to its end, batches of ``a`` in it, and of ``b``; each step is 62 ns."""
-    rows = Rows(every_steps=0)
-    made = [*rows.play(tape, cuts), *rows.metrics.finish(rows.account.epochs.close())]
     return [
         (row.epoch, row.step, *(row.values.get(f"dl_{name}/batches_per_second", 0.0) for name in "ab"))
-        for row in made
+        for row in Rows(every_steps=0).play_out(tape, cuts)
         if row.of_epoch
     ]
 
@@ -385,8 +386,7 @@ def test_an_epoch_ends_after_its_last_step(tape: Tape, ends: list[int]) -> None:
 def test_a_capture_is_of_the_epoch_whose_row_covers_it(tape: Tape) -> None:
     """One rule for both: a loader that begins again, or the first of two, made another epoch of a capture."""
     rows = Rows(every_steps=0)
-    made = [*rows.play(tape), *rows.metrics.finish(rows.account.epochs.close())]
-    ends = [row.unix_ns for row in made if row.of_epoch]
+    ends = [row.unix_ns for row in rows.play_out(tape) if row.of_epoch]
 
     assert [rows.account.epochs.at(end - 1) for end in ends[:2]] == [1, 2]
     assert [rows.account.epochs.at(end + 1) for end in ends[:2]] == [2, 3]
@@ -484,14 +484,9 @@ def test_where_epochs_are_marked_the_ends_of_loaders_are_none() -> None:
 
 def test_the_last_epoch_marked_ends_with_the_session() -> None:
     """``epoch()`` at the top of the loop has no later call that ends the last one."""
-    played = Rows(every_steps=0)
-    rows = played.play(rounds(Tape().epoch(1), 4))
+    rows = Rows(every_steps=0).play_out(rounds(Tape().epoch(1), 4))
 
-    assert [(row.epoch, row.of_epoch) for row in played.metrics.finish(played.account.epochs.close())] == [
-        (1, False),
-        (1, True),
-    ]
-    assert rows == []
+    assert [(row.epoch, row.of_epoch) for row in rows] == [(1, False), (1, True)]
 
 
 def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
@@ -514,31 +509,17 @@ def test_epochs_are_counted_without_a_tracker() -> None:
     assert rows.metrics.epoch == 3
 
 
+@pytest.mark.parametrize(("tape", "every_steps"), [(epochs(), 2), (marked(), 3)], ids=["passes", "marks"])
 @given(cuts=st.lists(st.integers(1, 100), max_size=6, unique=True).map(sorted))
 @settings(max_examples=40, deadline=None)
-def test_rows_of_marked_epochs_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
-    """What lies before a mark is of the epoch before it, whenever the agent reads it."""
-    tape = marked()
-    assert len(tape.times) > 100
-
-    whole, sliced = Rows(every_steps=3).play(tape), Rows(every_steps=3).play(tape, cuts)
-
-    assert [row[:3] for row in sliced] == [row[:3] for row in whole]
-    for ours, theirs in zip(sliced, whole, strict=True):
-        assert ours.values == pytest.approx(theirs.values)
-
-
-@given(cuts=st.lists(st.integers(1, 87), max_size=6, unique=True).map(sorted))
-@settings(max_examples=40, deadline=None)
-def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
-    """The agent reads when it can; what is logged at step 4 is what happened up to step 4."""
-    tape = epochs()
+def test_rows_do_not_depend_on_how_the_edges_were_sliced(
+    tape: Tape, every_steps: int, cuts: list[int]
+) -> None:
+    """The agent reads when it can: what is logged at step 4 is what happened up to step 4, or up to a mark."""
     assert len(tape.times) > 80
 
-    whole, sliced = (
-        Rows(workers=0).play(tape),
-        Rows(workers=0).play(tape, [c for c in cuts if c < len(tape.times)]),
-    )
+    whole = Rows(every_steps=every_steps, workers=0).play(tape)
+    sliced = Rows(every_steps=every_steps, workers=0).play(tape, [c for c in cuts if c < len(tape.times)])
 
     assert [row[:4] for row in sliced] == [row[:4] for row in whole]
     for ours, theirs in zip(sliced, whole, strict=True):
