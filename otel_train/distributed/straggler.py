@@ -215,15 +215,17 @@ def compare(
         local = tuple(stage for stage in local if stage in ("data", *ON_DEVICE))
     mine = [place for place, stage in enumerate(stages) if stage in local]
     work = own[:, mine].sum(axis=1)
-    waits = totals - work
-    if on_device and barrier in ON_DEVICE_OF:
+    waits, by_waits = totals - work, on_device and barrier in ON_DEVICE_OF
+    if by_waits:
         waits = own[:, [stages.index(stage) for stage in ON_DEVICE_OF[barrier]]].sum(axis=1)
     spread = {
         stage: _spread(per_step[:, place], ranks)
         for place, stage in enumerate(stages)
         if per_step[:, place].any()
     }
-    measured = _Measured([now[r] for r in ranks], per_step, own, work, waits, stages, mine, on_device)
+    measured = _Measured(
+        [now[r] for r in ranks], per_step, own, work, waits, stages, mine, on_device, by_waits
+    )
     if not measured.together and (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
         return None
     return Window(spread, measured.top(shown), measured.candidate(), measured.together)
@@ -254,6 +256,7 @@ class _Measured(NamedTuple):
     stages: list[str]
     mine: list[int]
     on_device: bool
+    by_waits: bool  # known from the devices
 
     @property
     def step_s(self) -> float:
@@ -264,25 +267,31 @@ class _Measured(NamedTuple):
         """Whether the steps of all ranks are equally long: they wait for each other."""
         return float(np.ptp(self.per_step.sum(axis=1))) <= SYNCHRONOUS_RATIO * self.step_s
 
+    @property
+    def late(self) -> np.ndarray:
+        """How much later than others a rank comes to the point where they wait, up to a constant."""
+        return -self.waits if self.by_waits else self.work
+
     def excess_s(self, row: int) -> float:
-        """Returns the seconds of own work per step beyond the median of the others."""
-        return float(self.work[row] - np.median(np.delete(self.work, row)))
+        """Returns the seconds per step by which a rank is later than the median of the others."""
+        return float(self.late[row] - np.median(np.delete(self.late, row)))
 
     def waits_s(self, row: int) -> float:
         """Returns the seconds per step that the others wait longer for other ranks."""
         return float(np.median(np.delete(self.waits, row)) - self.waits[row])
 
     def worst(self, row: int) -> str:
-        """Returns the stage with the largest excess over the median of the others."""
+        """Returns the stage with the largest excess over the median of the others; ``other`` if none makes a device as late as it is."""
         over = self.own[row] - np.median(np.delete(self.own, row, axis=0), axis=0)
-        return self.stages[self.mine[_largest(over[self.mine])]]
+        most = self.mine[_largest(over[self.mine])]
+        return "other" if self.by_waits and over[most] < self.excess_s(row) / 2 else self.stages[most]
 
     def top(self, shown: Sequence[int]) -> tuple[Excess, ...]:
         found: list[Excess] = []
-        most = np.argsort(-self.work, kind="stable").tolist()
+        most = np.argsort(-self.late, kind="stable").tolist()
         for row in [*most[:MOST_TOP], *(row for row in most[MOST_TOP:] if self.reports[row].rank in shown)]:
             excess_s, report = self.excess_s(row), self.reports[row]
-            others_s = float(self.work[row]) - excess_s
+            others_s = float(np.median(np.delete(self.work, row)))
             # What a device does not wait for costs nothing.
             costs = not self.on_device or self.waits_s(row) >= excess_s / 2
             if costs and excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
@@ -290,7 +299,7 @@ class _Measured(NamedTuple):
         return tuple(found[:MOST_SHOWN])
 
     def candidate(self) -> Straggler | None:
-        slowest, step_s = _largest(self.work), self.step_s
+        slowest, step_s = _largest(self.late), self.step_s
         excess_s = self.excess_s(slowest)
         waits_s = self.waits_s(slowest)
         # The last rank to arrive waits least. Otherwise the others do not wait for it.

@@ -111,6 +111,10 @@ LAUNCHED = {"data": 0.001, "forward": 0.001, "backward": 0.001, "other": 0.062}
     pytest.param("backward", [LAUNCHED, LAUNCHED | {"data": 0.031, "other": 0.032}, LAUNCHED], [BUSY] * 3, None,
                  id="a slow loader that no device waits for"),
     pytest.param("backward", [LAUNCHED] * 3, [BUSY] * 3, None, id="equal devices"),
+    # It logs for 30 ms before it begins the next step, and has them less to wait.
+    pytest.param("backward", [LAUNCHED | {"other": 0.092}] * 3,
+                 [BUSY | {"backward": 0.070}, BUSY, BUSY | {"backward": 0.070}], (1, "other"),
+                 id="a host that begins late"),
     # A sharded model waits for weights in forward as well.
     pytest.param("forward", [LAUNCHED | {"other": 0.092}, LAUNCHED | {"data": 0.031}, LAUNCHED | {"other": 0.092}],
                  [BUSY | {"forward": 0.050}, BUSY, BUSY | {"forward": 0.050}], (1, "data"),
