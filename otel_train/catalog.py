@@ -137,7 +137,7 @@ LOSS_NAME: Final = Label("train.loss.name", 8, open=True,
     meaning="Which loss; `loss` unless you log several.")
 OPTIMIZER_GROUP: Final = Label("train.optimizer.group", 8, open=True,
     meaning="Parameter group: its `name` where it has one, else its number.")
-NONFINITE_KIND: Final = Label("train.nonfinite.kind", 4, values=("loss", "gradient", "parameter", "activation"),
+NONFINITE_KIND: Final = Label("train.nonfinite.kind", 4, values=("loss", "gradient", "parameter"),
     meaning="What was not finite.")
 METRIC_NAME: Final = Label("train.metric.name", 32, open=True, meaning="Name of a user-defined metric.")
 WORKER_STATE: Final = Label("train.loader.worker.state", 3, values=("alive", "dead", "expected"),
@@ -155,8 +155,8 @@ MEMORY_COMPONENT: Final = Label("train.memory.component", 6,
 DEVICE: Final = Label("hw.name", 16, open=True, meaning="The accelerator.")
 TRANSFER_DIRECTION: Final = Label("train.transfer.direction", 2, values=("h2d", "d2h"),
     meaning="From host to device, or back.")
-CHECKPOINT_OPERATION: Final = Label("train.checkpoint.operation", 4, values=("save", "persist", "load"),
-    meaning="`save` blocks the loop, `persist` is the background part, `load` reads one back.")
+CHECKPOINT_OPERATION: Final = Label("train.checkpoint.operation", 4, values=("save",),
+    meaning="`save` blocks the loop.")
 STATISTIC: Final = Label("train.statistic", 4, values=("min", "median", "p95", "max"),
     meaning="Which statistic over the ranks.")
 RANK_EVENT: Final = Label("train.rank.event", 8,
@@ -191,8 +191,7 @@ CAPTURE_FINDING: Final = Label("train.profiler.finding.name", 13,
 SIGNAL: Final = Label("train.telemetry.signal", 3, values=("metrics", "spans", "records"),
     meaning="Signal of the record.")
 DROP_REASON: Final = Label("train.telemetry.drop.reason", 8,
-    values=("queue_full", "rate_limited", "serialization", "shutdown", "sampled_out", "overrun", "export_failed",
-        "rejected"),
+    values=("queue_full", "serialization", "shutdown", "sampled_out", "overrun", "export_failed", "rejected"),
     meaning="Why a record did not leave the process.")
 OVERFLOWN: Final = Label("train.telemetry.attribute", 12, open=True,
     meaning="The attribute whose bound was reached.")
@@ -276,7 +275,7 @@ AMP_SCALE: Final = Metric("train.amp.scale", "{scale}", Kind.GAUGE, emit=Emit.RA
     meaning="Loss scale of the gradient scaler.")
 NONFINITE_DETECTIONS: Final = Metric("train.nonfinite.detections", "{detection}", Kind.COUNTER,
     labels=(NONFINITE_KIND,),
-    meaning="Times a loss, gradient, parameter or activation was not finite. More than a few: look at the last good checkpoint.")
+    meaning="Times a loss or gradient norm that was logged was not finite. More than a few: look at the last good checkpoint.")
 METRIC_VALUE: Final = Metric("train.metric.value", "{value}", Kind.GAUGE,
     labels=(METRIC_NAME, PHASE, LOADER), emit=Emit.RANK0, priority="P2",
     meaning="Value logged under a user-defined name.")
@@ -346,7 +345,7 @@ HW_POWER: Final = Metric("hw.power", "W", Kind.GAUGE, labels=(DEVICE,), priority
 HW_TEMPERATURE: Final = Metric("hw.temperature", "Cel", Kind.GAUGE, labels=(DEVICE,), priority="P1",
     meaning="Temperature of the device. By NVML, where no DCGM exporter answers.")
 CHECKPOINT_DURATION: Final = Metric("train.checkpoint.duration", "s", Kind.HISTOGRAM,
-    labels=(CHECKPOINT_OPERATION, ERROR_TYPE), bounds=DURATION_BOUNDS, emit=Emit.RANK0,
+    labels=(CHECKPOINT_OPERATION,), bounds=DURATION_BOUNDS, emit=Emit.RANK0,
     meaning="Time of one checkpoint operation. `save` is what the loop waited for.")
 CHECKPOINT_FAILURES: Final = Metric("train.checkpoint.failures", "{failure}", Kind.COUNTER,
     labels=(CHECKPOINT_OPERATION,), emit=Emit.RANK0,
