@@ -77,9 +77,8 @@ class NodeAgent:
     def run(self) -> None:
         """Serves until the last rank has ended and everything of it is delivered, or kept."""
         until_s = 0.0 if self.links or self._listener is None else time.monotonic() + _FIRST_S
-        poll = (
-            select.poll()
-        )  # ``select`` takes no number from 1024 on, and the listener has the one of the program
+        # ``select`` takes no descriptor from 1024 on, and the listener has the number that it had in the program.
+        poll = select.poll()
         for each in filter(None, (self._wake_read, self._listener)):
             poll.register(each, select.POLLIN)
         while True:
