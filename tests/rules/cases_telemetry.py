@@ -228,15 +228,19 @@ CASES = (
         ),
     ),
     Case(
-        "each exporter of a Collector loses data of its own kind, counted under one name of two",
+        "each exporter of a Collector loses data of its own kind, counted under one name of two, for half an hour",
         60,
-        {f'{counter}{{instance="c:8888",exporter="{counter}"}}': "0+5x60" for counter in LOSSES},
+        {f'{counter}{{instance="c:8888",exporter="{counter}"}}': "0+5x30 150x30" for counter in LOSSES},
         (
-            Expectation(
-                "OtelCollectorExportFailing",
-                15,
-                tuple(({"instance": "c:8888", "exporter": counter}, "") for counter in LOSSES),
+            *(
+                Expectation(
+                    "OtelCollectorExportFailing",
+                    minute,
+                    tuple(({"instance": "c:8888", "exporter": counter}, "") for counter in LOSSES),
+                )
+                for minute in (8, 15, 43)
             ),
+            quiet("OtelCollectorExportFailing", 48),
         ),
     ),
     Case(
