@@ -12,8 +12,8 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,28 @@ LABELS = {"train_run_id": "run-1", "train_rank": "3"}
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 
+@contextmanager
+def serving(
+    address: str = "127.0.0.1", resource: dict[str, Any] = RESOURCE, **more: Any
+) -> Iterator[PrometheusExporter]:
+    made = PrometheusExporter(address, 0, LABELS, resource, **more)
+    try:
+        yield made
+    finally:
+        made.close(1)
+
+
 @pytest.fixture
 def exporter() -> Iterator[PrometheusExporter]:
-    made = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
-    yield made
-    made.close(1)
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def connect(exporter: PrometheusExporter) -> Iterator[Callable[[], socket.socket]]:
+    """Connections to the page, which are closed at the end."""
+    with ExitStack() as clients:
+        yield lambda: clients.enter_context(socket.create_connection(("127.0.0.1", exporter.port), timeout=5))
 
 
 def get(port: int, headers: dict[str, str] | None = None, path: str = "/metrics", method: str = "GET") -> Any:
@@ -64,20 +81,17 @@ def test_a_client_gets_a_snapshot_that_is_at_most_five_seconds_old(monkeypatch: 
     """It is made when a client asks. Where none can be made, the last one stays."""
     monkeypatch.setattr("otel_train.exporters.prometheus.PAGE_S", 0.5)
     made = [None, snapshot(7), snapshot(9)]
-    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE, snapshot=lambda: made.pop(0))
+    with serving(snapshot=lambda: made.pop(0)) as exporter:
 
-    def steps() -> float:
-        return float(families_of(page(exporter, OPENMETRICS))["train_steps"].samples[0].value)
+        def steps() -> float:
+            return float(families_of(page(exporter, OPENMETRICS))["train_steps"].samples[0].value)
 
-    try:
         exporter.export(ExportBatch(snapshot=snapshot(5)))
         assert steps() == 5
         time.sleep(0.6)
         assert (steps(), steps(), steps()) == (5, 7, 7)
         time.sleep(0.6)
         assert (steps(), made) == (9, [])
-    finally:
-        exporter.close(1)
 
 
 def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
@@ -93,29 +107,17 @@ def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> 
     ]
     code = {**LABELS, "train_loader": "code"}
     samples = families["train_step_duration_seconds"].samples
-    buckets = {
-        s.labels["le"]: s
-        for s in samples
-        if s.name.endswith("_bucket") and s.labels["train_loader"] == "code"
-    }
-    assert {edge: sample.value for edge, sample in buckets.items()} == {
-        "0.1": 0,
-        "1.0": 2,
-        "10.0": 3,
-        "+Inf": 3,
-    }
+    of_code = [s for s in samples if s.name.endswith("_bucket") and s.labels["train_loader"] == "code"]
+    buckets = {s.labels["le"]: s for s in of_code}
+    assert {edge: s.value for edge, s in buckets.items()} == {"0.1": 0, "1.0": 2, "10.0": 3, "+Inf": 3}
     exemplar = buckets["10.0"].exemplar
     assert exemplar.labels == {"trace_id": f"{TRACE_ID:032x}", "span_id": f"{SPAN_ID:016x}"}
     assert (exemplar.value, float(exemplar.timestamp)) == (4.0, 1_700_000_005.0)
     [steps] = families["train_steps"].samples
     assert (steps.name, steps.value, steps.labels) == ("train_steps_total", 7, code)
     [target] = families["target"].samples
-    assert target.labels == {
-        **LABELS,
-        "service_name": "otel-train",
-        "train_debug": "True",
-        "train_share": "0.5",
-    }
+    resource = {"service_name": "otel-train", "train_debug": "True", "train_share": "0.5"}
+    assert target.labels == LABELS | resource
 
 
 numbers = st.floats(allow_nan=True)
@@ -176,11 +178,8 @@ def test_before_the_first_snapshot_the_page_says_who_we_are(exporter: Prometheus
 
 def test_an_attribute_with_a_reserved_name_is_left_out() -> None:
     """Prometheus refuses the whole page for a label like ``__name__``, and every metric would be gone."""
-    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, {"__name__": "x", "ключ": "y", "team": "speech"})
-    try:
+    with serving(resource={"__name__": "x", "ключ": "y", "team": "speech"}) as exporter:
         (info,) = families_of(page(exporter, OPENMETRICS))["target"].samples
-    finally:
-        exporter.close(1)
 
     assert info.name == "target_info"
     assert info.labels == {**LABELS, "team": "speech"}
@@ -249,17 +248,16 @@ def test_without_a_descriptor_for_a_client_nothing_spins(
     assert get(exporter.port)[0] == 200
 
 
-def test_clients_that_say_nothing_do_not_block_others(exporter: PrometheusExporter) -> None:
+def test_clients_that_say_nothing_do_not_block_others(
+    exporter: PrometheusExporter, connect: Callable[[], socket.socket]
+) -> None:
     """A port scanner must not blind the dashboard, nor hold up the end."""
-    silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(10)]
-    try:
-        assert get(exporter.port)[0] == 200
-        start_s = time.monotonic()
-        exporter.close(2)
-        assert time.monotonic() - start_s < 0.5
-    finally:
-        for client in silent:
-            client.close()
+    for _ in range(10):
+        connect()
+    assert get(exporter.port)[0] == 200
+    start_s = time.monotonic()
+    exporter.close(2)
+    assert time.monotonic() - start_s < 0.5
 
 
 def test_a_normal_client_is_served_while_forty_trickle(exporter: PrometheusExporter) -> None:
@@ -271,29 +269,22 @@ def test_a_normal_client_is_served_while_forty_trickle(exporter: PrometheusExpor
             assert get(exporter.port)[0] == 200
             sent_s.append(time.monotonic() - begun_s)
             time.sleep(0.05)
-        assert (
-            len([each for each in set(threading.enumerate()) - before if each.name.startswith("Thread")])
-            <= 17
-        )
+        ours = [each for each in {*threading.enumerate()} - before if each.name.startswith("Thread")]
+        assert len(ours) <= 17
 
     assert max(sent_s) < 1
 
 
 def test_of_too_many_clients_the_one_goes_that_has_been_unfinished_for_longest(
-    exporter: PrometheusExporter,
+    connect: Callable[[], socket.socket],
 ) -> None:
     """The newest one still waits for its answer."""
-    clients = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(17)]
-    try:
-        clients[0].settimeout(1)
-        assert clients[0].recv(1) == b""
-        clients[16].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert clients[16].recv(15) == b"HTTP/1.0 200 OK"
-        clients[1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert clients[1].recv(15) == b"HTTP/1.0 200 OK"
-    finally:
-        for client in clients:
-            client.close()
+    clients = [connect() for _ in range(17)]
+    clients[0].settimeout(1)
+    assert clients[0].recv(1) == b""
+    for client in (clients[16], clients[1]):
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(15) == b"HTTP/1.0 200 OK"
 
 
 def test_a_request_has_two_seconds_in_all(exporter: PrometheusExporter) -> None:
@@ -379,24 +370,19 @@ def test_a_hostile_site_cannot_have_a_browser_read_or_arm_anything(
     """It points its own name at 127.0.0.1; the browser says that name."""
     exporter.answer_captures(lambda *_: (200, {}))
 
-    answers = [
-        get(exporter.port, {"Host": host}),
-        get(exporter.port, {"Host": host, "Content-Length": "0"}, "/capture", "POST"),
-    ]
+    read, _, said = get(exporter.port, {"Host": host})
+    armed, _, _ = get(exporter.port, {"Host": host, "Content-Length": "0"}, "/capture", "POST")
 
-    assert [answer[0] for answer in answers] == [status, status]
+    assert (read, armed) == (status, status)
     if status == 421:
-        assert b"Use http://127.0.0.1" in answers[0][2]
-        assert b"OTEL_TRAIN_PROMETHEUS_ADDRESS" in answers[0][2]
+        assert b"Use http://127.0.0.1" in said
+        assert b"OTEL_TRAIN_PROMETHEUS_ADDRESS" in said
 
 
 def test_an_endpoint_that_is_open_to_a_network_answers_to_every_name() -> None:
     """Prometheus asks by the name of a service."""
-    exporter = PrometheusExporter("0.0.0.0", 0, LABELS, RESOURCE)
-    try:
+    with serving("0.0.0.0") as exporter:
         assert get(exporter.port, {"Host": "trainer-0.trainers:9464"})[0] == 200
-    finally:
-        exporter.close(1)
 
 
 def test_a_forked_child_does_not_hold_the_port() -> None:
