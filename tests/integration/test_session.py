@@ -74,6 +74,18 @@ def rank_folder(session: Any) -> Path:
     return folder
 
 
+def summary_file(session: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((rank_folder(session) / "summary.json").read_text())
+    return found
+
+
+def last_metrics(session: Any) -> list[dict[str, Any]]:
+    """The last that were written."""
+    resource = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
+    metrics: list[dict[str, Any]] = resource["scopeMetrics"][0]["metrics"]
+    return metrics
+
+
 @pytest.fixture
 def slept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Net, Any]:
     """A session that has trained, with model and loader, on a machine that then slept for an hour."""
@@ -112,9 +124,8 @@ def test_a_clock_that_is_set_leaves_the_age_of_the_last_progress(slept: tuple[An
         pass
     session.close()
 
-    resource = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
-    metrics = resource["scopeMetrics"][0]["metrics"]
-    points = {metric["name"]: metric["gauge"]["dataPoints"][0] for metric in metrics if "gauge" in metric}
+    gauges = [metric for metric in last_metrics(session) if "gauge" in metric]
+    points = {metric["name"]: metric["gauge"]["dataPoints"][0] for metric in gauges}
     for name in (c.HEARTBEAT_TIME.name, c.CHECKPOINT_LAST_SUCCESS_TIME.name):
         age_s = int(points[name]["timeUnixNano"]) / 1e9 - points[name]["asDouble"]
         assert 0 <= age_s < 60, name
@@ -131,13 +142,9 @@ def test_no_point_ends_before_it_began_where_the_clock_was_set_back(
     train(model, batches)
     session.close()
 
-    last = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]["resourceMetrics"][0]
-    sums = [metric["sum"] for metric in last["scopeMetrics"][0]["metrics"] if "sum" in metric]
-    lasted_s = {
-        (int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9
-        for each in sums
-        for point in each["dataPoints"]
-    }
+    sums = [metric["sum"] for metric in last_metrics(session) if "sum" in metric]
+    points = [point for each in sums for point in each["dataPoints"]]
+    lasted_s = {(int(point["timeUnixNano"]) - int(point["startTimeUnixNano"])) / 1e9 for point in points}
     assert all(0 <= each < 60 for each in lasted_s), lasted_s
     assert lasted_s
 
@@ -163,6 +170,10 @@ def two_loaders_named_alike() -> Any:
     return [otel_train.Loader(loader(1), name="a"), otel_train.Loader(loader(1), name="a")]
 
 
+def unknown_phase() -> Any:
+    return otel_train.Loader(loader(1), name="a", phase="training")
+
+
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "unknown setting": (lambda: {"exprt_every_s": 5}, ("exprt_every_s", "export_interval_s")),
     "negative interval": (lambda: {"export_interval_s": -1.0}, ("export_interval_s", "-1", "0.1")),
@@ -170,10 +181,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "loader not iterable": (lambda: {"loaders": {"train": 42}}, ("train", "whole number", "iterable")),
     "loader is a batch": (lambda: {"loaders": {"train": torch.zeros(3)}}, ("train", "Tensor", "iterable")),
     "name twice": (lambda: {"loaders": two_loaders_named_alike()}, ("'a'", "twice", "own name")),
-    "unknown phase": (
-        lambda: {"loaders": otel_train.Loader(loader(1), name="a", phase="training")},
-        ("phase", "training", "train"),
-    ),
+    "unknown phase": (lambda: {"loaders": unknown_phase()}, ("phase", "training", "train")),
     "model no module": (lambda: {"model": loss_of}, ("function", "torch.nn.Module", "stage")),
     "one of several models": (
         lambda: {"model": {"g": Net(), "d": 3}},
@@ -203,15 +211,8 @@ def test_a_mistake_is_refused_at_once_and_nothing_stays(name: str, watch: Watch,
     assert [word for word in said if word not in message] == []
     assert traces_of_us() == before
     assert otel_train.current() is None
-
-
-@pytest.mark.parametrize("name", ["unknown setting", "loader not iterable", "model no module", "name twice"])
-def test_a_mistake_leaves_no_file(name: str, tmp_path: Path, watch: Watch) -> None:
-    """A run directory of a run that never began would be taken for a crash."""
-    with pytest.raises(otel_train.ConfigError):
-        watch(**WRONG[name][0]())
-
-    assert not (tmp_path / "runs").exists()
+    # A run directory of a run that never began would be taken for a crash; an address is tried when there is one.
+    assert name == "no address" or not (tmp_path / "runs").exists()
 
 
 def test_an_unknown_variable_is_said_and_training_goes_on(
@@ -283,7 +284,7 @@ def test_a_session_is_a_context_manager(watch: Watch) -> None:
     assert otel_train.current() is None
     assert repr(session) == shown + "closed>"
     assert torch.autograd._engine_run_backward is before
-    assert json.loads((rank_folder(session) / "summary.json").read_text())["state"] == "finished"
+    assert summary_file(session)["state"] == "finished"
 
 
 def test_closing_twice_is_closing_once(watch: Watch) -> None:
@@ -315,7 +316,7 @@ def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
     assert window["telemetry"]["records"] < whole["telemetry"]["records"]
     assert 0 < window["telemetry"]["overhead_us_per_step"] < 3 * whole["telemetry"]["overhead_us_per_step"]
     session.close()
-    assert json.loads((rank_folder(session) / "summary.json").read_text())["steps"] == {"train": 48}
+    assert summary_file(session)["steps"] == {"train": 48}
 
 
 # --- manually -------------------------------------------------------------------------------------
@@ -364,9 +365,8 @@ def test_manual_steps_go_on_from_where_the_user_says(watch: Watch) -> None:
 
 def gauges(session: Any) -> dict[str, dict[tuple[str, ...], float]]:
     session.close()
-    last = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]
     found: dict[str, dict[tuple[str, ...], float]] = {}
-    for metric in last["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]:
+    for metric in last_metrics(session):
         points = (metric.get("gauge") or metric.get("sum") or {}).get("dataPoints", [])
         found[metric["name"]] = {
             tuple(item["value"]["stringValue"] for item in point.get("attributes", [])): float(
@@ -408,12 +408,8 @@ def test_a_logged_loss_does_not_keep_its_graph_alive(watch: Watch) -> None:
 def test_a_loss_that_is_not_a_number_keeps_its_step(watch: Watch, poll_interval_s: float) -> None:
     """An event, a metric, and the trace of that very step."""
     model, batches = Net(), loader(30)
-    session = watch(
-        model,
-        {"train": batches},
-        tuning={"poll_interval_s": poll_interval_s, "trace_warmup_steps": 0},
-        trace_slow_factor=1e6,
-    )
+    tuning = {"poll_interval_s": poll_interval_s, "trace_warmup_steps": 0}
+    session = watch(model, {"train": batches}, tuning=tuning, trace_slow_factor=1e6)
     optimizer = sgd(model)
     for number, batch in enumerate(batches):
         loss = loss_of(model, batch)
@@ -470,15 +466,14 @@ def test_the_run_directory_is_what_its_contract_says(watch: Watch) -> None:
         pass
     session.close()
     folder = rank_folder(session)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_file(session)
 
     jsonschema.validate(summary, SCHEMA)
     assert summary["steps"] == {"train": 24, "eval": 3}
     assert summary["state"] == "finished"
     assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"], rel=1e-6)
-    assert sum(row["self_seconds"] for row in summary["stages"]) == pytest.approx(
-        summary["wall_seconds"], rel=1e-6
-    )
+    in_stages_s = sum(row["self_seconds"] for row in summary["stages"])
+    assert in_stages_s == pytest.approx(summary["wall_seconds"], rel=1e-6)
     assert json.loads((session.run_directory / "run.json").read_text())["run_name"] == "a run"
     assert lines(folder / "events.jsonl")
     assert lines(folder / "metrics.otlp.jsonl")
@@ -493,7 +488,7 @@ def test_a_run_without_a_step_has_lasted_as_well(watch: Watch) -> None:
     session = watch()
     time.sleep(0.05)
     session.close()
-    found = json.loads((rank_folder(session) / "summary.json").read_text())
+    found = summary_file(session)
 
     jsonschema.validate(found, SCHEMA)
     assert found["wall_seconds"] >= 0.05
@@ -524,7 +519,7 @@ def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
     jsonschema.validate(session.summary(), SCHEMA)
 
     assert until((rank_folder(session) / "summary.json").exists)
-    written = json.loads((rank_folder(session) / "summary.json").read_text())
+    written = summary_file(session)
     jsonschema.validate(written, SCHEMA)
     assert written["state"] == "running"
 
@@ -548,6 +543,7 @@ def test_a_run_directory_that_cannot_be_made_costs_only_itself(
 # --- /metrics -------------------------------------------------------------------------------------
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+PAGE: dict[str, Any] = {"prometheus": True, "prometheus_address": "127.0.0.1:0"}
 
 
 def page(session: Any, accept: str = "text/plain") -> str:
@@ -559,8 +555,7 @@ def page(session: Any, accept: str = "text/plain") -> str:
 def trained(watch: Watch, **settings: Any) -> Any:
     """A session with training, validation and logging behind it, whose page shows all of it."""
     model, batches, val = Net(), loader(20), loader(3)
-    given = {"prometheus": True, "prometheus_address": "127.0.0.1:0", **FAST, **settings}
-    session = watch(model, {"train": batches, "val": val}, **given)
+    session = watch(model, {"train": batches, "val": val}, **{**PAGE, **FAST, **settings})
     train(model, batches, epochs=2, log=True)
     validate(model, val)
     train(model, batches)
@@ -570,13 +565,9 @@ def trained(watch: Watch, **settings: Any) -> Any:
 
 
 def steps_on(text: str) -> float:
-    found = [
-        float(sample.value)
-        for family in classic(text)
-        for sample in family.samples
-        if sample.name == "train_steps_total" and sample.labels["train_phase"] == "train"
-    ]
-    return sum(found)
+    samples = [sample for family in classic(text) for sample in family.samples]
+    steps = [sample for sample in samples if sample.name == "train_steps_total"]
+    return sum(float(sample.value) for sample in steps if sample.labels["train_phase"] == "train")
 
 
 def test_a_page_reads_back_in_both_formats(watch: Watch) -> None:
@@ -617,7 +608,7 @@ def constant() -> set[str]:
 
 def test_counters_start_at_zero(watch: Watch) -> None:
     """``increase()`` of a counter that is born at 1 is 0: its alert would never fire."""
-    session = watch(None, {"train": loader(2)}, prometheus=True, prometheus_address="127.0.0.1:0", **FAST)
+    session = watch(None, {"train": loader(2)}, **PAGE, **FAST)
     assert until(lambda: "train_loader_exhaustions_total" in page(session))
     present = {sample.name for family in classic(page(session)) for sample in family.samples}
     expected = [
@@ -676,12 +667,9 @@ def test_both_paths_tell_the_same(watch: Watch, monkeypatch: pytest.MonkeyPatch)
         known = {metric.name for metric in c.PUBLISHED}
         assert set(received.points()) <= known
         session.close()
-        exemplars = {
-            (e.trace_id, e.span_id)
-            for metric in (c.STAGE_DURATION, c.STEP_DURATION)
-            for p in received.points()[metric.name].exponential_histogram.data_points
-            for e in p.exemplars
-        }
+        durations = [received.points()[metric.name] for metric in (c.STAGE_DURATION, c.STEP_DURATION)]
+        points = [point for each in durations for point in each.exponential_histogram.data_points]
+        exemplars = {(each.trace_id, each.span_id) for point in points for each in point.exemplars}
         spans = {(span.trace_id, span.span_id) for span in received.spans()}
 
     assert exemplars
@@ -795,26 +783,12 @@ def test_metrics_are_read_when_a_client_asks_however_seldom_they_are_exported(
     """Prometheus has its own interval: a page must not be as old as the last request to a Collector."""
     monkeypatch.setattr("otel_train.exporters.prometheus.PAGE_S", 0.0)
     model, batches = Net(), loader(12)
-    session = watch(
-        model,
-        {"train": batches},
-        agent="thread",
-        export_interval_s=3600,
-        prometheus=True,
-        prometheus_address="127.0.0.1:0",
-    )
-    optimizer = sgd(model)
-
-    def steps() -> float:
-        families = parser.text_string_to_metric_families(page(session))
-        return sum(s.value for family in families for s in family.samples if s.name == "train_steps_total")
-
+    seldom = {"agent": "thread", "export_interval_s": 3600, **PAGE}
+    session = watch(model, {"train": batches}, **seldom)
     for number in (1, 2):
-        for batch in batches:
-            loss_of(model, batch).backward()
-            optimizer.step()
+        train(model, batches)
         session.summary()  # everything is read
-        assert steps() == number * len(batches)
+        assert steps_on(page(session)) == number * len(batches)
     session.close()
 
 
