@@ -107,7 +107,7 @@ _MOST_PROCESSES = 32
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _MOST_NAMED = 4
-"""Earlier trainings that are named, the latest of them; ranks without a file, the first of them."""
+"""Earlier trainings that are named, the latest of them; groups of ranks, the first of them."""
 
 
 def add_arguments(
@@ -277,9 +277,16 @@ def _end_with_parent() -> None:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Returns the words for some ranks, of which the first are named."""
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"
+    """Returns the words for some ranks in ascending order, such as ``ranks 0-7, 12``; of many groups the first are named."""
+    groups: list[list[int]] = []
+    for rank in ranks:
+        if groups and rank == groups[-1][-1] + 1:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    shown, rest = groups[:_MOST_NAMED], sum(map(len, groups[_MOST_NAMED:]))
+    words = ", ".join(f"{each[0]}-{each[-1]}" if each[1:-1] else ", ".join(map(str, each)) for each in shown)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words}{f' and {rest} more' if rest else ''}"
 
 
 def ranks_present(documents: Sequence[Mapping[str, Any]]) -> str:

@@ -37,6 +37,7 @@ examples:
   otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
 """
 _STAGES_SHOWN = 5
+_MOST_HOSTS = 4
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
 
@@ -259,9 +260,8 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     if first.silent and first.rank in unheard:
         return _silent_since(suspects, where, unheard[first.rank]["last_sign_unix_s"])
     if len(suspects) > 1:
-        ranks = ", ".join(str(suspect.rank) for suspect in suspects)
         verb = "vanished first" if first.silent else "held the run up"
-        return f"Ranks {ranks} {verb}; rank {first.rank} {where}."
+        return f"{_ranks(suspects)} {verb}; rank {first.rank} {where}."
     if first.silent:
         causes = (report.get("end_cause") for report in reports if report.get("rank") == first.rank)
         why = next(filter(None, causes), "killed, out of memory, or its node is gone")
@@ -269,10 +269,15 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
 
 
+def _ranks(suspects: Sequence[HangSuspect]) -> str:
+    return arguments.named_ranks([suspect.rank for suspect in suspects]).capitalize()
+
+
 def _silent_since(suspects: Sequence[HangSuspect], where: str, last_sign_unix_s: float) -> str:
     several, hosts = len(suspects) > 1, sorted({one.host for one in suspects})
-    ranks = f"{'Ranks' if several else 'Rank'} {', '.join(str(one.rank) for one in suspects)}"
-    who = f"{ranks} on {', '.join(hosts)} {'are' if several else 'is'} silent"
+    more = f" and {plural(len(hosts) - _MOST_HOSTS, 'more host')}" if len(hosts) > _MOST_HOSTS else ""
+    on = ", ".join(hosts[:_MOST_HOSTS]) + more
+    who = f"{_ranks(suspects)} on {on} {'are' if several else 'is'} silent"
     gone = "these hosts or containers are" if len(hosts) > 1 else "that host or container is"
     at = f"Rank {suspects[0].rank}" if several else "It"
     return (
@@ -285,7 +290,9 @@ def _suspected_by_reports(reports: Sequence[Report]) -> str:
     """Returns which rank rank 0 suspected, by the reports of all ranks, where not all left their files here; "" if it did not."""
     from otel_train.distributed.hang import HangSuspect
 
-    named: Sequence[Any] = next((report["suspects"] for report in reports if report.get("suspects")), [])
+    named: Sequence[Any] = next(
+        (report["reported_suspects"] for report in reports if report.get("reported_suspects")), []
+    )
     if not named or len(reports) >= max(report.get("world_size") or 0 for report in reports):
         return ""
     first, more = HangSuspect(**named[0]), len(named) - 1

@@ -103,7 +103,7 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     summary = checked(summary, "summary", rank_dir / SUMMARY_FILE, warnings, complete=False)
     report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["world_size"] = summary.get("world_size")
-    report["suspects"] = mapping(summary.get("ranks")).get("suspects") or []
+    report["reported_suspects"] = mapping(summary.get("ranks")).get("suspects") or []
     report["warnings"] += warnings
     if report["alive"] is None:  # its process cannot be seen from here, its heartbeat can
         last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)

@@ -148,7 +148,7 @@ REPORTED = {
 
 def test_a_rank_whose_files_are_on_its_host_is_named_by_the_reports_that_the_ranks_exchanged() -> None:
     """Each host had a run directory of its own, and that of rank 0 said that nothing distinguished the ranks."""
-    ranks = [rank(0, suspects=[REPORTED], world_size=4), rank(1, suspects=[], world_size=4)]
+    ranks = [rank(0, reported_suspects=[REPORTED], world_size=4), rank(1, reported_suspects=[], world_size=4)]
     text = " ".join(render_overview(TextLayout(100, color=False, unicode=False), ranks, []).split())
 
     assert "2 of 4 ranks" in text
@@ -249,6 +249,8 @@ def test_the_sentence_says_what_is_known_and_no_more() -> None:
         "Rank 1 held the run up, between two stages, step 6"
     )
     several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
+    many = compare([*(rank(each) for each in range(9)), *(rank(each, "data") for each in range(9, 16))])
+    assert sentence(many, []).startswith("Ranks 9-15 held the run up; rank 9")
     assert sentence(several, []).startswith(
         "Ranks 1, 2 held the run up; rank 1 in stage data of loader train"
     )
