@@ -13,7 +13,7 @@ from otel_train.accounting.types import NO_PHASE, TRAIN, ClosedSteps, SourceTabl
 from otel_train.aggregation.run_state import StageEnds
 from otel_train.catalog import PHASES
 from otel_train.datamodel import FLIGHT_FILE, NS_PER_S, RUN_FILE, SUMMARY_FILE
-from otel_train.distributed.hang import LEAST_STALL_S
+from otel_train.distributed.hang import LEAST_STALL_S, HangSuspect
 from otel_train.files import JsonFileCache
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import Heartbeat, read_flight
@@ -103,7 +103,12 @@ def read_postmortem(rank_dir: Path) -> dict[str, Any]:
     summary = checked(summary, "summary", rank_dir / SUMMARY_FILE, warnings, complete=False)
     report = FlightHistory(_before_end(flight, summary)).postmortem(summary)
     report["world_size"] = summary.get("world_size")
-    report["reported_suspects"] = mapping(summary.get("ranks")).get("suspects") or []
+    suspects = mapping(summary.get("ranks")).get("suspects") or ()
+    report["reported_suspects"] = [
+        {name: each[name] for name in HangSuspect._fields}
+        for each in suspects
+        if each.keys() >= set(HangSuspect._fields)
+    ]
     report["warnings"] += warnings
     if report["alive"] is None:  # its process cannot be seen from here, its heartbeat can
         last = Heartbeat(flight.pid, flight.polled_unix_ns / NS_PER_S, flight.identity)

@@ -131,6 +131,19 @@ def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None
     memory.close()
 
 
+def test_the_suspects_of_the_reports_are_read_from_a_summary_of_any_version(tmp_path: Path) -> None:
+    """One with a key more, and one of which keys are missing, were a TypeError."""
+    memory, recorder = flight_of(tmp_path, FakeClock(1000))
+    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    known = {
+        "rank": 3, "host": "b", "step": 7, "stage": "other", "loader": "", "quiet_s": 18.0, "silent": True
+    }  # fmt: skip
+    leave_summary(tmp_path, ranks={"suspects": [known | {"new": 1}, {"rank": 4}]})
+
+    assert read_postmortem(tmp_path)["reported_suspects"] == [known]
+    memory.close()
+
+
 def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path: Path) -> None:
     """A ring forgets; the summary has counted."""
     clock = FakeClock(1000)
