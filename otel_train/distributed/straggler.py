@@ -189,14 +189,13 @@ def compare(
     """Evaluates one window, from the reports of the same ranks at its begin and end.
 
     None if a rank evaluated or saved in it and the steps are unequal: the others may have waited for that. None as well if the device
-    time of some ranks is known and that of others is not.
+    time of a rank is known since then. As long as that of any is not, the time of the hosts is compared.
 
     ``shown``: ranks that were among those with the largest excess before.
     """
-    measured_on = {bool(report.device) for report in (*begun.values(), *now.values())}
-    if len(measured_on) > 1:
+    on_device, ranks = all(report.device for report in now.values()), sorted(now)
+    if on_device and not all(report.device for report in begun.values()):
         return None
-    on_device, ranks = True in measured_on, sorted(now)
     stages = list(now[ranks[0]].stages)
     steps = np.array([now[r].steps - begun[r].steps for r in ranks], dtype=np.float64)
     spent = np.empty((len(ranks), len(stages)))
