@@ -165,14 +165,23 @@ def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
 
 def _in_the_child(mask: set[int]) -> Callable[[], None]:
     """Returns what the child runs before it executes the program."""
-    library = ctypes.CDLL(None)
-    parent = os.getpid()
+    end_too = end_with_parent()
+
+    def prepare() -> None:
+        end_too()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return prepare
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Returns what a child of this process runs first, so that the kernel kills it when this process ends."""
+    library, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before we asked
             os.kill(os.getpid(), signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return prepare
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import re
 import signal
@@ -104,7 +103,6 @@ _MANY_RANKS = 8
 """From here on slow work on ranks is worth several processes."""
 
 _MOST_PROCESSES = 32
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _MOST_NAMED = 4
 """Earlier trainings that are named, the latest of them; groups of ranks, the first of them."""
@@ -262,18 +260,20 @@ def _in_processes(work: Callable[[Path], Document], folders: Collection[Path]) -
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
+    from otel_train.autoinstrument.runner import end_with_parent
+
+    end_too = end_with_parent()
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends without a word at Ctrl-C
+        end_too()
+
     number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     try:
-        with ProcessPoolExecutor(number, get_context("fork"), _end_with_parent) as pool:
+        with ProcessPoolExecutor(number, get_context("fork"), begin) as pool:
             return list(pool.map(work, folders))
     except (OSError, RuntimeError):
         return list(map(work, folders))
-
-
-def _end_with_parent() -> None:
-    """Lets this process end without a word at Ctrl-C, and when its parent is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
