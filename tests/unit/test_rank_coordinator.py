@@ -54,6 +54,12 @@ class Member:
         until(lambda: exchange._found is not None)
         self.ranks.poll()
 
+    def polled_each_second(self, seconds: int) -> None:
+        """As the agent does, without looking at the answers."""
+        for _ in range(seconds):
+            self.ranks.poll()
+            self.clock.tick(s=1)
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Events of this name since the last call."""
         return [dict(event.attributes) for event in self.run.spans.drain()[1] if event.name == name]
@@ -117,9 +123,7 @@ def test_the_first_reports_follow_each_other_faster(
 ) -> None:
     """A run of ten seconds ended before a slow rank was named. In large jobs the store allows for no more."""
     member = join(members, store, 2, world_size)
-    for _ in range(seconds):
-        member.ranks.poll()
-        member.clock.tick(s=1)
+    member.polled_each_second(seconds)
 
     until(lambda: "p/2" in store.held and decode(store.held["p/2"]).sequence == 60 + 8)
 
@@ -132,9 +136,7 @@ def test_the_reports_of_a_rank_that_trains_soon_follow_each_other_as_usual(
     steps = Tape().repeat(20, Tape.step)
     member.run.learn(steps.sources)
     member.run.feed(1, np.array(steps.times), np.array(steps.codes), name="MainThread", main=True)
-    for _ in range(15 + 8 * 5):
-        member.ranks.poll()
-        member.clock.tick(s=1)
+    member.polled_each_second(15 + 8 * 5)
 
     until(lambda: "p/2" in store.held and decode(store.held["p/2"]).sequence == 15 + 8)
 
