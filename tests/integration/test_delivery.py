@@ -402,7 +402,7 @@ def arrived_ns(*receivers: Received) -> list[int]:
 
 
 def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> None:
-    """The whole program: what the run recorded is what arrived, each once and in order."""
+    """The whole program: what the run recorded is what arrived, in order and each once, unless its answer was lost."""
     rank = tmp_path / "r" / "rank0"
     with ExitStack() as stack:
         with http_receiver() as first:
@@ -414,7 +414,10 @@ def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> N
             until(lambda: len(second.metrics) >= 8, seconds=60)
             process.send_signal(signal.SIGTERM)
             process.wait(20)
-    assert arrived_ns(first, second) == recorded_ns(rank)
+    arrived, again = arrived_ns(first), arrived_ns(second)
+    if arrived[-1] == again[0]:  # the server closed between the request and its answer: it is sent again
+        del again[0]
+    assert arrived + again == recorded_ns(rank)
     assert not (rank / "spool").exists()
 
 
