@@ -326,11 +326,11 @@ class Setting(FastNamedTuple):
 
 
 class IgnoredSetting(FastNamedTuple):
-    """A wrong setting in the environment or in a file; the run continues without it.
+    """A wrong setting that stops nothing: in the environment, in a file, or one that only the agent process can check.
 
     Attributes:
         name: of the variable or the key, or the file that cannot be read.
-        origin: ``environment`` or the path of a file.
+        origin: ``environment``, ``code`` or the path of a file.
         problem: value, rule and remedy.
         used: what holds in its place, as text; "" where nothing stands for it.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -176,17 +177,22 @@ class ExportManager:
         self._routes.append(ExportRoute(filtered, guard, every_s))
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
-        """Calls ``do`` with the value of a setting; with its default if a value from the environment or a file fails."""
+        """Calls ``do`` with the value of a setting; with its default if that fails and the program does not wait for us."""
         try:
             return do(getattr(self._config, name))
         except ConfigError as error:
             origin = self.origins.get(name, CODE)
-            if origin == CODE:
+            if origin == CODE and self._is_awaited:
                 raise
             default = Config()
             ignored = IgnoredSetting(name, origin, str(error))
             self._ignore(*in_force([ignored], default))
             return do(getattr(default, name))
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether ``instrument()`` waits for what is opened here, and raises: the agent is a thread of the program."""
+        return self.info.pid == os.getpid()
 
     def _ignore(self, *ignored: IgnoredSetting) -> None:
         self.ignored += ignored
@@ -289,7 +295,8 @@ class ExportManager:
             exporter = self._or_default("prometheus_address", served)
         except ConfigError as error:
             by_program = self.origins.get("prometheus_address", CODE) == CODE
-            if by_program and self._config.prometheus_address != Config().prometheus_address:
+            is_default = self._config.prometheus_address == Config().prometheus_address
+            if by_program and not is_default and self._is_awaited:
                 raise
             raise OSError(str(error).rstrip(".")) from error  # the program has not asked for this address
         if self.rank_folder is not None:

@@ -116,6 +116,28 @@ def test_a_wrong_argument_is_refused_at_the_call(
     assert otel_train.current() is None
 
 
+def test_an_address_that_the_agent_process_cannot_listen_on_costs_no_other_telemetry(tmp_path: Path) -> None:
+    """``instrument()`` has returned when the agent tries it: the run goes on, with the default address."""
+    program = """
+import otel_train
+otel_train.instrument(agent="process", run_dir="runs", prometheus_address="no.such.host.invalid:9464")
+otel_train.step()
+"""
+
+    done = launched([sys.executable, "-c", program], {**os.environ}, tmp_path)
+
+    assert done.returncode == 0
+    assert (
+        done.stderr.count("Prometheus endpoint no.such.host.invalid:9464") == 2
+    )  # in the log, and in the run summary
+    assert "Ignored; in force: prometheus_address='127.0.0.1:9464'" in done.stderr
+    [path] = (tmp_path / "runs").glob("*/rank0/summary.json")
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    [ignored] = summary["settings_ignored"]
+    assert (ignored["name"], ignored["from"]) == ("prometheus_address", "code")
+    assert (summary["state"], summary["steps"]) == ("finished", {"train": 1})
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [("loader", "loaders"), ("models", "model"), ("dataloaders", "loaders"), ("run_dri", "run_dir")],
