@@ -238,10 +238,12 @@ def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
 
 
 def _most(run: RuleInput, found: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings that are main ones for their share; not time in no stage where the loop may wait there for a device."""
+    """Returns the findings that are main ones for their share; not time in no stage that may be a wait for a device, or a hang."""
+    stalled_s = run.activities.get("stalled", 0.0)
     return [
         each for each in found
-        if each.share >= MOST_SHARE and not (each.name == "unattributed" and run.pace.seen)
+        if each.share >= MOST_SHARE
+        and not (each.name == "unattributed" and (run.pace.seen or stalled_s >= each.seconds / 2))
     ]  # fmt: skip
 
 
@@ -697,7 +699,7 @@ SIDE_RULES = (
         "unattributed",
         f"no rule above applies; or {LARGE_SHARE:.0%} of training time or more is in no stage or in a data stage without a "
         f"loader, or in one stage of the program's own or `h2d`. From {MOST_SHARE:.0%} on it leads a smaller main finding, "
-        "where no device is timed",
+        "where no device is timed and `stalled` is less than half of it",
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "other_after_seconds", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'instrument what the summary names; `with otel_train.stage("name"):` around suspects',

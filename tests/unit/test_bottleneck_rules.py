@@ -117,6 +117,8 @@ def hung(longest_s: float) -> list[StageTotals]:
     # One wait of an hour is not a loader that is too slow, unless training waits for it without that, too.
     pytest.param(hung(55.0), {"activities": HALF_STALLED}, ["stalled"], id="no number of workers helps a loader that hung"),
     pytest.param(hung(5.0), {"activities": HALF_STALLED}, ["input_bound", "stalled"], id="a slow loader that hung as well"),
+    pytest.param([stage("forward", 40.0), stage("other", 60.0)], {"activities": HALF_STALLED}, ["stalled", "unattributed"],
+                 id="a hang between two stages is no time to be wrapped in a stage"),
     # A night of which two thirds are spent saving is not bound by its model, nor by a loader.
     *(pytest.param(rows, {"activities": {"productive": 40.0, spent: 60.0}}, [f"{spent}_heavy", limit],
                    id=f"what takes most of the run is its main finding: {spent} before {limit}")
