@@ -253,7 +253,7 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
 
     if not suspects:
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
-        return _first_ended(reports) or _suspected_by_reports(reports) or unknown
+        return _first_ended(reports) or _suspected_by_reports(reports) or _in_one_place(reports) or unknown
     first = suspects[0]
     where = f"{first.place()}, step {first.step}"
     unheard = {report["rank"]: report for report in reports if is_unheard(report)}
@@ -301,6 +301,19 @@ def _suspected_by_reports(reports: Sequence[Report]) -> str:
     return (
         f"Rank {first.rank} on {first.host}{others} held the run up, by the reports that the ranks exchanged: {first.place()}, "
         f"step {first.step}, {quiet}."
+    )
+
+
+def _in_one_place(reports: Sequence[Report]) -> str:
+    """Returns where all ranks stand still; "" if they do not, or not all of the run are here."""
+    from otel_train.distributed.hang import common_place
+
+    last = common_place(reports)
+    if last is None or len(reports) < max(report.get("world_size") or 0 for report in reports):
+        return ""
+    return (
+        f"No rank is behind: all {len(reports)} were {last.place()}, step {last.step}, for {duration(last.quiet_s)}. A collective "
+        "operation or the network may have hung, or what they all wait for there."
     )
 
 

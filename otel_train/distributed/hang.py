@@ -171,6 +171,20 @@ def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
     return suspects(reports, {place: reports[place].quiet_s for place in vanished})
 
 
+def common_place(documents: Sequence[PostmortemDocument]) -> HangSuspect | None:
+    """Returns where all ranks stand still, as the one that came there last; None if they are not in one place, or an end explains it."""
+    if any(document["state"] in ("failed", "finished") for document in documents):
+        return None
+    reports = [_report_of(document) for document in documents]
+    places = {
+        (report.step, report.stage, report.loader, report.after, report.backwards) for report in reports
+    }
+    if len(reports) <= 1 or len(places) > 1 or not all(report.stalled for report in reports):
+        return None
+    last = min(reports, key=lambda report: report.quiet_s)
+    return _suspect(last, last.quiet_s, silent=False)
+
+
 def _vanished(document: PostmortemDocument, documents: Sequence[PostmortemDocument]) -> bool:
     """Returns whether a rank ended without a word, and before those that ended otherwise."""
     if document["alive"] or document["state"] not in SILENT_ENDS:

@@ -156,7 +156,7 @@ def test_a_rank_whose_files_are_on_its_host_is_named_by_the_reports_that_the_ran
         "Rank 3 on node-b held the run up, by the reports that the ranks exchanged: between two stages, step 7, silent for 18.0 s."
         in text
     )
-    assert "Nothing tells" in sentence([], [each | {"world_size": 2} for each in ranks])
+    assert "No rank is behind" in sentence([], [each | {"world_size": 2} for each in ranks])
 
 
 def test_a_rank_that_was_killed_because_it_had_waited_too_long_did_not_vanish() -> None:
@@ -212,6 +212,20 @@ def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
 
     assert "Rank 1 held the run up, in stage data of loader train, step 7" in text
     assert len([line for line in text.splitlines() if "gone" in line]) == 2
+
+
+def test_ranks_that_all_stand_still_in_one_place_are_said_to_do_so() -> None:
+    """The network between two hosts is gone: nothing tells one rank from the others, but the place is known."""
+    ranks = [rank(0, alive=True), rank(1, alive=True, quiet_seconds=8.0)]
+
+    assert sentence(compare(ranks), ranks).startswith(
+        "No rank is behind: all 2 were in stage backward, step 7, for 8.00 s. A collective"
+    )
+    unknown = "Nothing tells one rank from the others"
+    going_on = [ranks[0], rank(1, alive=True, quiet_seconds=0.1)]
+    assert sentence(compare(going_on), going_on).startswith(unknown)
+    of_three = [each | {"world_size": 3} for each in ranks]
+    assert sentence(compare(of_three), of_three).startswith(unknown)
 
 
 def test_the_line_of_a_rank_that_finished_has_the_last_step_that_ended() -> None:
