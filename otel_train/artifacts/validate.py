@@ -8,6 +8,7 @@ import math
 import os
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +45,7 @@ from otel_train.rundata.run import read_run
 from otel_train.rundata.schemas import REMEDY, wrong_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     Document = Mapping[str, Any]
@@ -249,8 +250,13 @@ _LINES_NAMED = 3
 """Lines of a file whose wrong values are named."""
 
 
-def check_run(run: Path) -> list[Fault]:
-    """Returns everything that is missing or does not agree in a run directory and in the artifacts in it."""
+def check_run(run: Path, in_order: Callable[..., Iterable[list[Fault]]] = map) -> list[Fault]:
+    """Returns everything that is missing or does not agree in a run directory and in the artifacts in it.
+
+    Args:
+        run: the run directory.
+        in_order: applies a function to each rank, as ``map`` does; for many ranks in several processes.
+    """
     faults = list(_document(run / RUN_FILE, "files/run", RUN_FILE))
     for name in names_in(run / CAPTURES_FOLDER):
         if name.endswith(METADATA_SUFFIX):
@@ -258,9 +264,13 @@ def check_run(run: Path) -> list[Fault]:
     ranks = rank_folders(run)
     if not ranks:
         faults.append(Fault(str(run), "there is no folder of a rank"))
-    for rank in ranks:
-        faults += _rank(run, rank)
+    for found in in_order(partial(_faults_of_rank, run), ranks):
+        faults += found
     return faults
+
+
+def _faults_of_rank(run: Path, rank: int) -> list[Fault]:
+    return list(_rank(run, rank))
 
 
 def _rank(run: Path, rank: int) -> Iterator[Fault]:

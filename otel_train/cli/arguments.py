@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
 Document = TypeVar("Document")
+Item = TypeVar("Item")
 
 LARGE_BYTES = 100 << 20
 """From here on reading takes long enough to show how far it is."""
@@ -231,7 +232,7 @@ def read_ranks(
     """
     folders, problems, found = chosen_ranks(args, file_name), [], {}
     work = partial(_read_or_problem, read)
-    several = _in_processes if is_slow and len(folders) >= _MANY_RANKS else map
+    several = in_processes if is_slow else map
     for folder, document in zip(folders.values(), several(work, folders.values()), strict=True):
         if isinstance(document, RunDirectoryError):
             problems.append(document)
@@ -255,8 +256,10 @@ def _read_or_problem(read: Callable[[Path], Document], folder: Path) -> Document
         return error
 
 
-def _in_processes(work: Callable[[Path], Document], folders: Collection[Path]) -> list[Document]:
-    """Does what ``map`` does, on all processors; on one where no process or thread can be started, or one is killed."""
+def in_processes(work: Callable[[Item], Document], ranks: Collection[Item]) -> list[Document]:
+    """Does what ``map`` does, for many ranks on all processors; on one where no process or thread can be started, or one is killed."""
+    if len(ranks) < _MANY_RANKS:
+        return list(map(work, ranks))
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -271,9 +274,9 @@ def _in_processes(work: Callable[[Path], Document], folders: Collection[Path]) -
     number = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     try:
         with ProcessPoolExecutor(number, get_context("fork"), begin) as pool:
-            return list(pool.map(work, folders))
+            return list(pool.map(work, ranks))
     except (OSError, RuntimeError):
-        return list(map(work, folders))
+        return list(map(work, ranks))
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

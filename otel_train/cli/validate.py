@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli import complain, print_json
-from otel_train.cli.arguments import add_run_dir, chosen_run, print_earlier_trainings
+from otel_train.cli.arguments import add_run_dir, chosen_run, in_processes, print_earlier_trainings
 from otel_train.cli.report import FILE_NAME as REPORT
 from otel_train.cli.report import page_of_run
 from otel_train.console.text import TextLayout, plural
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Checks the files and prints faults by file."""
     folder, made = _chosen(args)
-    faults = check(folder) if made else check_run(folder)
+    faults = check(folder) if made else check_run(folder, in_processes)
     if args.json:
         listed = [fault._asdict() for fault in faults]
         print_json({"folder": str(folder), "ok": not faults, "faults": listed})

@@ -90,9 +90,9 @@ def is_trace(name: str) -> bool:
     return name.endswith((".json", SUFFIX)) and not name.endswith(METADATA_SUFFIX)
 
 
-def captures_of(run: Path) -> list[Path]:
-    """Returns the captures of a run, oldest first."""
-    folders = [folder / CAPTURES_FOLDER for folder in (run, *rank_folders(run).values())]
+def captures_of(run: Path, *ranks: Path) -> list[Path]:
+    """Returns the captures of a run, oldest first; of the folders of ranks only these are read, where any are given."""
+    folders = [folder / CAPTURES_FOLDER for folder in (run, *(ranks or rank_folders(run).values()))]
     found = [folder / name for folder in folders for name in filter(is_trace, names_in(folder))]
     return sorted(found, key=lambda path: (changed_ns(path), path.name))
 

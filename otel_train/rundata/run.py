@@ -110,7 +110,7 @@ def _read(run: Path, rank: int) -> RunReader:
         said = " ".join(reader.warnings) or f"there is neither {SUMMARY_FILE} nor {FLIGHT_FILE}."
         raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
     reader.metrics = _read_if_there(reader, folder / METRICS_FILE, read_metrics) or {}
-    reader.captures = [path for path in captures_of(run) if _is_mine(reader, path)]
+    reader.captures = [path for path in captures_of(run, folder) if _is_mine(reader, path)]
     return reader
 
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 
+from otel_train.artifacts import validate
 from otel_train.artifacts.writer import MOST_STEPS, write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
@@ -396,6 +398,34 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, cli: Cli) -> None:
     assert "rank0/events.jsonl: 1 lines are no JSON objects" in said
     assert "3 records were lost" in said
     assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
+
+
+def test_ranks_of_a_large_run_are_checked_in_several_processes(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand ranks took an hour of one processor, some of it for reading the folders of all ranks for each rank."""
+    say_summary(run)
+    for rank in range(1, 12):
+        shutil.copytree(run / "rank0", run / f"rank{rank}")
+    (run / "rank7" / "events.jsonl").write_text("not json\n")
+    monkeypatch.setattr("otel_train.profiler.storage.rank_folders", pytest.fail)
+    monkeypatch.setattr(
+        "otel_train.artifacts.validate.read_run", _read_elsewhere(os.getpid(), validate.read_run)
+    )
+    code, said, _ = cli("validate", run)
+
+    assert (code, said.splitlines()) == (
+        1,
+        ["rank7/events.jsonl: 1 lines are no JSON objects", f"{run}: 1 fault"],
+    )
+
+
+def _read_elsewhere(parent: int, read: Callable[..., Any]) -> Callable[..., Any]:
+    def read_run(run: Path, rank: int) -> Any:
+        assert os.getpid() != parent
+        return read(run, rank)
+
+    return read_run
 
 
 def test_a_run_whose_values_break_a_law_is_not_sound(run: Path, cli: Cli) -> None:
