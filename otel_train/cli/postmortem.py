@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import STAGES
@@ -13,7 +14,7 @@ from otel_train.console.summary import state_badge
 from otel_train.console.text import ABSENT, INDENT, TextLayout, cut, duration, known, pad, plural, right
 from otel_train.datamodel import FLIGHT_FILE
 from otel_train.profiler.storage import finding_summary
-from otel_train.rundata.files import has_ended
+from otel_train.rundata.files import has_ended, whole
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ examples:
 """
 _STAGES_SHOWN = 5
 _MOST_HOSTS = 4
+_MOST_LINES, _MOST_PAGES = 16, 4
+"""Ranks from which on equal ones share a line, and only the pages of the first are printed; and the number of these."""
+
 _NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
 
 
@@ -61,12 +65,22 @@ def run(args: argparse.Namespace) -> int:
     page = TextLayout.of(sys.stdout)
     if not args.json and (len(reports) > 1 or _suspected_by_reports(reports)):
         print(render_overview(page, reports, named))
-    for report in reports:
+    shown = reports if args.json or len(reports) <= _MOST_LINES else _first_pages(reports)
+    for report in shown:
         if args.json:
             print_json(report)
         else:
             print(render(page, report), end="")
+    if len(shown) < len(reports):
+        more = "'otel-train postmortem RUN --rank N' prints that of another one"
+        print(f"Pages of {len(shown)} of {len(reports):,} ranks are above; {more}.")
     return code
+
+
+def _first_pages(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the ranks of a large run whose pages are printed: the suspects first, then the lowest."""
+    first = sorted(range(len(reports)), key=lambda index: not reports[index]["suspect"])[:_MOST_PAGES]
+    return [reports[index] for index in sorted(first)]
 
 
 def render(page: TextLayout, report: Report) -> str:
@@ -221,30 +235,44 @@ _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
 def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
-    """Returns one line per rank, the suspects marked, and a sentence on them."""
+    """Returns one line per rank, in a large run per group of equal ranks, the suspects marked, and a sentence on them."""
     named = {suspect.rank for suspect in suspects}
-    lines = [
-        *_head(page, reports[0], (arguments.ranks_present(reports), ""), sentence(suspects, reports)),
-        "",
-        page.line(_rank_line("rank", "", "step", "stage", "loader"), "dim"),
-    ]
-    for report in reports:
-        inside = (report.get("open") or [{}])[-1]
-        last = None if inside else _step_before(report)
-        stage = page.safe(inside.get("stage") or ("between stages" if last is None else "after the step"))
-        loader = page.safe(inside.get("loader") or "")
-        rank, step = (
-            str(known(number))
-            for number in (report.get("rank"), report.get("step") if last is None else last)
-        )
-        line = _rank_line(rank, _state(report), step, stage[:_STAGE], loader)
-        lines.append(page.line(line.rstrip(), "red" if report.get("rank") in named else ""))
-    return page.finish([*lines, ""])
+    rows = [(_cells(page, report), report.get("rank") in named) for report in reports]
+    ranks = [whole(report.get("rank")) or 0 for report in reports]
+    large = len(rows) > _MOST_LINES
+    lines: list[tuple[str, tuple[tuple[str, ...], bool]]] = []
+    for _, group in groupby(range(len(rows)), lambda at: (rows[at], ranks[at] - at) if large else at):
+        of, *more = group
+        rank = f"{ranks[of]}-{ranks[more[-1]]}" if more else str(known(reports[of].get("rank")))
+        lines.append((rank, rows[of]))
+    columns = max(_RANK, *(len(rank) for rank, _ in lines))
+    head = page.line(_rank_line(columns, "rank", "", "step", "stage", "loader"), "dim")
+    return page.finish(
+        [
+            *_head(page, reports[0], (arguments.ranks_present(reports), ""), sentence(suspects, reports)),
+            "",
+            head,
+            *(
+                page.line(_rank_line(columns, rank, *cells).rstrip(), "red" if is_named else "")
+                for rank, (cells, is_named) in lines
+            ),
+            "",
+        ]
+    )
 
 
-def _rank_line(*cells: str) -> str:
+def _cells(page: TextLayout, report: Report) -> tuple[str, ...]:
+    """Returns state, step, stage and loader of a rank."""
+    inside = (report.get("open") or [{}])[-1]
+    last = None if inside else _step_before(report)
+    stage = page.safe(inside.get("stage") or ("between stages" if last is None else "after the step"))
+    step = str(known(report.get("step") if last is None else last))
+    return _state(report), step, stage[:_STAGE], page.safe(inside.get("loader") or "")
+
+
+def _rank_line(columns: int, *cells: str) -> str:
     rank, state, step, stage, loader = cells
-    return f"{right(rank, _RANK)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, _STAGE)}{loader}"
+    return f"{right(rank, columns)}  {pad(state, _STATE)}{right(step, _STEP)}  {pad(stage, _STAGE)}{loader}"
 
 
 def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:

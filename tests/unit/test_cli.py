@@ -611,6 +611,20 @@ def test_a_postmortem_of_many_ranks_that_is_ended_leaves_no_process(tmp_path: Pa
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
+def test_a_postmortem_of_a_large_run_has_the_pages_of_four_ranks(tmp_path: Path, cli: Cli) -> None:
+    """It had thirty thousand lines for a thousand ranks, and the sentence on the suspect above them."""
+    run = leave_run(tmp_path, [9])
+    for rank in range(1, 20):
+        shutil.copytree(run / "rank0", run / f"rank{rank}")
+    said = cli("postmortem", run).out
+
+    assert said.count("the last steps") == 4
+    assert said.endswith(
+        "\nPages of 4 of 20 ranks are above; 'otel-train postmortem RUN --rank N' prints that of another one.\n"
+    )
+    assert len(cli("postmortem", run, "--json").out.splitlines()) == 20
+
+
 def test_a_run_without_a_flight_recorder_has_no_postmortem_and_the_command_says_why(
     run_of_two: Path, cli: Cli
 ) -> None:

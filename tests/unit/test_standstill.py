@@ -228,6 +228,20 @@ def test_ranks_that_all_stand_still_in_one_place_are_said_to_do_so() -> None:
     assert sentence(compare(of_three), of_three).startswith(unknown)
 
 
+def test_equal_ranks_of_a_large_run_share_a_line() -> None:
+    """The page had one line for each of a thousand ranks; the one that differs was to be found among them."""
+    every = [rank(each, "data" if each == 512 else "backward") for each in range(1024) if each != 700]
+    page = TextLayout(100, color=False, unicode=False)
+    lines = render_overview(page, every, compare(every)).splitlines()
+
+    assert [line.split() for line in lines[-5:] if line.strip()] == [
+        [ranks, "gone", "7", stage, "train"]
+        for ranks, stage in (
+            ("0-511", "backward"), ("512", "data"), ("513-699", "backward"), ("701-1023", "backward")
+        )
+    ]  # fmt: skip
+
+
 def test_the_line_of_a_rank_that_finished_has_the_last_step_that_ended() -> None:
     """It had the number of the step that would have come, beside "finished after step 399" of the same rank."""
     finished = rank(0, None, step=400, state="finished", last_step={"index": 399})
