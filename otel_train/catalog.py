@@ -84,7 +84,7 @@ class Label(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One metric, published or reserved.
+    """One metric.
 
     Attributes:
         name: OpenTelemetry name, dotted, without unit.
@@ -95,7 +95,6 @@ class Metric(NamedTuple):
         bounds: explicit bucket edges in ``unit``, rising. Empty unless a histogram.
         emit: which ranks publish it.
         priority: ``P0`` needed by rules and dashboards, ``P1`` and ``P2`` useful.
-        published: whether this version publishes it; otherwise the name is reserved.
     """
 
     name: str
@@ -106,7 +105,6 @@ class Metric(NamedTuple):
     bounds: tuple[float, ...] = ()
     emit: Emit = Emit.ALL
     priority: str = "P0"
-    published: bool = True
 
     @property
     def prometheus(self) -> str:
@@ -176,7 +174,6 @@ NAMESPACE: Final = Label("train.namespace", 1, open=True,
 PEER_RANK: Final = Label("train.peer.rank", 3, open=True,
     meaning="The rank that the value is about. Rank 0 exports the series, at most three ranks at a time.")
 PEER_HOST: Final = Label("train.peer.host", 3, open=True, meaning="Host of `train.peer.rank`.")
-PROCESS_GROUP: Final = Label("train.process_group", 6, open=True, meaning="Which process group.")
 PROFILER_TRIGGER: Final = Label("train.profiler.trigger", 5,
     values=("schedule", "on_demand", "slow_step", "alert", "signal"),
     meaning="What requested the capture.")
@@ -227,14 +224,9 @@ STEP_INDEX: Final = Metric("train.step.index", "{step}", Kind.GAUGE, emit=Emit.R
 EPOCH_INDEX: Final = Metric("train.epoch.index", "{epoch}", Kind.GAUGE,
     labels=(LOADER,), emit=Emit.RANK0, priority="P1",
     meaning="Current pass over each loader, from 0.")
-EPOCH_DURATION: Final = Metric("train.epoch.duration", "s", Kind.HISTOGRAM,
-    labels=(LOADER, PHASE), bounds=DURATION_BOUNDS, emit=Emit.RANK0, priority="P1", published=False,
-    meaning="Wall time of one full pass of a loader.")
 THROUGHPUT_THEORETICAL: Final = Metric("train.throughput.theoretical", "{sample}/s", Kind.GAUGE,
     labels=(LOADER,), emit=Emit.RANK0,
     meaning="Upper bound of global samples per second, configured or calibrated without the data stage. The gap to the real rate, over the time of the loader's own batches, is what the loader costs.")
-MFU_RATIO: Final = Metric("train.mfu.ratio", "1", Kind.GAUGE, emit=Emit.RANK0, priority="P1", published=False,
-    meaning="Model FLOP utilisation over the last export interval.")
 MODEL_FLOPS: Final = Metric("train.model.flops", "{flop}", Kind.COUNTER, emit=Emit.DP_LEADER,
     meaning="Model FLOP executed, without recomputation. Counted by the same ranks as samples: the sum is the global number in every profile.")
 ACCELERATOR_FLOPS_LIMIT: Final = Metric("train.accelerator.flops.limit", "{flop}/s", Kind.GAUGE, labels=(DEVICE,),
@@ -354,9 +346,6 @@ CHECKPOINT_LAST_SUCCESS_TIME: Final = Metric("train.checkpoint.last_success.time
     meaning="Unix time of the last durable checkpoint; the start of the run until there is one.")
 CHECKPOINT_INTERVAL: Final = Metric("train.checkpoint.interval", "s", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Time between checkpoints, declared or learned. Alerts compare with it.")
-CHECKPOINT_SIZE: Final = Metric("train.checkpoint.size", "By", Kind.GAUGE,
-    emit=Emit.RANK0, priority="P1", published=False,
-    meaning="Bytes written by the last save.")
 EVAL_DURATION: Final = Metric("train.eval.duration", "s", Kind.HISTOGRAM,
     labels=(LOADER,), bounds=DURATION_BOUNDS, emit=Emit.RANK0,
     meaning="One evaluation pass.")
@@ -372,9 +361,6 @@ RANKS_REPORTING: Final = Metric("train.ranks.reporting", "{rank}", Kind.UPDOWN, 
     meaning="Ranks whose last record came in time, and those that have ended by themselves.")
 RANKS_EVENTS: Final = Metric("train.ranks.events", "{event}", Kind.COUNTER, labels=(RANK_EVENT,), emit=Emit.RANK0,
     meaning="Events of all ranks, summed, ranks that have ended included.")
-COLLECTIVE_WAIT_DURATION: Final = Metric("train.collective.wait.duration", "s", Kind.HISTOGRAM,
-    labels=(PROCESS_GROUP,), bounds=DURATION_BOUNDS, priority="P2", published=False,
-    meaning="Time inside monitored collectives.")
 COMPILE_RECOMPILES: Final = Metric("train.compile.recompiles", "{recompile}", Kind.COUNTER, priority="P1",
     meaning="Recompilations by the compiler. Growth after warm-up means shapes keep changing.")
 COMPILE_DURATION: Final = Metric("train.compile.duration", "s", Kind.HISTOGRAM,
@@ -400,9 +386,6 @@ TELEMETRY_OVERHEAD_TIME: Final = Metric("train.telemetry.overhead.time", "s", Ki
 TELEMETRY_ATTRIBUTE_OVERFLOWS: Final = Metric("train.telemetry.attribute.overflows", "{overflow}", Kind.COUNTER,
     labels=(OVERFLOWN,),
     meaning="Attribute values folded into `_OTHER` because a bound was reached.")
-TELEMETRY_STEP_INTERVAL: Final = Metric("train.telemetry.step_interval", "{step}", Kind.GAUGE,
-    priority="P1", published=False,
-    meaning="k when only every k-th step is recorded.")
 INSTRUMENTATION_GAPS: Final = Metric("train.instrumentation.gaps", "{thing}", Kind.UPDOWN,
     labels=(GAP_KIND, GAP_REASON),
     meaning="Stages, models and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `instrumentation_gaps` in summary.json.")
@@ -414,9 +397,6 @@ PROBE_TIME: Final = Metric("train.probe.time", "s", Kind.GAUGE,
 
 ALL: Final = _defined(Metric)
 """Every metric, in the order of the reference page."""
-
-PUBLISHED: Final = tuple(metric for metric in ALL if metric.published)
-"""The metrics of this version; the others are reserved names."""
 
 by_name: Final = {metric.name: metric for metric in ALL}
 """Every metric by its OpenTelemetry name."""
@@ -495,14 +475,12 @@ class SpanType(NamedTuple):
         meaning: when it exists and what it covers.
         attributes: what it may carry.
         parent: name of the span above it; "" for a root or an event.
-        published: whether this version publishes it; otherwise the name is reserved.
     """
 
     name: str
     meaning: str
     attributes: tuple[Attribute, ...] = ()
     parent: str = ""
-    published: bool = True
 
 
 # fmt: off
@@ -513,10 +491,6 @@ _STAGE_ATTRIBUTES: Final = (SPAN_STAGE, SPAN_LOADER, MODEL_NAME, STAGE_DEVICE_TI
 
 RUN_SPAN: Final = SpanType("train.run", attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, TRACE_CLASS),
     meaning="Start of an attempt; lasts milliseconds. All other traces link to it.")
-INIT_MODEL_SPAN: Final = SpanType("train.init.model", parent="train.run", published=False,
-    meaning="Preparing the model.")
-INIT_LOADERS_SPAN: Final = SpanType("train.init.loaders", parent="train.run", published=False,
-    meaning="Preparing the loaders.")
 STEP_SPAN: Final = SpanType("train.step", attributes=_STEP_ATTRIBUTES,
     meaning="A sampled step: warm-up, slow, failed, not finite, captured, or every Nth.")
 RANK_STEP_SPAN: Final = SpanType("train.rank_step", attributes=(*_STEP_ATTRIBUTES, SPAN_RANK, SPAN_ERROR_TYPE), parent="train.step",
@@ -536,12 +510,6 @@ STAGE_SPAN: Final = SpanType("train.stage", attributes=_STAGE_ATTRIBUTES, parent
 CHECKPOINT_SAVE_SPAN: Final = SpanType("train.checkpoint.save",
     attributes=(STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE),
     meaning="Saving a checkpoint: the time that the loop waited.")
-CHECKPOINT_PERSIST_SPAN: Final = SpanType("train.checkpoint.persist",
-    attributes=(STEP_NUMBER, SPAN_ERROR_TYPE), parent="train.checkpoint.save", published=False,
-    meaning="The background part of saving.")
-CHECKPOINT_LOAD_SPAN: Final = SpanType("train.checkpoint.load",
-    attributes=(STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE), published=False,
-    meaning="Loading a checkpoint.")
 EVAL_SPAN: Final = SpanType("train.eval",
     attributes=(STEP_NUMBER, SPAN_PHASE, SPAN_LOADER, BATCH_COUNT, TRACE_CLASS),
     meaning="One evaluation pass.")
@@ -573,8 +541,6 @@ FLOPS_EVENT: Final = SpanType("train.flops.count", attributes=(STEP_NUMBER, STEP
     meaning='The FLOP of one step were counted (`flops="auto"`). That step took longer than others.')
 NONFINITE_EVENT: Final = SpanType("train.nonfinite", attributes=(STEP_NUMBER, SPAN_NONFINITE_KIND),
     meaning="A value that must be finite was not.")
-OOM_EVENT: Final = SpanType("train.oom", attributes=(STEP_NUMBER,), published=False,
-    meaning="The device ran out of memory.")
 LOADER_EXHAUSTED_EVENT: Final = SpanType("train.loader.exhausted",
     attributes=(STEP_NUMBER, SPAN_LOADER, SPAN_EXHAUSTION_REASON),
     meaning="A loader came to its end.")

@@ -38,12 +38,6 @@ A value beyond the bound becomes `{catalog.OTHER_VALUE}` and is counted in
 `{catalog.TELEMETRY_ATTRIBUTE_OVERFLOWS.name}`.
 """
 
-_RESERVED_INTRO = """
-## Reserved names
-
-This version does not publish these; nothing else may use the names.
-"""
-
 _SPANS_INTRO = f"""{GENERATED}
 # Spans and events
 
@@ -54,14 +48,9 @@ after the fact, and only those worth keeping.
 
 def render_metrics() -> str:
     """Returns the reference page of metrics and their attributes, as Markdown."""
-    reserved = [metric for metric in catalog.ALL if not metric.published]
-    known = labels_of(catalog.PUBLISHED)
     parts = [
-        *(_METRICS_INTRO, *_metric_table(catalog.PUBLISHED)),
-        *(_LABELS_INTRO, *_label_table(known)),
-        *(_RESERVED_INTRO, *_metric_table(reserved)),
-        "\nTheir attributes, where not listed above:\n",
-        *_label_table(label for label in labels_of(reserved) if label not in known),
+        *(_METRICS_INTRO, *_metric_table(catalog.ALL)),
+        *(_LABELS_INTRO, *_label_table(labels_of(catalog.ALL))),
     ]
     return "\n".join([*parts, ""])
 
@@ -71,11 +60,9 @@ def render_spans() -> str:
     rows = [["Attribute", "Type", "Meaning"]]
     rows += [[f"`{one.name}`", one.type, one.meaning] for one in catalog.ATTRIBUTES]
     parts = [
-        *(_SPANS_INTRO, *_span_table(span for span in catalog.SPANS if span.published)),
-        *("\n## Events\n", *_span_table(event for event in catalog.EVENTS if event.published)),
+        *(_SPANS_INTRO, *_span_table(catalog.SPANS)),
+        *("\n## Events\n", *_span_table(catalog.EVENTS)),
         *("\n## Attributes\n", *_table(rows)),
-        _RESERVED_INTRO,
-        *_span_table(one for one in (*catalog.SPANS, *catalog.EVENTS) if not one.published),
     ]
     return "\n".join([*parts, ""])
 

@@ -26,7 +26,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON, reserved names included")
+    how.add_argument("--json", action="store_true", help="print everything as JSON")
     how.add_argument("--prometheus", action="store_true", help="only metrics, under their Prometheus names")
 
 
@@ -35,23 +35,23 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_facts(), indent=2)
     elif args.prometheus:
-        print("\n".join(metric.prometheus for metric in catalog.PUBLISHED))
+        print("\n".join(metric.prometheus for metric in catalog.ALL))
     else:
         print("\n".join(_names()))
     return 0
 
 
 def _names() -> list[str]:
-    width = max(len(metric.name) for metric in catalog.PUBLISHED)
-    carried = {label.name for label in labels_of(catalog.PUBLISHED)}
+    width = max(len(metric.name) for metric in catalog.ALL)
+    carried = {label.name for label in labels_of(catalog.ALL)}
     carried.update(attribute.name for attribute in catalog.ATTRIBUTES)
     return [
         "metrics",
-        *(f"  {one.name:<{width}}  {one.kind.value:<13}  {one.unit}" for one in catalog.PUBLISHED),
+        *(f"  {one.name:<{width}}  {one.kind.value:<13}  {one.unit}" for one in catalog.ALL),
         "spans",
-        *(f"  {span.name}" for span in catalog.SPANS if span.published),
+        *(f"  {span.name}" for span in catalog.SPANS),
         "events",
-        *(f"  {event.name}" for event in catalog.EVENTS if event.published),
+        *(f"  {event.name}" for event in catalog.EVENTS),
         "attributes",
         *(f"  {name}" for name in sorted(carried)),
     ]
@@ -70,7 +70,6 @@ def _facts() -> dict[str, list[dict[str, object]]]:
                 "bounds": list(metric.bounds),
                 "emit": metric.emit.value,
                 "priority": metric.priority,
-                "published": metric.published,
             }
             for metric in catalog.ALL
         ],
@@ -82,7 +81,7 @@ def _facts() -> dict[str, list[dict[str, object]]]:
 
 
 def _named(types: Iterable[SpanType]) -> list[dict[str, object]]:
-    return [{"name": one.name, "meaning": one.meaning, "published": one.published} for one in types]
+    return [{"name": one.name, "meaning": one.meaning} for one in types]
 
 
 def labels_of(metrics: Iterable[Metric]) -> list[Label]:

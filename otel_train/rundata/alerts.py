@@ -24,7 +24,6 @@ _RANKS_NAMED = 8
 SEVERITIES = ("critical", "warning", "info", "ok")
 _ALERTS = {
     catalog.STALL_SPAN.name: "critical",
-    catalog.OOM_EVENT.name: "critical",
     catalog.NONFINITE_EVENT.name: "critical",
     catalog.LOADER_WORKER_EXIT_EVENT.name: "critical",
     catalog.STRAGGLER_EVENT.name: "warning",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from otel_train.catalog import PUBLISHED, Kind, Label
+from otel_train.catalog import ALL, Kind, Label
 
 IDENTITY = {
     *("train_run_id", "train_rank", "host_name", "service_name", "service_namespace"),
@@ -92,14 +92,14 @@ def published(metric: str) -> set[str] | None:
         return IDENTITY | le | {label.prometheus for label in ours}
     if metric in FOREIGN:
         return FOREIGN[metric]
-    if metric.endswith("_") and any(one.prometheus.startswith(metric) for one in PUBLISHED):
+    if metric.endswith("_") and any(one.prometheus.startswith(metric) for one in ALL):
         return IDENTITY
     return next((labels for prefix, labels in _FAMILIES if metric.startswith(prefix)), None)
 
 
 def labels_of(metric: str) -> tuple[Label, ...] | None:
-    """Labels that the catalogue gives a metric of otel_train; None for a reserved name."""
-    for candidate in PUBLISHED:
+    """Labels that the catalogue gives a metric of otel_train; None for another name."""
+    for candidate in ALL:
         names = {candidate.prometheus}
         if candidate.kind is Kind.HISTOGRAM:
             names |= {f"{candidate.prometheus}_{part}" for part in ("sum", "count", "bucket")}

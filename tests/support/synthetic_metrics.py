@@ -38,7 +38,6 @@ _OPEN_VALUES: Final = {
     "train.optimizer.group": ("decay", "no_decay"),
     "train.metric.name": ("accuracy",),
     "error.type": ("",),
-    "train.process_group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
     "train.telemetry.component": ("export loop",),
     **{
@@ -76,12 +75,9 @@ _GAUGES: Final = {
     "train.stall.threshold": 300,
     "train.straggler.excess.ratio": 0.35,
     "train.profiler.capture.size": 0.2 * _GIB,
-    "train.checkpoint.size": 2 * _GIB,
     "train.learning_rate": 3e-4,
-    "train.telemetry.step_interval": 1,
     "train.throughput.theoretical": 4000,
     "train.run.progress.ratio": 0.4,
-    "train.mfu.ratio": 0.4,
 }
 _RATES: Final = {
     "train.model.flops": 400e12,

@@ -47,7 +47,7 @@ def test_an_attribute_of_the_reference_page_is_written_by_a_module(attribute: ca
 
 @pytest.mark.parametrize(
     "label",
-    {label.name: label for metric in catalog.PUBLISHED for label in metric.labels}.values(),
+    {label.name: label for metric in catalog.ALL for label in metric.labels}.values(),
     ids=lambda label: label.name,
 )
 def test_a_value_of_the_reference_page_is_written_by_a_module(label: catalog.Label) -> None:
@@ -131,14 +131,6 @@ def test_a_label_name_has_one_meaning() -> None:
     assert len({label.prometheus for label in distinct}) == len(distinct)
 
 
-def test_a_step_is_published_by_default_and_reserved_names_are_not() -> None:
-    """The page must not promise what this version cannot measure."""
-    assert catalog.STEP_DURATION in catalog.PUBLISHED
-    assert not {"train.mfu.ratio", "train.collective.wait.duration"} & {
-        metric.name for metric in catalog.PUBLISHED
-    }
-
-
 def test_a_span_points_to_a_parent_that_exists() -> None:
     """A child under an unknown name is an orphan in every trace view."""
     names = {span.name for span in catalog.SPANS}
@@ -188,15 +180,14 @@ def test_the_prometheus_list_has_the_translated_names(cli: Cli) -> None:
     names = cli("metrics", "--prometheus").printed.split()
 
     assert "train_stage_duration_seconds" in names
-    assert len(names) == len(catalog.PUBLISHED)
+    assert len(names) == len(catalog.ALL)
 
 
-def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(cli: Cli) -> None:
+def test_the_plain_list_has_metrics_spans_and_attributes(cli: Cli) -> None:
     """People grep it for what they can query."""
     words = cli("metrics").printed.split()
 
     assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
-    assert "train.collective.wait.duration" not in words
 
 
 def test_bounds_of_step_time_are_near_enough_for_a_quantile_to_tell() -> None:

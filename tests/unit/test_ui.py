@@ -143,7 +143,7 @@ def test_names_cannot_become_code(tmp_path: Path, query: dict[str, str]) -> None
     """A loader, a host, an event or a kernel may be called anything, and files may say anything anywhere."""
     run = a_run(tmp_path, name=EVIL)
     event = {"time_unix_ns": 1, "name": EVIL, "rank": EVIL, "attributes": {EVIL: EVIL}}
-    alert = {"time_unix_ns": 1, "name": "train.oom", "attributes": {EVIL: EVIL, "train.loader": EVIL}}
+    alert = {"time_unix_ns": 1, "name": "train.nonfinite", "attributes": {EVIL: EVIL, "train.loader": EVIL}}
     (run / "rank0/events.jsonl").write_text(f"{json.dumps(event)}\n{json.dumps(alert)}\n")
     (run / "run.json").write_text(
         json.dumps({"run_name": EVIL, EVIL: EVIL, "settings": {EVIL: EVIL}, "host": EVIL})
@@ -373,7 +373,7 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "a torn flight file": lambda run: (run / "rank0/flight.bin").write_bytes((run / "rank0/flight.bin").read_bytes()[:9000]),
     "a foreign flight file": lambda run: (run / "rank0/flight.bin").write_bytes(os.urandom(1 << 20)),
     "a flight file of lies": lambda run: (run / "rank0/flight.bin").write_bytes(b"OTELTRN1" + b"\x01" * (1 << 20)),
-    "foreign events": lambda run: (run / "rank0/events.jsonl").write_text('5\n{"name": 5}\n{"name": "train.oom", "attributes": 5, "attempt": {}}\n{'),
+    "foreign events": lambda run: (run / "rank0/events.jsonl").write_text('5\n{"name": 5}\n{"name": "train.nonfinite", "attributes": 5, "attempt": {}}\n{'),
     "foreign metrics": lambda run: (run / "rank0/metrics.otlp.jsonl").write_text('5\n{"resourceMetrics": 5}\n{"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "train.steps"}]}]}]}\n'),
     "a foreign run.json": lambda run: (run / "run.json").write_text('{"settings": 5, "started_unix_ns": "x", "run_name": []}'),
     "foreign captures": lambda run: (run / "captures").write_text("a file"),
