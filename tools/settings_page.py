@@ -92,6 +92,9 @@ set: the next place is used, finally the default. They are logged once per proce
 `summary.json` and `run.json` (`name`, `from`, `problem`, `used`), in the run summary, and by `otel-train doctor`. A value is
 also checked if a place with higher precedence overrides it. A settings file is a regular file of at most 4 MiB.
 
+An agent process checks two keywords after the call has returned: whether this machine can listen on `prometheus_address`, and whether
+the `exporters` can be made. Wrong ones are ignored in the same way (`from`: `code`); with `agent="thread"` the call raises.
+
 Of the `OTEL_*` variables a wrong protocol or timeout falls back to its default. With a wrong endpoint, certificate or key
 that signal is not sent by OTLP.
 
