@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.errors import ConfigError, whole
+from otel_train.exit_hook import ExitHook
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
 from otel_train.instrumentation.timers import Token
 from otel_train.safety import (
-    ExitHook,
     Handle,
     collection_deferred,
     free_in_forks,

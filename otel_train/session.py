@@ -11,9 +11,10 @@ from otel_train.config.settings import BLOCKS
 from otel_train.config.validation import words_of
 from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
+from otel_train.exit_hook import ENDS, ExitHook, Terminated, cause_of, end_by_sigterm
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.recording.ring_buffer import EXTENSION
-from otel_train.safety import ENDS, ExitHook, Terminated, cause_of, end_by_sigterm, sigchld_deferred
+from otel_train.safety import sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

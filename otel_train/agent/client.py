@@ -23,11 +23,12 @@ from otel_train.config.settings import CODE, TRACKERS
 from otel_train.console import print_while_taken, terminal_of
 from otel_train.datamodel import system_clock
 from otel_train.errors import ConfigError
+from otel_train.exit_hook import ENDS, ExitHook, cause_of
 from otel_train.instrumentation.logged_values import CacheSizes
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.recording.descriptors import require_descriptors
 from otel_train.resource import Process, detect, find_job, torch_versions
-from otel_train.safety import ENDS, DaemonThread, ExitHook, Guard, cause_of, frames, free_in_forks
+from otel_train.safety import DaemonThread, Guard, frames, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

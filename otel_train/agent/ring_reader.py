@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.datamodel import Anchor, system_clock
+from otel_train.exit_hook import ENDS
 from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import make_folder, open_to_write
 from otel_train.instrumentation.logged_values import unreported_values
@@ -33,7 +34,7 @@ from otel_train.recording.shared_memory import (
     Header,
     RankMemory,
 )
-from otel_train.safety import ENDS, Guard, signal_name
+from otel_train.safety import Guard, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

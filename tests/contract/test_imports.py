@@ -28,7 +28,8 @@ with otel_train.instrument(torch.nn.Linear(4, 2), {"train": loader}, run_dir=sys
 """
 
 ALLOWED = {
-    "_edges", "agent", "api", "config", "console", "datamodel", "errors", "fast_classes", "instrumentation", "recording", "resource", "safety", "session",
+    "_edges", "agent", "api", "config", "console", "datamodel", "errors", "exit_hook", "fast_classes", "instrumentation", "recording", "resource", "safety",
+    "session",
 }  # fmt: skip
 """Packages, and modules of the package itself."""
 

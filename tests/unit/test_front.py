@@ -22,8 +22,8 @@ from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
 from otel_train.datamodel import NS_PER_S
+from otel_train.exit_hook import ExitHook
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
-from otel_train.safety import ExitHook
 from otel_train.testing import FakeClock
 
 # --- switched off ---------------------------------------------------------------------------------
