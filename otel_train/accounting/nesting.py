@@ -34,6 +34,7 @@ DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHO
 """As integers, for speed."""
 
 _CLOSURE: Final = int(Flag.CLOSURE)
+_START: Final = int(Flag.START)
 
 DEEPEST: Final = 64
 """Nested stages that are distinguished; a deeper one belongs to the innermost of them."""
@@ -106,7 +107,7 @@ class Nesting:
     Attributes:
         stages: what is open, outermost first.
         stack: sources of the open stages that count, outermost first; the last owns the time.
-        met: kinds that have begun, as bits.
+        met: kinds that have begun, as bits. The making of an iterator is not one: another thread may ask it.
         now_ns: time of the last edge.
     """
 
@@ -162,7 +163,7 @@ class Nesting:
             code >> PAYLOAD_SHIFT,
         )
         self._decoded[code] = parts
-        if parts[0] <= RESUME:
+        if parts[0] <= RESUME and not parts[2] & _START:
             self.met |= 1 << self._kinds[parts[1]]
         return parts
 

@@ -413,6 +413,18 @@ def test_the_thread_of_the_session_does_not_train_if_it_only_reads_a_loader_for_
     assert phases == {""}
 
 
+def test_a_thread_that_asked_an_iterator_of_the_training_thread_is_named_after_its_end() -> None:
+    """`BackgroundGenerator(super().__iter__())` in a loader: the training thread makes iterators and asks none."""
+    reads, trains = Tape(), Tape().start("code")
+    for _ in range(12):
+        reads.ask("code", 10)
+        trains.spend(1).forward().backward().update()
+    run = Run().feed(trains).feed(reads.stop(), main=False, name="Thread-7")
+    run.account.end_thread(id(reads))
+
+    assert run.account.loader_threads == ["Thread"]
+
+
 def test_steps_that_are_marked_on_another_thread_than_the_main_one_are_counted() -> None:
     """A program without torch trains on a thread that did not call ``instrument``."""
     tape = marked()
