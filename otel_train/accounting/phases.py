@@ -151,7 +151,7 @@ class BatchPhases:
             self._judge_batch(batch.part(tail))
         elif any(item[SHOWS] in FORWARDS for item in tail):
             self._judge_rest(batch, tail, of_step=of_step, trained=trained)
-        elif trained or not batch.passes:
+        elif trained or not batch.passes or self._goes_on(batch):
             self._book_own_code(tail, batch, of_step=of_step)
         else:  # no model ran
             if asked is not None and batch.fetched and self._purpose(batch.loader) <= TRAIN:
@@ -162,6 +162,11 @@ class BatchPhases:
                 self._book_batch(batch.part(tail), known)
             elif tail or batch.fetched:
                 self._wait(batch.part(tail))
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Returns whether a batch was trained on before a checkpoint or a report, which has ended its step."""
+        used = batch.shows and not batch.fetched and batch.shown == TRAIN
+        return used and not (self._book.open.trained or self._book.open.fetched or self._decision.manual)
 
     def _is_left(self, batch: Batch, phase: int, asked: Pass | None) -> bool:
         """Returns whether the loop has left an evaluation with a batch in hand: other batches of the pass were used."""
@@ -249,7 +254,8 @@ class BatchPhases:
             and left_over.source == asked.source
         ):
             return True
-        if not step.updated:  # with manual steps, time without a loader belongs to the step
+        if not step.updated and not self._goes_on(batch):
+            # With manual steps, time without a loader belongs to the step.
             manual = self._decision.manual and not batch.passes and why is not _CLOSE
             return manual or (not batch.between and (step.trained or step.fetched))
         if asked is not None:

@@ -154,6 +154,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("a checkpoint before an update suspends the step",
          Tape().step().micro().run(CHECKPOINT, "checkpoint", 100).update().stop(),
          durations=[STEP, STEP], spans=[STEP, STEP + 100]),
+    loop("time after a checkpoint is of the next step if the pass goes on, and of none if an evaluation follows",
+         Tape().step().run(CHECKPOINT, "checkpoint", 100).spend(9).validate(1).step().run(CHECKPOINT, "checkpoint", 100)
+         .spend(4).step().stop(), durations=[STEP, STEP, 4 + STEP],
+         activity={"data_wait": 20, "productive": 171 + 4, "eval": 16 + 5, "checkpoint": 200, "outside": 9}),
     # It waits for data, and there is none.
     loop("the ask that finds the end closes the step and is of none",
          Tape().step().stop().step().stop(), durations=[STEP, STEP], endings=[0, 0],
