@@ -129,13 +129,13 @@ PHASE: Final = Label("train.phase", 4, values=PHASES, meaning="What the batch wa
 ACTIVITY: Final = Label("train.run.activity", 10, values=ACTIVITIES,
     meaning="Activity of the run; the activities add up to the wall time. `outside`: in no batch, such as between passes or after the loop.")
 RUN_STATE: Final = Label("train.run.state", 9, values=RUN_STATES, meaning="State the run can be in.")
-SKIP_REASON: Final = Label("train.step.skip.reason", 6, values=("amp_overflow", "nonfinite", "user"),
+SKIP_REASON: Final = Label("train.step.skip.reason", 6, values=("amp_overflow",),
     meaning="Why an optimizer step changed nothing.")
 LOSS_NAME: Final = Label("train.loss.name", 8, open=True,
     meaning="Which loss; `loss` unless you log several.")
 OPTIMIZER_GROUP: Final = Label("train.optimizer.group", 8, open=True,
     meaning="Parameter group: its `name` where it has one, else its number.")
-NONFINITE_KIND: Final = Label("train.nonfinite.kind", 4, values=("loss", "gradient", "parameter"),
+NONFINITE_KIND: Final = Label("train.nonfinite.kind", 4, values=("loss", "gradient"),
     meaning="What was not finite.")
 METRIC_NAME: Final = Label("train.metric.name", 32, open=True, meaning="Name of a user-defined metric.")
 WORKER_STATE: Final = Label("train.loader.worker.state", 3, values=("alive", "dead", "expected"),

@@ -136,8 +136,7 @@ class MetricReader:
             "oom": self._sources.accelerators.ooms(),
             "loader_worker_exit": sum(self._sources.watch.worker_exits.values()),
             # Gradients alone do not count: gradient scalers make them overflow on purpose.
-            "nonfinite": self._sources.signals.nonfinite["loss"]
-            + self._sources.signals.nonfinite["parameter"],
+            "nonfinite": self._sources.signals.nonfinite["loss"],
             "exception": int(self._run.totals.failed.sum()),
             "drop": lost,
             "stall": sum(self._run.stalls.events.values()),

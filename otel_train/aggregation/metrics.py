@@ -68,11 +68,6 @@ class MetricBuilder:
         """Returns the values of a counter or gauge, by labels."""
         return dict(self._points.get(metric.name, {}))
 
-    def put_all(self, metric: Metric, values: Iterable[str], found: Mapping[str, float]) -> None:
-        """Sets one series for each value of the metric's only label; 0 for those not in ``found``."""
-        for value in values:
-            self.put(metric, found.get(value, 0), value)
-
     def histograms(
         self, metric: Metric, found: Histograms, labels: Iterable[tuple[str, ...] | None],
         exemplars: Mapping[tuple[str, ...], Iterable[Exemplar]] = _NO_EXEMPLARS,
@@ -170,9 +165,8 @@ class RunMetrics:
         builder.histograms(c.STEP_DURATION, totals.steps, labels, self._run.spans.exemplars["step"])
         builder.put(c.STEP_INDEX, self._run.step_number)
         builder.put(c.HEARTBEAT_STEP, self._run.step_number)
-        skips = totals.skips
-        known = [reason for reason in c.SKIP_REASON.values if reason != "amp_overflow" or skips is not None]
-        builder.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
+        if totals.skips is not None:
+            builder.put(c.STEP_SKIPS, totals.skips, "amp_overflow")
 
     def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
@@ -282,4 +276,5 @@ class LoggedSignals:
         for metric in (c.GRADIENT_NORM, c.AMP_SCALE):
             if metric.name in self._single:
                 builder.put(metric, self._single[metric.name])
-        builder.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, self.nonfinite)
+        for kind, number in self.nonfinite.items():
+            builder.put(c.NONFINITE_DETECTIONS, number, kind)
