@@ -27,10 +27,8 @@ _NO_ISSUER: Final = ("local issuer", "get issuer", "in certificate chain", "firs
 
 _NOT_VALID: Final = "has a certificate that {}: have it renewed, or correct the clock of this machine"
 
-_CLOSED: Final = (
-    "socket closed", "remotedisconnected", "badstatusline", "connection reset", "broken pipe", "eof occurred",
-    "unwrap failed"
-)  # fmt: skip
+_CLOSED_HTTP: Final = ("connectionreseterror", "remotedisconnected", "badstatusline")
+_CLOSED: Final = ("socket closed", "connection reset", "broken pipe", "eof occurred", "unwrap failed")
 _CLOSED_TLS: Final = "closes connections: it may want a certificate of its client, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, or not trust that one"
 UNTRUSTED_CLIENT: Final = "does not trust the certificate of its client"
 SIGNED: Final = (
@@ -70,6 +68,11 @@ _REASONS: Final = {
     "permission denied": _NO_FILE.format("cannot be read, or the system forbids the connection"),
     "incompleteread": "gives half an answer and closes the connection",
     **dict.fromkeys(
+        _CLOSED_HTTP,
+        "closes connections: it may speak gRPC (name its port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc) "
+        f"or want TLS (https:// in place of http:// {_ENDPOINT})",
+    ),
+    **dict.fromkeys(
         _CLOSED, f"closes connections: it may want TLS, https:// in place of http:// {_ENDPOINT}"
     ),
     "refused": "refuses connections",
@@ -90,7 +93,7 @@ def first_line(text: str) -> str:
 def why(said: str, *, tls: bool = False) -> str:
     """Returns what the message of a failed request means: the rest of a sentence that begins with the collector's address."""
     text = said.lower()
-    if tls and any(word in text for word in _CLOSED):
+    if tls and any(word in text for word in (*_CLOSED_HTTP, *_CLOSED)):
         return _CLOSED_TLS
     unknown = f"does not accept requests ({first_line(said) or 'no reason given'})"
     reason = next((reason for word, reason in _REASONS.items() if word in text), unknown)

@@ -540,6 +540,19 @@ def test_a_connection_that_is_encrypted_is_not_said_to_want_encryption(said: str
     assert means in why(said, tls=True)
 
 
+@pytest.mark.parametrize("protocol", ["http/json", "http/protobuf"])
+def test_http_to_a_port_for_grpc_says_so(protocol: str) -> None:
+    """4317 for 4318, the most frequent mistake. A Collector resets the connection, and it was said to want TLS."""
+    with grpc_receiver() as received:
+        reason = asked(received.endpoint, protocol).reason
+
+    assert (
+        "may speak gRPC (name its port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)"
+        in reason
+    )
+    assert why("ConnectionResetError: [Errno 104] Connection reset by peer") == reason
+
+
 @pytest.mark.parametrize(
     ("status", "result"),
     [
