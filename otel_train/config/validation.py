@@ -319,7 +319,10 @@ class Setting(FastNamedTuple):
         elif kind is int and isinstance(value, Integral):
             return int(value)
         elif kind is float and isinstance(value, Real):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:  # a whole number
+                raise self.refused(given, self.rule.broken(float("inf")) or _EXPECTED[kind]) from None
         elif kind is str and isinstance(value, (str, os.PathLike)):
             return str.__str__(os.fspath(value))
         raise self.refused(given, _EXPECTED[kind])
@@ -389,6 +392,13 @@ class _Shown(reprlib.Repr):
         super().__init__()
         self.maxstring = self.maxother = self.maxlong = MOST_CHARS
         self.maxlevel = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Returns a whole number; of one that Python refuses to write its size."""
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"<a number of {x.bit_length():,} bits>"
 
 
 def variable_of(name: str) -> str:

@@ -59,6 +59,14 @@ def test_a_value_we_cannot_honour_is_refused_with_value_rule_and_remedy(
     assert "Leave it out for the default" in message
 
 
+@pytest.mark.parametrize(("digits", "shown"), [(400, "1000"), (5000, "<a number of 16,610 bits>")])
+def test_a_whole_number_beyond_what_can_be_computed_with_is_refused(digits: int, shown: str) -> None:
+    """As a typing error in pyproject.toml it switched the instrumentation off, with a traceback."""
+    for setting in ("stall_after_s", "attempt"):
+        with pytest.raises(ConfigError, match=f"{setting}={shown}.*: expected"):
+            Config(**{setting: 10**digits})
+
+
 def test_whole_numbers_paths_and_numpy_numbers_become_the_type_of_their_setting() -> None:
     """``total_steps=np.int64(7)`` is a number to its author, and JSON must be able to write it."""
     arguments: dict[str, Any] = {"export_interval_s": 5, "total_steps": np.int64(7), "run_dir": Path("a/b")}
