@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.contract.goldens.loops import LOOPS
 from tests.support.metrics_shown import METRICS, metric_differences, of_otlp, of_page
 from tests.support.run_summary import run_summary_differences
 from tests.support.shown import Shown
+from tests.support.summary_laws import laws_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

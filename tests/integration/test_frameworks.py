@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.support.loop_table import check_row, counted
+from tests.support.summary_laws import laws_of
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

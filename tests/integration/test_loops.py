@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from otel_train.agent.coverage import UPDATES_WITHOUT_FORWARD
-from otel_train.artifacts.summary_consistency import laws_of
 from otel_train.console.summary import render_run_summary
 from otel_train.console.text import TextLayout
 from tests.contract.goldens import files
@@ -39,6 +38,7 @@ from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, loa
 from tests.support.loop_table import check_row, counted, shape_of
 from tests.support.metrics_shown import metric_differences, of_otlp
 from tests.support.run_summary import run_summary_differences
+from tests.support.summary_laws import laws_of
 
 SLACK_S = 0.02
 """What may pass between two looks at the clock, on a busy machine, without a defect."""

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import compiled, manual
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, NoSession, Truth
 from tests.support.loop_table import check_row, counted, rows
+from tests.support.summary_laws import laws_of
 from tests.support.zero_code import zero_code
 
 NAMES_US = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.support.loop_table import check_row, counted, rows
 from tests.support.ranks import free_port, two_ranks
+from tests.support.summary_laws import laws_of
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration.loops.truth import LOOPS, TIMED, TRAIN, Slow, Truth, Watch, sgd, slow_loader
 from tests.integration.test_loops import expected, found, row, run
 from tests.support.loop_table import check_row
+from tests.support.summary_laws import laws_of
 from tests.support.times_of_loops import times_of
 
 

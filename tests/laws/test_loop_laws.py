@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import otel_train
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration.loops.truth import EAGER, EVAL, TRAIN, Truth, Watch, loss_of
 from tests.integration.test_loops import expected, found
+from tests.support.summary_laws import laws_of
 
 
 class Shape(NamedTuple):

@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_train.agent.summary import summary_values
-from otel_train.artifacts.summary_consistency import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
 from otel_train.recording.events import SourceKind
 from tests.laws.test_account_laws import actions, cuts_of, fractions, garbage, program, raw
 from tests.support.edges import Tape
 from tests.support.runs import run_state
+from tests.support.summary_laws import laws_of
 
 TICK_NS = 1_000_003
 """What the nanosecond of a tape lasts here: times that no rounding hides. Every edge takes one more."""

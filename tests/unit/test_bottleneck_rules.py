@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from otel_train.aggregation.counters import StageTotals
 from otel_train.aggregation.series_names import Key
-from otel_train.artifacts.summary_consistency import RULES as EVIDENCE
 from otel_train.bottleneck.dataloader import LoaderThroughput
 from otel_train.bottleneck.rules import (
     CRITICAL_SHARE,
@@ -23,6 +22,7 @@ from otel_train.bottleneck.rules import (
     findings,
 )
 from otel_train.datamodel import Finding, Pace
+from tests.support.summary_laws import RULES as EVIDENCE
 
 COMPUTE = ("forward", "backward", "optimizer")
 

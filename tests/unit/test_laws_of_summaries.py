@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration.loops.truth import Attribution, Truth, Watch
+from tests.support.summary_laws import laws_of
 from tests.support.times_of_loops import times_of
 
 QUANTILES = {"min": 0.1, "p50": 0.1, "p95": 0.1, "p99": 0.1, "max": 0.1, "avg": 0.1}

@@ -18,9 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from otel_train.artifacts.summary_consistency import laws_of
 from tests.integration.loops.truth import EVAL, Net, NoSession, Truth, Watch, dataset, loader, sgd
 from tests.support.loop_table import counted, shape_of
+from tests.support.summary_laws import laws_of
 
 PROGRAMS: dict[str, Callable[[Watch], Truth]] = {}
 
