@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Outcomes
@@ -217,7 +217,7 @@ class OptimizerProbe:
         self._recorder = recorder
         self._in_c = ring_buffer.EXTENSION is not None
         self._words: dict[int, Any] = {}
-        self._names: dict[str, int] = {}
+        self._numbers: defaultdict[str, set[int]] = defaultdict(set)
         self._held: dict[int, weakref.ref[Any]] = {}
         before, after = self._hooks()
         self.codes = tuple(hook.__code__ for hook in (before, after) if hasattr(hook, "__code__"))
@@ -251,16 +251,19 @@ class OptimizerProbe:
         return before, after
 
     def _register(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Gives an optimizer a bounded name at its first step, and removes it when it is deleted."""
+        """Gives an optimizer a bounded name at its first step. When it is deleted, the next one of its class continues the name."""
         key, kind = id(optimizer), type(optimizer).__name__
-        count = self._names[kind] = self._names.get(kind, 0) + 1
-        name = kind if count == 1 else f"{kind}_{min(count, _MOST_OF_A_KIND)}"
+        used = self._numbers[kind]
+        number = next((n for n in range(1, _MOST_OF_A_KIND) if n not in used), _MOST_OF_A_KIND)
+        used.add(number)
+        name = kind if number == 1 else f"{kind}_{number}"
         words = begin_end_fail(self._recorder.source(SourceKind.OPTIMIZER, name))
         self._words[key] = ring_buffer.packed(*words) if self._in_c else words
-        self._held[key] = weakref.ref(optimizer, lambda _: self._forget(key))
+        self._held[key] = weakref.ref(optimizer, lambda _: self._forget(key, used, number))
         return self._words[key]
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key: int, used: set[int], number: int) -> None:
+        used.discard(number)
         self._words.pop(key, None)
         self._held.pop(key, None)
 

@@ -84,6 +84,19 @@ def two_optimizers_without_an_ask(watch: Watch) -> Truth:
     return truth
 
 
+@loop
+def an_optimizer_for_every_task(watch: Watch) -> Truth:
+    """Meta-learning, folds, clients without a loader: the optimizer is made anew, and each of its updates is a step."""
+    model, truth = Net(), Truth()
+    watch(model)
+    for _ in range(4):
+        task, optimizer = (torch.randn(4, 4), torch.zeros(4, dtype=torch.long)), sgd(model)
+        for _ in range(3):
+            truth.backward(truth.loss(model, task))
+            truth.update_that_ends_a_step(optimizer)
+    return truth
+
+
 def adversaries() -> tuple[Net, Net]:
     """A generator of four features from four numbers, and a critic of four features."""
     return Net(4, 4), Net(4, 1)
