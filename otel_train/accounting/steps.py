@@ -16,6 +16,8 @@ from otel_train.recording.events import (
     OP_MASK,
     PASS_END,
     PAYLOAD_SHIFT,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
     STOP,
     Flag,
 )
@@ -342,24 +344,29 @@ class StepSourceDecision:
         self.decided = self.final = self.manual = False
         self._counts = dict.fromkeys(StepSource, 0)
         self._first_ns: dict[StepSource, int] = {}
-        self._began_ns = -1
-        self._pass_over = False
+        self._began_ns = self._asked = -1
+        self._pass_over = self._training_pass_over = False
+        self._training: set[int] = set()
+        """Loaders in whose batches there were signs of training."""
 
     def observe(self, ns: int, code: int, kind: int) -> None:
         """Takes in the next edge."""
-        op = code & OP_MASK
+        op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
         elif op == END and UPDATES >> kind & 1:
             self._count(StepSource.UPDATE, ns)
         elif op == BEGIN:
             self._began_ns = ns if self._began_ns < 0 else self._began_ns
-            if kind in (BACKWARD, GRAD):
+            if kind == DATA:
+                self._asked = source
+            elif kind in (BACKWARD, GRAD):
                 self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
                 self._count(StepSource.BATCH, ns)
         elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
+            self._training_pass_over |= source in self._training
         if not self.decided:
             self._weigh(ns)
 
@@ -385,16 +392,17 @@ class StepSourceDecision:
 
     def _count(self, sign: StepSource, ns: int) -> None:
         self._counts[sign] += 1
+        self._training.add(self._asked)
         self._first_ns.setdefault(sign, ns)
         self._weigh(ns)
 
     def _weigh(self, now_ns: int) -> None:
-        """Decides if that can be. All but updates are weighed after the end of a pass, or when there are many."""
+        """Decides if that can be. All but updates are weighed after the end of a pass that trains, or when there are many."""
         sign = self._strongest
         long_ago = 0 <= self._first_ns.get(sign, self._began_ns) <= now_ns - SURE_AFTER_NS
         if sign is StepSource.UPDATE:
             due = long_ago or self.decided  # a late update overrules the rest
         else:
-            due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
+            due = long_ago and (self._training_pass_over or sign is StepSource.UNDECIDED)
         if due or self._counts[sign] >= SURE_AFTER.get(sign, MOST_HELD):
             self.decide()

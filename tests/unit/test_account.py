@@ -146,6 +146,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
          activity={"data_wait": 25, "productive": 228, "eval": 16 + 16 + 5}, labels={"train": "code", "eval": "val"}),
     loop("validation in mid-group suspends the step",
          Tape().micro().validate(2).micro().update().stop(), durations=[117], spans=[117 + 37], evals=[16, 16]),
+    # Trainers evaluate a few batches first, to find errors early.
+    loop("the end of an evaluation before training is no sign that a slow first group has no update",
+         Tape().validate(2).repeat(4, lambda t: t.micro().spend(2 * 10**9)).update().step().stop(),
+         durations=[4 * (MICRO + 2 * 10**9) + 7, STEP], evals=[16, 16], partial=[]),
     # Saving is neither this step nor the next.
     loop("a checkpoint after an update closes the step",
          times(2, lambda t: t.step().run(CHECKPOINT, "checkpoint", 100)).stop(), durations=[STEP] * 2,
