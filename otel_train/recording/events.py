@@ -9,7 +9,9 @@ Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 
 
 from __future__ import annotations
 
-from otel_train.fast_classes import FastIntEnum, FastNamedTuple
+from enum import IntEnum
+
+from otel_train.fast_classes import FastNamedTuple
 
 SOURCE_SHIFT = 4
 FLAG_SHIFT = 16
@@ -26,7 +28,7 @@ EDGE_WORDS = 2
 """Words per edge: code, then time. Time is written last, so a new time means a complete edge."""
 
 
-class Op(FastIntEnum):
+class Op(IntEnum):
     """Operation of an event. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
 
     BEGIN = 1
@@ -58,7 +60,7 @@ BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_EN
 """As integers: members of an enumeration take ten times as long to look up, several times per edge."""
 
 
-class Ending(FastIntEnum):
+class Ending(IntEnum):
     """Why a loader returned no further batch."""
 
     UNKNOWN = 0
@@ -74,7 +76,7 @@ class Ending(FastIntEnum):
     """The loop broke it off: its iterator is gone. Never in an edge; the accounting says so."""
 
 
-class Flag(FastIntEnum):
+class Flag(IntEnum):
     """What was known when a stage began."""
 
     GRAD = 1
@@ -91,7 +93,7 @@ START_BITS, CLOSURE_BITS = Flag.START << FLAG_SHIFT, Flag.CLOSURE << FLAG_SHIFT
 """In a code."""
 
 
-class SourceKind(FastIntEnum):
+class SourceKind(IntEnum):
     """Kind of a source. The value is also its bit position in ancestor masks."""
 
     DATA = 0
