@@ -1,19 +1,231 @@
-"""Starts a session in a program below ``otel-train run`` once it imports torch or JAX and trains."""
+"""Starts a session in a program below ``otel-train run`` once it imports torch or JAX and trains.
+
+Until it trains a process may be a launcher, a worker or a tool.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import logging
+import math
 import os
 import sys
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.autoinstrument.training_detector import JaxTrainingDetector, TrainingDetector
+from otel_train.datamodel import system_clock
+from otel_train.instrumentation.compile_events import (
+    COMPILED,
+    PARTS,
+    events,
+    listen,
+    name_of,
+    retire,
+    unlisten,
+)
 from otel_train.instrumentation.stages import active_session
-from otel_train.safety import Guard
+from otel_train.safety import Guard, free_in_forks, replace, successor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.datamodel import Clock
     from otel_train.session import Session
+
+_TABLE = "_global_optimizer_pre_hooks"
+_DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
+"""Functions of JAX that training programs call."""
+
+_log = logging.getLogger("otel_train")
+
+
+class FirstSign:
+    """Calls back at the first sign of training. Other threads that give a sign meanwhile wait until the call returns."""
+
+    def __init__(self, found: Callable[[], None]) -> None:
+        self._found = found
+        self._lock = free_in_forks(threading.RLock())
+        self._begun = self._over = False
+        self._undo: list[Callable[[], None]] = []
+
+    def sign(self) -> None:
+        """Reports that this process trains."""
+        if self._over:
+            return
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+            try:
+                self._found()
+            finally:
+                self.stop()
+
+    def stop(self) -> None:
+        """Removes the detection."""
+        self._begun = self._over = True
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
+
+
+class TrainingDetector(FirstSign):
+    """Waits for an iterator of a DataLoader, a forward, a backward or an update.
+
+    The detecting wrappers are replaced by the instrumentation that the callback installs, and the call that was the sign
+    goes through it. Other threads that begin to train meanwhile wait until that is done. ``found`` is called once, on the
+    training thread, before the call proceeds; ``near``, which must not raise, once before the first optimizer is created,
+    unless training has begun: slow preparation runs then, outside of any step. ``finder`` stays installed for the session.
+    """
+
+    def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
+        # Imported here because it imports torch, and JAX programs use this module too.
+        from otel_train.instrumentation.root_modules import RootFinder
+
+        super().__init__(found)
+        self.finder = RootFinder(self._called)
+        self._near: Callable[[], None] | None = near
+
+    def wait(self) -> None:
+        """Installs the wrappers."""
+        import torch
+        from torch.utils.data import dataloader
+
+        self.finder.inspect(math.inf)
+        # The base class covers iterator classes of other libraries.
+        for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+            self._before(getattr(dataloader, kind), "__init__", self.sign)
+        self._before(torch.autograd, "_engine_run_backward", self.sign)
+        self._before(torch.optim.Optimizer, "__init__", self.prepare)
+        self._before_updates()
+
+    def prepare(self) -> None:
+        """Announces training."""
+        near, self._near = self._near, None
+        if near is not None and not self._over:
+            near()
+
+    def _called(self, model: Any) -> None:
+        """Handles the call of a root module, and passes it to the session's handler."""
+        self.sign()
+        if self.finder.notify != self._called:
+            self.finder.notify(model)
+
+    def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                act()
+                return successor(owner, name, wrapper)(*args, **kwargs)
+
+            return wrapper
+
+        self._undo.append(replace(owner, name, make, waits=True))
+
+    def _before_updates(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        table = getattr(hooks, _TABLE)
+        known: dict[int, list[Any]] = {}
+
+        def own(optimizer: Any, args: Any, kwargs: Any) -> None:
+            before = known.pop(id(optimizer), None)
+            if before is None:
+                return
+            self.sign()
+            for late in [hook for hook in table.values() if hook not in before]:
+                late(optimizer, args, kwargs)
+
+        def first(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            # The table of global hooks is being gone through and must not change now; the optimizer's own
+            # hooks come after it, and from there on it may.
+            if not self._over and id(optimizer) not in known:
+                known[id(optimizer)] = list(table.values())
+                optimizer.register_step_pre_hook(own)
+
+        self._undo.append(hooks.register_optimizer_step_pre_hook(first).remove)
+
+
+class JaxTrainingDetector(FirstSign):
+    """Waits until JAX compiles in a program that has requested a gradient.
+
+    The gradient functions are wrapped: a wrapper records the call and forwards it, so results and traces are JAX's own.
+    Compilations are reported by JAX's monitoring events.
+    """
+
+    def __init__(
+        self,
+        found: Callable[[], None],
+        *,
+        clock: Clock = system_clock,
+        log: Callable[[str, str], None] = _log.warning,
+        modules: Mapping[str, Any] = sys.modules,
+    ) -> None:
+        # Not at the top: programs of torch do not need it.
+        from otel_train.aggregation.counters import JaxCompiles
+
+        super().__init__(found)
+        self._clock = clock
+        self._log = log
+        self._modules = modules
+        self._guard = Guard("looking for training with JAX", limit=1)
+        self._differentiates = self._inside_listener = False
+        self._seen = JaxCompiles()
+        self._monitoring: Any = None
+
+    def wait(self) -> None:
+        """Installs wrappers and listener; JAX has been imported."""
+        jax = self._modules["jax"]
+        for name in _DIFFERENTIATE:
+            if name in vars(jax):
+                self._undo.append(
+                    replace(jax, name, functools.partial(self._recording_wrapper, jax, name), waits=True)
+                )
+        self._monitoring = events(self._modules)
+        listen(self._monitoring, self._on_event)
+        atexit.register(self._at_exit)
+
+    def stop(self) -> None:
+        """Removes wrappers and listener."""
+        super().stop()
+        monitoring, self._monitoring = self._monitoring, None
+        if monitoring is not None:
+            (retire if self._inside_listener else unlisten)(monitoring, self._on_event)
+        atexit.unregister(self._at_exit)
+
+    def _recording_wrapper(self, jax: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._differentiates = True
+            return successor(jax, name, wrapper)(*args, **kwargs)
+
+        wrapper.__module__, wrapper.__qualname__ = jax.__name__, name  # where a pickle finds it
+        return wrapper
+
+    def _on_event(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+        if event not in PARTS or self._begun or self._guard.closed:
+            return
+        with self._guard:
+            if event == COMPILED:
+                now_ns = self._clock()
+                self._seen = self._seen.plus(now_ns - int(duration_s * 1e9), now_ns, name_of(fun_name))
+            if self._differentiates:
+                self._inside_listener = True
+                self.sign()
+
+    def _at_exit(self) -> None:
+        """Explains why nothing was recorded if JAX compiled and no training was detected."""
+        processes: Any = sys.modules.get("multiprocessing.process")
+        helps = processes is not None and processes.parent_process() is not None  # a pool, a loader, a fork
+        if self._seen.functions and not self._begun and not helps:
+            from otel_train.aggregation.counters import missing_step_reason
+
+            seen = f"{self._seen.describe(self._clock())}; no gradient was asked for"
+            self._log("nothing was recorded: %s", missing_step_reason(seen, loader=True))
+
 
 _NEEDED = ("otel_train.config.sources", "otel_train.session")
 

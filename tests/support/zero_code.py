@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import otel_train
-from otel_train.autoinstrument.training_detector import TrainingDetector
+from otel_train.autoinstrument.attach import TrainingDetector
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300.0

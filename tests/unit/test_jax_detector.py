@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.autoinstrument.training_detector import JaxTrainingDetector
+from otel_train.autoinstrument.attach import JaxTrainingDetector
 from otel_train.instrumentation.compile_events import COMPILED, JaxCompilerProbe
 from otel_train.testing import FakeClock
 

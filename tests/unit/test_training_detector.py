@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from otel_train.autoinstrument.training_detector import TrainingDetector
+from otel_train.autoinstrument.attach import TrainingDetector
 from otel_train.instrumentation.dataloader import DataLoaderPatch
 
 
