@@ -141,7 +141,7 @@ class Session:
 
     def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
         """Captures that begin and end with epochs, for callbacks of frameworks."""
-        return self._service.epoch_captures()
+        return self._service.captures.of_epochs()
 
     def let_go_in_fork(self) -> None:
         """Takes out the hooks in a forked child, and leaves files, threads and sockets to the parent."""
@@ -191,7 +191,7 @@ class Session:
 
     def capture(self, **request: Any) -> str:
         """Captures the next steps with ``torch.profiler``; see ``otel_train.capture``."""
-        return self._service.capture(request)
+        return self._service.captures.capture(request)
 
     def begin(self, name: str) -> Token:
         """Begins to time an operation; see ``otel_train.begin``."""

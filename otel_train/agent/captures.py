@@ -150,7 +150,7 @@ class RankCaptures:
                 with client.turn():
                     if client.components.signal.received:
                         client.components.signal.received = 0
-                        capturing.signalled()
+                        capturing.ask_by_signal()
                     # Before a step is captured.
                     if capturing.controller.wanted or self.account.request is not None:
                         client.recording.recorder.changed()

@@ -33,10 +33,10 @@ from otel_train.safety import DaemonThread, Guard, frames, free_in_forks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from otel_train.agent.captures import RankCaptures
     from otel_train.agent.messages import ResponseBox
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
-    from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
     from otel_train.trackers.manager import Trackers
 
 WRITING_S = 0.1
@@ -245,15 +245,11 @@ class AgentClient:
         if capturing is not None:
             capturing.show_block()
 
-    def epoch_captures(self) -> EpochCaptures | NoEpochCaptures:
-        """See ``Session.epoch_captures``."""
+    @property
+    def captures(self) -> RankCaptures:
+        """Captures of this rank. Waits for the agent to open the run directory."""
         self._open()
-        return self.components.captures.of_epochs()
-
-    def capture(self, request: dict[str, Any]) -> str:
-        """See ``Session.capture``."""
-        self._open()
-        return self.components.captures.capture(request)
+        return self.components.captures
 
     def summary(self, state: str) -> dict[str, Any]:
         """Returns the summary up to now, or since ``reset_window``; empty where there is no agent any more."""

@@ -179,14 +179,10 @@ class CaptureEndpoint:
         self._plan = plan
         self._rank = rank
         self._requests = requests
-        self._signalled = False
 
     def poll(self) -> None:
         """Takes waiting requests, then runs the controller. Runs on the service thread."""
         loop = self.loop()
-        if self._signalled:
-            self._signalled = False
-            self.controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
         self._take_file(loop)
         for trigger in self.triggers:
             trigger.request_if_due(loop, self.controller.ask)
@@ -199,6 +195,10 @@ class CaptureEndpoint:
     def ask_by_alert(self, name: str) -> str:
         """Queues a capture for a firing alert. Returns "", or the reason if it is refused."""
         return self.controller.ask(self._plan._replace(trigger="alert", alert=name, reason=name))
+
+    def ask_by_signal(self) -> None:
+        """Queues a capture for SIGUSR2."""
+        self.controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
         """Parses a request of the program; a ConfigError if it is invalid."""
@@ -246,10 +246,6 @@ class CaptureEndpoint:
         self._requests.done()
         if refusal:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
-
-    def signalled(self) -> None:
-        """Records that SIGUSR2 was received."""
-        self._signalled = True
 
 
 def _common_step(plan: CaptureRequest, loop: LoopState) -> int:
