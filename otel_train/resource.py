@@ -367,7 +367,7 @@ class Process:
 
 
 def detect(
-    config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
+    config: Config, environ: Mapping[str, str] | None = None, *, process: Process | None = None
 ) -> RunInfo:
     """Detects the identity of this process from its environment; ranks on several hosts also call ``process.start``.
 
@@ -380,6 +380,7 @@ def detect(
     each start.
     """
     process = process or Process()
+    environ = os.environ if environ is None else environ
     environ = {**process.ray(), **environ} if "RANK" not in environ else environ
     place = place_of(environ, process.live_ranks())
     resource = resource_environment(environ)
@@ -424,12 +425,13 @@ def instance_id(run_id: str, rank: int) -> str:
 
 
 def resource_attributes(
-    info: RunInfo, environ: Mapping[str, str] = os.environ, *, modules: Mapping[str, Any] = sys.modules
+    info: RunInfo, environ: Mapping[str, str] | None = None, *, modules: Mapping[str, Any] = sys.modules
 ) -> dict[str, str | int]:
     """Returns the attributes of the OpenTelemetry resource, which identify the sender.
 
     ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
     """
+    environ = os.environ if environ is None else environ
     given = resource_environment(environ)
     attributes: dict[str, str | int] = dict(given)
     for name, variable in SLURM_ATTRIBUTES.items():

@@ -48,10 +48,11 @@ class Session:
     def __init__(
         self,
         config: Config,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         *,
         origins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        environ = os.environ if environ is None else environ
         self.config = config
         self.closed = False
         self._pid = os.getpid()

@@ -330,9 +330,10 @@ def replay(
     recorded: bool = False,
     rejected: bool = False,
     dry_run: bool = False,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> RequestCounts:
     """Sends what the spools of all ranks of a run hold, oldest first."""
+    environ = os.environ if environ is None else environ
     is_named = endpoint or otlp_configured(environ)
     if not is_named and not dry_run:
         remedy = "Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."

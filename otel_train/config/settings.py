@@ -331,12 +331,12 @@ class Config:
         return read_parts(Tuning, self.tuning)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
         """Reads the variables ``OTEL_TRAIN_*``. An empty value counts as not set.
 
         A wrong value, or a variable with this prefix that is not a setting, is logged and ignored.
         """
-        given = settings_in(environ)
+        given = settings_in(os.environ if environ is None else environ)
         config = cls(**given.values)
         warn(in_force(given.ignored, config), given.deprecated)
         return config

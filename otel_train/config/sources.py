@@ -55,7 +55,7 @@ def resolve(
     settings: Mapping[str, Any] | None = None,
     *,
     config_file: str | os.PathLike[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
     parameters: Iterable[str] = (),
 ) -> ResolvedConfig:
@@ -69,7 +69,7 @@ def resolve(
         config: settings as an object.
         settings: settings by name.
         config_file: a YAML file; else ``OTEL_TRAIN_CONFIG`` names one.
-        environ: the process environment.
+        environ: the variables; those of the process when None.
         folder: where to begin to look for ``pyproject.toml``; the working directory when None.
         parameters: arguments beside settings that may have been meant by a name that is not a setting.
 
@@ -83,6 +83,7 @@ def resolve(
         raise ConfigError(
             f"config_file={config_file!r}: expected the path of a YAML file. Pass its name as text"
         )
+    environ = os.environ if environ is None else environ
     keywords, deprecated = present(settings or {})
     for name in keywords:
         if name not in DEFAULTS:

@@ -16,11 +16,12 @@ PRINT_S: Final = 0.5
 """Longest that a stream may take nothing before the rest of a text is left out: the end of a program waits for it."""
 
 
-def terminal_of(stream: TextIO, environ: Mapping[str, str] = os.environ) -> tuple[int, bool, bool]:
+def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> tuple[int, bool, bool]:
     """Returns the columns of a stream, whether it shows colours, and whether characters outside ASCII: a ``text.TextLayout``.
 
     ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured.
     """
+    environ = os.environ if environ is None else environ
     try:
         terminal = stream.isatty()
     except (AttributeError, OSError, ValueError):

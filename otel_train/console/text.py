@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import unicodedata
 from typing import TYPE_CHECKING, TextIO
 
@@ -126,7 +125,7 @@ class TextLayout(FastNamedTuple):
     unicode: bool = True  # characters outside ASCII may be used
 
     @classmethod
-    def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> TextLayout:
+    def of(cls, stream: TextIO, environ: Mapping[str, str] | None = None) -> TextLayout:
         """Returns the page that suits ``stream``."""
         return cls(*terminal_of(stream, environ))
 

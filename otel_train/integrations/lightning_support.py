@@ -81,7 +81,7 @@ _POLL_S = 0.05
 def common_run_id(
     number: int,
     *,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     ranks: Callable[[], tuple[int, int] | None] = find_job,
     store: Callable[[], JobStore | None] = connect,
     patience_s: float = PATIENCE_S,
@@ -90,6 +90,7 @@ def common_run_id(
 
     No collective operation: a rank that does not call delays no other.
     """
+    environ = os.environ if environ is None else environ
     place = ranks()
     if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
         return ""

@@ -29,10 +29,11 @@ class Compose:
     def __init__(
         self,
         overrides: Mapping[str, str],
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         *,
         secure: Path | None = None,
     ) -> None:
+        environ = os.environ if environ is None else environ
         self._environ = {**environ, **overrides}
         self._secure = secure
         self._command = _command(environ)

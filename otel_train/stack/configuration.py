@@ -39,8 +39,9 @@ def folder() -> Path:
     )
 
 
-def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the names of ``.env`` with their values; the environment wins, as it does for compose."""
+    environ = os.environ if environ is None else environ
     found = {}
     for line in (folder() / ".env").read_text(encoding="utf-8").splitlines():
         name, equals, value = line.partition("=")

@@ -43,16 +43,16 @@ class LocalStack:
     """Collector, Prometheus, Alertmanager and Jaeger, with the files that the containers use; ``secure`` as there."""
 
     def __init__(
-        self, state: Path, ports: Ports, environ: Mapping[str, str] = os.environ, *, secure: bool = False
+        self, state: Path, ports: Ports, environ: Mapping[str, str] | None = None, *, secure: bool = False
     ) -> None:
         self.state = state
         self.ports = ports
         self.secure = secure
-        self._environ = environ
+        self._environ = os.environ if environ is None else environ
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     @classmethod
-    def of(cls, state: Path, environ: Mapping[str, str] = os.environ) -> LocalStack | None:
+    def of(cls, state: Path, environ: Mapping[str, str] | None = None) -> LocalStack | None:
         """Returns the stack that a state folder describes, or None."""
         try:
             noted = json.loads((state / "stack.json").read_text(encoding="utf-8"))
@@ -328,8 +328,9 @@ NAMES = {
 """What a component's program may be called. Debian calls Alertmanager by the second name."""
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Returns where ``tools/get_components.sh`` puts the programs."""
+    environ = os.environ if environ is None else environ
     named = environ.get("OTEL_TRAIN_TEST_BIN")
     if named:
         return Path(named)
@@ -337,8 +338,9 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(cache) / "otel-train" / "stack" / "bin"
 
 
-def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
+def find(component: str, environ: Mapping[str, str] | None = None) -> Path:
     """Finds the program of a component: in the cache first, whose version is known, then on PATH."""
+    environ = os.environ if environ is None else environ
     found = _program(component, environ)
     if found is None:
         raise StackError(_not_found(component, environ))

@@ -35,7 +35,7 @@ def folder(state: Path) -> Path:
     return state / FOLDER
 
 
-def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.environ) -> Path:
+def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] | None = None) -> Path:
     """Creates missing keys, and a file with the variables for trainers.
 
     Existing user-provided tokens and certificates are kept.
@@ -45,7 +45,7 @@ def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.env
     if not (place / TOKEN).is_file():
         replace_text(place / TOKEN, secrets.token_urlsafe(TOKEN_BYTES))
     if not all((place / name).is_file() for name in (AUTHORITY, CERTIFICATE, KEY)):
-        _certify(place, environ)
+        _certify(place, os.environ if environ is None else environ)
     token = (place / TOKEN).read_text(encoding="ascii").strip()
     settings = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://{HOST}:{endpoint_port}",

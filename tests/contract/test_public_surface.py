@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
+import pydoc
 import re
 from pathlib import Path
 
+import pytest
+
 import otel_train
 from otel_train import testing
+from otel_train.config.sources import resolve
 from tests.support.zero_code import printed_by
 
 JAX = (otel_train.jax.make_step, otel_train.jax.stage)
@@ -62,10 +65,10 @@ class Shown:
 
 
 def shown(default: object) -> object:
-    """The environment of whoever runs the tests belongs in no file."""
+    """As ``ruff format`` writes it."""
     if default is inspect.Parameter.empty:
         return default
-    return Shown("os.environ" if default is os.environ else repr(default).replace("'", '"'))
+    return Shown(repr(default).replace("'", '"'))
 
 
 def surface() -> str:
@@ -93,6 +96,15 @@ def test_every_public_name_says_what_it_is_for() -> None:
         for member, value in members:
             if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert inspect.getdoc(value), f"{name}.{member}"
+
+
+def test_help_does_not_print_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has tokens and passwords; a signature prints its defaults."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cr3t")
+
+    shown = [pydoc.render_doc(thing) for thing in (otel_train, testing, *JAX, inspect.getmodule(resolve))]
+
+    assert not [text for text in shown if "s3cr3t" in text]
 
 
 def test_importing_the_package_imports_neither_torch_nor_opentelemetry() -> None:
