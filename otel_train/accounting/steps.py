@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_train.accounting.nesting import BACKWARD, COMPUTES_BY_KIND, DATA, FORWARD, GRAD, UPDATES
+from otel_train.accounting.nesting import BACKWARD, COMPUTES_BY_KIND, DATA, FORWARD, GRAD, GRADIENTS, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
 from otel_train.recording.events import (
     BEGIN,
@@ -43,6 +43,8 @@ FORWARDS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRA
 TRAINING: Final = (GRADIENTS_MADE, UPDATED)
 LIKELY_TRAINING: Final = (GRADIENTS_MADE, UPDATED, FORWARD_GRAD)
 
+_GOES_ON: Final = 1 << DATA | 1 << FORWARD | GRADIENTS
+"""Kinds that begin the next batch."""
 SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
 SURE_AFTER_NS: Final = 5 * 10**9
 """Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
@@ -364,11 +366,11 @@ class StepSourceDecision:
                 self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
                 self._count(StepSource.BATCH, ns)
+            if not self.decided and _GOES_ON >> kind & 1:  # not an update, which may follow the end of a pass
+                self._weigh(ns)
         elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
             self._training_pass_over |= source in self._training
-        if not self.decided:
-            self._weigh(ns)
 
     def mark(self) -> None:
         """Records that a step was marked manually."""
