@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import sys
+import sysconfig
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -89,26 +92,44 @@ def run(args: argparse.Namespace) -> int:
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
     if args.profiler != "off":
-        print(
-            closing_text(summary, os.environ, artifacts=args.profiler == "on", workers=args.workers), end=""
+        artifacts = args.profiler == "on"
+        said = closing_text(
+            summary, os.environ, artifacts=artifacts, workers=args.workers, command=command_line()
         )
+        print(said, end="")
     return 0
 
 
+def command_line() -> str:
+    """Returns what starts otel-train in this shell: its name where that is on PATH, else its path."""
+    if shutil.which("otel-train"):
+        return "otel-train"
+    script = Path(sysconfig.get_path("scripts"), "otel-train")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m otel_train"
+    near = script.is_relative_to(Path.cwd())
+    return shlex.quote(str(script.relative_to(Path.cwd()) if near else script))
+
+
 def closing_text(
-    summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False, workers: int = 0
+    summary: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    artifacts: bool = False,
+    workers: int = 0,
+    command: str = "otel-train",
 ) -> str:
-    """Returns where things were, and what to try next, by the main finding."""
+    """Returns where things were, and what to try next with ``command``, by the main finding."""
     metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
     lines = []
     if metrics_url:
-        lines.append(f"/metrics was at   {metrics_url}   (otel-train demo --minutes 10 leaves time to look)")
+        lines.append(f"/metrics was at   {metrics_url}   ({command} demo --minutes 10 leaves time to look)")
     if run_dir:
         lines.append(f"Run directory     {run_dir}")
         if artifacts:
             lines.append(f"Artifacts         {Path(str(run_dir)) / 'artifacts'}")
-        lines.append(f"The summary again otel-train summary {shlex.quote(str(run_dir))}")
-    lines += _advice(summary, workers)
+        lines.append(f"The summary again {command} summary {shlex.quote(str(run_dir))}")
+    lines += _advice(summary, workers, command)
     if endpoint := next((environ[name] for name in ENDPOINTS if environ.get(name)), None):
         lines.append(f"Exported to       {endpoint}")
     else:
@@ -116,15 +137,15 @@ def closing_text(
     return "".join(f"{line}\n" for line in lines)
 
 
-def _advice(summary: Mapping[str, Any], workers: int) -> list[str]:
+def _advice(summary: Mapping[str, Any], workers: int, command: str) -> list[str]:
     finding: Mapping[str, Any] = next(iter(summary.get("findings") or ()), {})
     if finding.get("name") == "too_early":
-        return ["Let it run longer otel-train demo --minutes 1"]
+        return [f"Let it run longer {command} demo --minutes 1"]
     if finding.get("name") == "input_bound" and finding.get("loader") == "code":
         asked = [int(number) for number in re.findall(r"num_workers=(\d+)", str(finding.get("advice")))]
         enough = max(asked, default=0)
-        return [f"Follow the advice otel-train demo --workers {enough}"] if enough > workers else []
-    return ["Without workers   otel-train demo"] if workers else []
+        return [f"Follow the advice {command} demo --workers {enough}"] if enough > workers else []
+    return [f"Without workers   {command} demo"] if workers else []
 
 
 def _close() -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -738,6 +739,27 @@ def test_the_demo_says_what_to_try_next() -> None:
     assert "set OTEL_EXPORTER_OTLP_ENDPOINT" in quiet
     assert "Exported to       http://collector:4318/v1/metrics" in sending
     assert "set OTEL_EXPORTER_OTLP_ENDPOINT" not in sending
+
+
+def test_the_demo_names_its_command_as_this_shell_finds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``make demo`` runs ``.venv/bin/otel-train``, and .venv is not on the PATH of a new user."""
+    script = tmp_path / ".venv/bin/otel-train"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(script.parent))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    beside = demo.command_line()
+    monkeypatch.setenv("PATH", str(script.parent))
+
+    assert (beside, demo.command_line()) == (".venv/bin/otel-train", "otel-train")
+    assert ".venv/bin/otel-train summary runs/a" in demo.closing_text(
+        {"run_dir": "runs/a"}, {}, command=beside
+    )
 
 
 @pytest.mark.parametrize(
