@@ -14,11 +14,11 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 
-from otel_train.artifacts import validate
 from otel_train.artifacts.writer import MOST_STEPS, write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
 from otel_train.files import MOST_JSON_BYTES
+from otel_train.rundata.run import read_run
 from tests.support.command_line import Cli
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
 from tests.support.made_trace import training
@@ -409,9 +409,7 @@ def test_ranks_of_a_large_run_are_checked_in_several_processes(
         shutil.copytree(run / "rank0", run / f"rank{rank}")
     (run / "rank7" / "events.jsonl").write_text("not json\n")
     monkeypatch.setattr("otel_train.profiler.storage.rank_folders", pytest.fail)
-    monkeypatch.setattr(
-        "otel_train.artifacts.validate.read_run", _read_elsewhere(os.getpid(), validate.read_run)
-    )
+    monkeypatch.setattr("otel_train.artifacts.validate.read_run", _read_elsewhere(os.getpid(), read_run))
     code, said, _ = cli("validate", run)
 
     assert (code, said.splitlines()) == (
