@@ -94,7 +94,6 @@ class Metric(NamedTuple):
         labels: the only attributes it may carry.
         bounds: explicit bucket edges in ``unit``, rising. Empty unless a histogram.
         emit: which ranks publish it.
-        priority: ``P0`` needed by rules and dashboards, ``P1`` and ``P2`` useful.
     """
 
     name: str
@@ -104,7 +103,6 @@ class Metric(NamedTuple):
     labels: tuple[Label, ...] = ()
     bounds: tuple[float, ...] = ()
     emit: Emit = Emit.ALL
-    priority: str = "P0"
 
     @property
     def prometheus(self) -> str:
@@ -222,7 +220,7 @@ STEP_SKIPS: Final = Metric("train.step.skips", "{step}", Kind.COUNTER, labels=(S
 STEP_INDEX: Final = Metric("train.step.index", "{step}", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Step number as the user counts it; goes on after a resume.")
 EPOCH_INDEX: Final = Metric("train.epoch.index", "{epoch}", Kind.GAUGE,
-    labels=(LOADER,), emit=Emit.RANK0, priority="P1",
+    labels=(LOADER,), emit=Emit.RANK0,
     meaning="Current pass over each loader, from 0.")
 THROUGHPUT_THEORETICAL: Final = Metric("train.throughput.theoretical", "{sample}/s", Kind.GAUGE,
     labels=(LOADER,), emit=Emit.RANK0,
@@ -239,7 +237,7 @@ RUN_STATUS: Final = Metric("train.run.status", "1", Kind.UPDOWN, labels=(RUN_STA
             "once a rank has ended so, and by later attempts.")
 RUN_TIME: Final = Metric("train.run.time", "s", Kind.COUNTER, labels=(ACTIVITY,), emit=Emit.RANK0,
     meaning="Wall seconds by activity; the activities add up to the elapsed time.")
-RUN_PROGRESS_RATIO: Final = Metric("train.run.progress.ratio", "1", Kind.GAUGE, emit=Emit.RANK0, priority="P1",
+RUN_PROGRESS_RATIO: Final = Metric("train.run.progress.ratio", "1", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Steps done over steps planned, where the plan is known.")
 RUN_RESTARTS: Final = Metric("train.run.restarts", "{restart}", Kind.COUNTER, emit=Emit.RANK0,
     meaning="How often the run was restarted.")
@@ -263,19 +261,19 @@ GRADIENT_NORM: Final = Metric("train.gradient.norm", "{norm}", Kind.GAUGE, emit=
     meaning="Last global gradient norm that was logged or clipped.")
 LEARNING_RATE: Final = Metric("train.learning_rate", "{lr}", Kind.GAUGE, labels=(OPTIMIZER_GROUP,), emit=Emit.RANK0,
     meaning="Learning rate of each parameter group.")
-AMP_SCALE: Final = Metric("train.amp.scale", "{scale}", Kind.GAUGE, emit=Emit.RANK0, priority="P1",
+AMP_SCALE: Final = Metric("train.amp.scale", "{scale}", Kind.GAUGE, emit=Emit.RANK0,
     meaning="Loss scale of the gradient scaler.")
 NONFINITE_DETECTIONS: Final = Metric("train.nonfinite.detections", "{detection}", Kind.COUNTER,
     labels=(NONFINITE_KIND,),
     meaning="Times a loss or gradient norm that was logged was not finite. More than a few: look at the last good checkpoint.")
 METRIC_VALUE: Final = Metric("train.metric.value", "{value}", Kind.GAUGE,
-    labels=(METRIC_NAME, PHASE, LOADER), emit=Emit.RANK0, priority="P2",
+    labels=(METRIC_NAME, PHASE, LOADER), emit=Emit.RANK0,
     meaning="Value logged under a user-defined name.")
 LOADER_BATCH_BUILD_DURATION: Final = Metric("train.loader.batch.build.duration", "s", Kind.HISTOGRAM,
-    labels=(LOADER,), bounds=DURATION_BOUNDS, priority="P1",
+    labels=(LOADER,), bounds=DURATION_BOUNDS,
     meaning="Time a worker took to fetch and collate one batch, measured in the worker.")
 LOADER_START_DURATION: Final = Metric("train.loader.start.duration", "s", Kind.HISTOGRAM,
-    labels=(LOADER,), bounds=DURATION_BOUNDS, priority="P1",
+    labels=(LOADER,), bounds=DURATION_BOUNDS,
     meaning="Time from the ask for a new pass over a loader to its first batch: making the iterator and its workers, and the first wait. Large and once per epoch: keep the workers.")
 LOADER_WORKER_COUNT: Final = Metric("train.loader.worker.count", "{worker}", Kind.UPDOWN, labels=(LOADER, WORKER_STATE),
     meaning="Worker processes of a loader by state; any dead one stops or slows its loader.")
@@ -283,22 +281,21 @@ LOADER_WORKER_EXITS: Final = Metric("train.loader.worker.exits", "{exit}", Kind.
     meaning="Worker processes that ended, by signal or exception.")
 LOADER_QUEUE_SIZE: Final = Metric("train.loader.queue.size", "{batch}", Kind.UPDOWN, labels=(LOADER,),
     meaning="Batches ready in the prefetch queue when the loop asked. Near zero means the workers cannot keep up.")
-LOADER_QUEUE_LIMIT: Final = Metric("train.loader.queue.limit", "{batch}", Kind.UPDOWN, labels=(LOADER,), priority="P1",
+LOADER_QUEUE_LIMIT: Final = Metric("train.loader.queue.limit", "{batch}", Kind.UPDOWN, labels=(LOADER,),
     meaning="Most batches the prefetch queue can hold: workers times prefetch factor.")
 LOADER_EXHAUSTIONS: Final = Metric("train.loader.exhaustions", "{exhaustion}", Kind.COUNTER,
     labels=(LOADER, EXHAUSTION_REASON),
     meaning="Times a loader came to its end, by reason.")
 LOADER_ERRORS: Final = Metric("train.loader.errors", "{error}", Kind.COUNTER,
-    labels=(LOADER, ERROR_TYPE), priority="P1",
+    labels=(LOADER, ERROR_TYPE),
     meaning="Exceptions that left `next(loader)`.")
 PROCESS_MEMORY_USAGE: Final = Metric("process.memory.usage", "By", Kind.UPDOWN,
     meaning="Resident memory of the training process.")
-PROCESS_CPU_TIME: Final = Metric("process.cpu.time", "s", Kind.COUNTER, labels=(CPU_MODE,), priority="P1",
+PROCESS_CPU_TIME: Final = Metric("process.cpu.time", "s", Kind.COUNTER, labels=(CPU_MODE,),
     meaning="Processor seconds of the training process.")
-PROCESS_THREAD_COUNT: Final = Metric("process.thread.count", "{thread}", Kind.UPDOWN, priority="P1",
+PROCESS_THREAD_COUNT: Final = Metric("process.thread.count", "{thread}", Kind.UPDOWN,
     meaning="Threads of the training process.")
 PROCESS_UNIX_FILE_DESCRIPTOR_COUNT: Final = Metric("process.unix.file_descriptor.count", "{file_descriptor}", Kind.UPDOWN,
-    priority="P1",
     meaning="Open file descriptors; steady growth is a leak, often in a loader.")
 MEMORY_USAGE: Final = Metric("train.memory.usage", "By", Kind.UPDOWN, labels=(LOADER, MEMORY_COMPONENT),
     meaning="Host memory by component of the input pipeline.")
@@ -324,17 +321,17 @@ ACCELERATOR_MEMORY_ALLOC_RETRIES: Final = Metric("train.accelerator.memory.alloc
     labels=(DEVICE,),
     meaning="Allocations that had to flush the cache first: the early warning before running out.")
 ACCELERATOR_IO: Final = Metric("train.accelerator.io", "By", Kind.COUNTER,
-    labels=(TRANSFER_DIRECTION, DEVICE), priority="P1",
+    labels=(TRANSFER_DIRECTION, DEVICE),
     meaning="Bytes moved between host and device by instrumented transfers.")
-HW_GPU_UTILIZATION: Final = Metric("hw.gpu.utilization.ratio", "1", Kind.GAUGE, labels=(DEVICE,), priority="P1",
+HW_GPU_UTILIZATION: Final = Metric("hw.gpu.utilization.ratio", "1", Kind.GAUGE, labels=(DEVICE,),
     meaning="Share of the last sample period in which a kernel ran on the device. By NVML, where no DCGM exporter answers.")
-HW_GPU_MEMORY_USAGE: Final = Metric("hw.gpu.memory.usage", "By", Kind.UPDOWN, labels=(DEVICE,), priority="P1",
+HW_GPU_MEMORY_USAGE: Final = Metric("hw.gpu.memory.usage", "By", Kind.UPDOWN, labels=(DEVICE,),
     meaning="Device memory in use by all processes. By NVML, where no DCGM exporter answers.")
-HW_GPU_MEMORY_LIMIT: Final = Metric("hw.gpu.memory.limit", "By", Kind.UPDOWN, labels=(DEVICE,), priority="P1",
+HW_GPU_MEMORY_LIMIT: Final = Metric("hw.gpu.memory.limit", "By", Kind.UPDOWN, labels=(DEVICE,),
     meaning="Device memory there is. By NVML, where no DCGM exporter answers.")
-HW_POWER: Final = Metric("hw.power", "W", Kind.GAUGE, labels=(DEVICE,), priority="P1",
+HW_POWER: Final = Metric("hw.power", "W", Kind.GAUGE, labels=(DEVICE,),
     meaning="Power that the device draws. By NVML, where no DCGM exporter answers.")
-HW_TEMPERATURE: Final = Metric("hw.temperature", "Cel", Kind.GAUGE, labels=(DEVICE,), priority="P1",
+HW_TEMPERATURE: Final = Metric("hw.temperature", "Cel", Kind.GAUGE, labels=(DEVICE,),
     meaning="Temperature of the device. By NVML, where no DCGM exporter answers.")
 CHECKPOINT_DURATION: Final = Metric("train.checkpoint.duration", "s", Kind.HISTOGRAM,
     labels=(CHECKPOINT_OPERATION,), bounds=DURATION_BOUNDS, emit=Emit.RANK0,
@@ -361,10 +358,10 @@ RANKS_REPORTING: Final = Metric("train.ranks.reporting", "{rank}", Kind.UPDOWN, 
     meaning="Ranks whose last record came in time, and those that have ended by themselves.")
 RANKS_EVENTS: Final = Metric("train.ranks.events", "{event}", Kind.COUNTER, labels=(RANK_EVENT,), emit=Emit.RANK0,
     meaning="Events of all ranks, summed, ranks that have ended included.")
-COMPILE_RECOMPILES: Final = Metric("train.compile.recompiles", "{recompile}", Kind.COUNTER, priority="P1",
+COMPILE_RECOMPILES: Final = Metric("train.compile.recompiles", "{recompile}", Kind.COUNTER,
     meaning="Recompilations by the compiler. Growth after warm-up means shapes keep changing.")
 COMPILE_DURATION: Final = Metric("train.compile.duration", "s", Kind.HISTOGRAM,
-    bounds=DURATION_BOUNDS, emit=Emit.RANK0, priority="P2",
+    bounds=DURATION_BOUNDS, emit=Emit.RANK0,
     meaning="Time the compiler took.")
 PROFILER_CAPTURES: Final = Metric("train.profiler.captures", "{capture}", Kind.COUNTER,
     labels=(PROFILER_TRIGGER, ERROR_TYPE),
@@ -372,9 +369,9 @@ PROFILER_CAPTURES: Final = Metric("train.profiler.captures", "{capture}", Kind.C
 PROFILER_ACTIVE: Final = Metric("train.profiler.active", "{profiler}", Kind.UPDOWN,
     meaning="1 while a capture runs; mutes alerts on speed.")
 PROFILER_CAPTURE_DURATION: Final = Metric("train.profiler.capture.duration", "s", Kind.HISTOGRAM,
-    labels=(PROFILER_TRIGGER,), bounds=DURATION_BOUNDS, priority="P1",
+    labels=(PROFILER_TRIGGER,), bounds=DURATION_BOUNDS,
     meaning="Time to capture and write.")
-PROFILER_CAPTURE_SIZE: Final = Metric("train.profiler.capture.size", "By", Kind.GAUGE, priority="P1",
+PROFILER_CAPTURE_SIZE: Final = Metric("train.profiler.capture.size", "By", Kind.GAUGE,
     meaning="Bytes of the last capture file.")
 PROFILER_CAPTURE_TIME: Final = Metric("train.profiler.capture.time", "s", Kind.GAUGE,
     labels=(CAPTURE_FILE, CAPTURE_FINDING, PROFILER_TRIGGER, PROFILER_ALERT),

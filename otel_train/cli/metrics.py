@@ -69,7 +69,6 @@ def _facts() -> dict[str, list[dict[str, object]]]:
                 "labels": [label.name for label in metric.labels],
                 "bounds": list(metric.bounds),
                 "emit": metric.emit.value,
-                "priority": metric.priority,
             }
             for metric in catalog.ALL
         ],
