@@ -71,7 +71,7 @@ class DisabledSession:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Takes what the method of a session takes."""
 
-    log = event = end = report = track = provide = find_models = name_loaders = show_blocks = _nothing
+    log = event = end = report = track = provide = find_models = show_blocks = _nothing
     let_go_in_fork = reset_window = close = __exit__ = _nothing
 
     def begin(self, name: str) -> Token:

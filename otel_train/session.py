@@ -10,7 +10,7 @@ from otel_train.agent.client import AgentClient
 from otel_train.config.settings import BLOCKS
 from otel_train.config.validation import words_of
 from otel_train.datamodel import Anchor
-from otel_train.errors import callable_, one_of, text
+from otel_train.errors import one_of, text
 from otel_train.exit_hook import ENDS, ExitHook, Terminated, cause_of, end_by_sigterm
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.recording.ring_buffer import EXTENSION
@@ -120,16 +120,6 @@ class Session:
     def find_models(self, finder: RootFinder | None = None) -> None:
         """Watches every model that ``finder`` meets, until the session closes; None: unless models were given, or that is done already."""
         self._recording.probes.find_models(finder)
-
-    def name_loaders(self, name: Callable[[Any], str]) -> None:
-        """Names loaders that were not given by what ``name(loader)`` returns; "" for what the program calls them.
-
-        Raises:
-            ConfigError: it cannot be called.
-        """
-        remedy = 'Pass your names to instrument: {"train": loader}, or a function'
-        callable_("name_loaders({})", name, "a callable that takes a loader and returns its name", remedy)
-        self._recording.probes.called = name
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
         """Prints these blocks on the console, in addition to ``console_metrics``.

@@ -66,7 +66,6 @@ class ProbeRegistry:
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
-        self.called: Callable[[Any], str] = lambda _: ""
         self.patch: DataLoaderPatch | None = None
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
@@ -284,8 +283,7 @@ class ProbeRegistry:
         place = CallSite("", None)
         if not self._naming.closed:
             with self._naming:
-                called = self.called(loader)
-                place = CallSite(called, ("called", called)) if called else place_of(loader)
+                place = place_of(loader)
         name = place.name or type(getattr(loader, "dataset", loader)).__name__
         return place._replace(name=re.sub(_NOT_IN_NAMES, "_", name)[:MOST_CHARS])
 

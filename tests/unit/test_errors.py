@@ -136,7 +136,6 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a capture with a slip": (lambda _: otel_train.capture(step=5), "capture request: 'step': .* Did you mean 'steps'"),
     "a capture in words": (lambda _: otel_train.capture(steps="5"), "steps='5': expected a whole number from 1 to"),
     "a switch in words": (lambda _: otel_train.capture(with_stack="False"), "with_stack='False': expected True or False"),
-    "a name for loaders": (lambda s: s.name_loaders("train"), r"name_loaders\('train'\): expected a callable"),
     "a block with a slip": (lambda s: s.show_blocks(["profilling"]), r"show_blocks\(\['profilling'\]\): .* Did you mean 'profiling'"),
     "a tracker with a slip": (lambda s: s.track({"wandbb": {}}), "Did you mean 'wandb'"),
     "a tracker that is none": (lambda s: s.track({"tensorboard": True}), "tensorboard=True: expected 'auto'"),

@@ -152,7 +152,6 @@ def test_disabled_is_disabled(quiet: dict[str, Any]) -> None:
     """``OTEL_TRAIN_DISABLED=true`` holds for callbacks, too."""
     shared, holder = SharedSession(), Holder()
     session = shared.join(holder, {**quiet, "disabled": True})
-    session.name_loaders(str)
     session.show_blocks(["throughput"])
     shared.leave(holder)
 
@@ -164,10 +163,10 @@ def test_a_model_that_was_not_named_is_found(quiet: dict[str, Any]) -> None:
     """A library calls parts of the model that it is given: what is called is what counts."""
     shared, holder = SharedSession(), Holder()
     session = shared.join(holder, quiet)
-    session.name_loaders(lambda _: "training rows")
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for rows in DataLoader(torch.ones(12, 4), batch_size=4):
+    training_rows = DataLoader(torch.ones(12, 4), batch_size=4)
+    for rows in training_rows:
         net(rows).sum().backward()
         optimizer.step()
     shared.leave(holder)
