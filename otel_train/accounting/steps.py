@@ -10,7 +10,6 @@ from otel_train.accounting.nesting import BACKWARD, COMPUTES_BY_KIND, DATA, FORW
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
 from otel_train.recording.events import (
     BEGIN,
-    END,
     FLAG_SHIFT,
     MARK,
     OP_MASK,
@@ -356,12 +355,12 @@ class StepSourceDecision:
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
-        elif op == END and UPDATES >> kind & 1:
-            self._count(StepSource.UPDATE, ns)
         elif op == BEGIN:
             self._began_ns = ns if self._began_ns < 0 else self._began_ns
             if kind == DATA:
                 self._asked = source
+            elif UPDATES >> kind & 1:  # not at its end: a closure may make many gradients
+                self._count(StepSource.UPDATE, ns)
             elif kind in (BACKWARD, GRAD):
                 self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:

@@ -150,6 +150,10 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("the end of an evaluation before training is no sign that a slow first group has no update",
          Tape().validate(2).repeat(4, lambda t: t.micro().spend(2 * 10**9)).update().step().stop(),
          durations=[4 * (MICRO + 2 * 10**9) + 7, STEP], evals=[16, 16], partial=[]),
+    loop("a closure that makes many gradients is inside an update, also the first",
+         times(2, lambda t: t.begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).repeat(70, Tape.micro).stop()
+               .end(OPTIMIZER, "LBFGS").validate(1)), updates=(2, 0),
+         evals=[16] * 2, durations=[70 * MICRO] * 2),
     loop("an update after a slow pass is that of all its gradients",
          Tape().repeat(3, lambda t: t.repeat(4, lambda t: t.micro().spend(2 * 10**9)).stop().update().validate(1)),
          durations=[4 * (MICRO + 2 * 10**9) + 7] * 3, evals=[16] * 3, partial=[]),
