@@ -41,7 +41,7 @@ _NOT_TRUSTED: Final = (
     "certificate unknown",
     "certificate revoked",
 )
-_NO_NAME: Final = ("resolv", "resolution", "name or service not known", "gaierror")
+_NO_NAME: Final = ("resolv", "resolution", "name or service not known", "gaierror", "'idna' codec")
 _ENDPOINT: Final = "in OTEL_EXPORTER_OTLP_ENDPOINT"
 
 _OTHER_NAME: Final = (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 OnWrong: TypeAlias = "Callable[[str, str, str], object]"
 
@@ -102,15 +103,21 @@ def no_password() -> str:
     raise OSError("the key has a password: write one without it, which this user alone can read")
 
 
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+
+
 def headers_of(text: str) -> dict[str, str]:
-    """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). Nameless ones are skipped."""
-    headers = {}
-    for entry in text.split(","):
+    """Parses ``name=value`` pairs separated by commas; values are percent-encoded (W3C Baggage). What is no header is skipped."""
+    return dict(filter(None, _header_entries(text)))
+
+
+def _header_entries(text: str) -> Iterator[tuple[str, str] | None]:
+    """Yields name and value of each entry that is not empty; None for one that no request can have as a header."""
+    for entry in filter(str.strip, text.split(",")):
         name, sign, value = (part.strip() for part in entry.partition("="))
         name, value = unquote(name).strip().lower(), unquote(value).strip()
-        if name and sign and (name + value).isprintable():
-            headers[name] = value
-    return headers
+        is_header = sign and _HEADER_NAME.fullmatch(name) and value.isprintable() and value.isascii()
+        yield (name, value) if is_header else None
 
 
 def _lower_scheme(address: str) -> str:
@@ -161,7 +168,7 @@ class _Variables:
             # The specification appends the path to the address for all signals, never to that of one.
             url=address if own or protocol == GRPC else _with_path(address, f"/v1/{self.signal}"),
             address=shown,
-            headers=headers_of(self._get("HEADERS")),
+            headers=self._headers(),
             compression=self._compression(protocol),
             tls=tls,
             certificate=self._get("CERTIFICATE"),
@@ -218,11 +225,22 @@ class _Variables:
         scheme, slashes, rest = address.rpartition("//")
         problem = (
             f"OTLP endpoint {f'{scheme}{slashes}' + rest.rpartition('@')[2]!r} for {self.signal}: "
-            "expected http://host:port or https://host:port. "
+            "expected http://host:port or https://host:port, with a port from 1 to 65535. "
             "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318."
         )
         self._tell(self._name("ENDPOINT"), problem, "OTLP off")
         return ""
+
+    def _headers(self) -> dict[str, str]:
+        text = self._get("HEADERS")
+        entries = list(_header_entries(text))
+        if wrong := entries.count(None):
+            rule = (
+                f"(not shown): {wrong} of {len(entries)} entries are no header, expected name=value in ASCII, separated by "
+                "commas, values percent-encoded, such as authorization=Bearer%20abc. Correct the variable."
+            )
+            self._wrong("HEADERS", rule, f"the other {len(entries) - wrong}")
+        return headers_of(text)
 
     def _compression(self, protocol: str) -> str:
         compression = self._get("COMPRESSION").lower()

@@ -155,7 +155,7 @@ def test_each_signal_follows_its_own_variables() -> None:
     assert only.targets["metrics"].url == "http://h:1/own/path?tenant=7"
     mixed = OtlpSettings.read({
         **ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-other=1",
-        "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20a%3Db, x-tenant = 7,nonsense,=x,bad=a%0Ab",
+        "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20a%3Db, x-tenant = 7",
     })  # fmt: skip
     metrics, traces = mixed.targets["metrics"], mixed.targets["traces"]
     assert (metrics.protocol, traces.protocol) == ("http/json", "grpc")
@@ -214,6 +214,28 @@ def test_a_setting_we_cannot_honour_is_refused_with_its_value(name: str, value: 
     """Silence here means an empty dashboard hours later."""
     with pytest.raises(ConfigError, match=value):
         OtlpSettings.read({**ENDPOINT, f"OTEL_EXPORTER_OTLP_{name}": value})
+
+
+@pytest.mark.parametrize(
+    "wrong", ["Bearer secret", "=secret", "clé=secret", "a b=secret", "a=secret%0d%0ab: c", "a=secrèt"]
+)
+def test_an_entry_that_is_no_header_is_said_and_left_out(wrong: str) -> None:
+    """It went unsaid, or each request failed with a UnicodeEncodeError, for which the log named the Collector."""
+    said: list[tuple[str, ...]] = []
+    environ = {**ENDPOINT, "OTEL_EXPORTER_OTLP_HEADERS": f"x=1, {wrong},y=2,"}
+    settings = OtlpSettings.read(environ, on_wrong=lambda *each: said.append(each))
+
+    ((variable, problem, used),) = said
+    assert (variable, used) == ("OTEL_EXPORTER_OTLP_HEADERS", "the other 2")
+    assert "1 of 3 entries are no header, expected name=value in ASCII" in problem
+    assert "secr" not in problem
+    assert settings.targets["metrics"].headers == {"x": "1", "y": "2"}
+
+
+def test_a_port_that_cannot_be_is_refused_with_the_ports_that_can() -> None:
+    """Of http://host:99999 it said: expected http://host:port."""
+    with pytest.raises(ConfigError, match=r"host:99999.*with a port from 1 to 65535"):
+        OtlpSettings.read({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://host:99999"})
 
 
 def test_a_password_in_the_address_is_never_shown() -> None:

@@ -540,6 +540,12 @@ def test_a_connection_that_is_encrypted_is_not_said_to_want_encryption(said: str
     assert means in why(said, tls=True)
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_a_name_that_cannot_be_asked_for_is_said_to_be_unresolvable(host: str) -> None:
+    """The log said that the Collector does not accept requests: UnicodeError, encoding with 'idna' codec failed."""
+    assert asked(f"http://{host}:4318").reason == "has a name that cannot be resolved"
+
+
 @pytest.mark.parametrize("protocol", ["http/json", "http/protobuf"])
 def test_http_to_a_port_for_grpc_says_so(protocol: str) -> None:
     """4317 for 4318, the most frequent mistake. A Collector resets the connection, and it was said to want TLS."""
