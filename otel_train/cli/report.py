@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.cli import arguments, complain, print_json
 from otel_train.datamodel import SUMMARY_FILE
-from otel_train.errors import RunDirectoryError
+from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import JsonFileCache, problem_of, replace_named
 from otel_train.profiler.storage import captures_of, together
 from otel_train.rundata.live_view import RankReader, RankView
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from otel_train.trace_analysis.events import Trace
+
 
 def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankView, dict[str, Any]]:
     """Returns what the report shows: the rank, and the document for scripts with the newest capture of each rank."""
     ranks = [read_summary(folder / SUMMARY_FILE) for folder in folders.values()]
     taken = _readable(captures_of(run))
-    traces = arguments.read_all(together(taken, taken[-1]) if taken else [])
+    traces = [trace for path in (together(taken, taken[-1]) if taken else []) for trace in _read(path)]
     view = RankReader(documents=JsonFileCache()).view(run, rank)
     return view, {
         "summary": view.summary,
@@ -36,6 +38,15 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> tuple[RankVi
         "records": view.records,
         "captures": [{"name": trace.path.name, **analysis_of(trace)} for trace in traces],
     }
+
+
+def _read(capture: Path) -> list[Trace]:
+    """Returns the trace; none, with a word on standard error, where it cannot be read."""
+    try:
+        return arguments.read_all([capture])
+    except TraceError as error:
+        complain(f"The capture {capture.name} is passed over: {error}")
+        return []
 
 
 def _readable(captures: list[Path]) -> list[Path]:

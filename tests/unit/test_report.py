@@ -197,6 +197,17 @@ def test_a_report_passes_over_a_capture_that_is_not_opened(tmp_path: Path, cli: 
     assert "epoch_1-step_2-rank0.json.gz is passed over" in err
 
 
+def test_a_report_passes_over_a_capture_that_cannot_be_read(tmp_path: Path, cli: Cli) -> None:
+    """The process was killed while it wrote the trace: there was no report of the run any more."""
+    run = a_run(tmp_path)
+    (run / "captures/epoch_1-rank1.json").write_text('{"traceEvents": [{"ph":')
+    code, _, err = cli("report", run)
+
+    assert code == 0
+    assert "epoch_1-rank1.json is passed over: " in err
+    assert "epoch_1-rank0" in (run / "report.html").read_text(encoding="utf-8")
+
+
 def test_validate_writes_the_same_report(tmp_path: Path, cli: Cli) -> None:
     """It replaced the one that was there by one without flight file, metrics and flame graphs."""
     run = a_run(tmp_path)
