@@ -79,7 +79,7 @@ CASES = (
             status("training", rank="1"): "1x60",
         },
         (
-            quiet("TrainRunStalled", 5),
+            quiet("TrainRunStalled", 6),
             fires("TrainRunStalled", 7, "7m 0s", train_run_id="r"),
             fires("TrainRunStalled", 29, "29m 0s", train_run_id="r"),
             quiet("TrainRankStalled", 7),
@@ -117,8 +117,8 @@ CASES = (
             quiet("TrainRankStalled", 5),
             fires(
                 "TrainRankStalled",
-                7,
-                "7m 0s",
+                6.5,
+                "6m 30s",
                 train_run_id="r",
                 train_peer_rank="1",
                 train_peer_host="b",
@@ -131,16 +131,28 @@ CASES = (
         "a program whose loops are over may be silent; one of whose ranks left the loop is judged by the others",
         30,
         {
-            heartbeat(run="over"): "0x60",
+            heartbeat(run="over"): "-90000x60",
             'train_stall_threshold_seconds{train_run_id="over",train_rank="0"}': "86400x60",
             status("training", run="over"): "1x60",
-            heartbeat("0"): "0x60",
+            # Its evaluation may take 20 hours, and began 19 hours and 55 minutes ago.
+            heartbeat(run="patient"): "-71700x60",
+            'train_stall_threshold_seconds{train_run_id="patient",train_rank="0"}': "72000x60",
+            status("evaluating", run="patient"): "1x60",
+            heartbeat("0"): "0+30x20 600x40",
             heartbeat("1"): "0x60",
             f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "86400x60",
             f'train_stall_threshold_seconds{{{R},train_rank="1"}}': "600x60",
             status("training"): "1x60",
         },
-        (quiet("TrainRunStalled", 10), fires("TrainRunStalled", 15, "15m 0s", train_run_id="r")),
+        (
+            quiet("TrainRunStalled", 5),
+            fires("TrainRunStalled", 10, "20h 5m 0s", train_run_id="patient"),
+            Expectation(
+                "TrainRunStalled",
+                15,
+                (({"train_run_id": "r"}, "15m 0s"), ({"train_run_id": "patient"}, "20h 10m 0s")),
+            ),
+        ),
     ),
     Case(
         "of runs that pushed, one was killed and one finished",
@@ -151,6 +163,9 @@ CASES = (
             heartbeat(run="done"): "0+30x10 _x50",
             status("training", run="done"): "1x8 0 _x50",
             status("finished", run="done"): "0x8 1 _x50",
+            # Before it had finished, a rank of it was killed.
+            heartbeat("1", "b", run="done"): "0+30x5 _x50",
+            status("training", run="done", rank="1"): "1x5 _x50",
         },
         (
             quiet("TrainRunVanished", 6),
@@ -160,9 +175,15 @@ CASES = (
         ),
     ),
     Case(
-        "of runs that were scraped, one was killed and one took its target away",
+        "of runs that were scraped, one was killed, one took its target away, and one lost a rank",
         30,
         {
+            status("training", run="lost", more=',job="train",instance="f"'): "1x60",
+            heartbeat(run="lost", more=',job="train",instance="f"'): "0+30x60",
+            'up{job="train",instance="f"}': "1x60",
+            status("training", run="lost", rank="1", more=',job="train",instance="g"'): "1x10 stale _x50",
+            heartbeat("1", "b", run="lost", more=',job="train",instance="g"'): "0+30x10 stale _x50",
+            'up{job="train",instance="g"}': "1x10 0x50",
             status("training", run="dead", more=',job="train",instance="d"'): "1x10 stale _x50",
             heartbeat(run="dead", more=',job="train",instance="d"'): "0+30x10 stale _x50",
             'up{job="train",instance="d"}': "1x10 0x50",
@@ -170,7 +191,11 @@ CASES = (
             heartbeat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
             'up{job="train",instance="e"}': "1x10 stale _x50",
         },
-        (quiet("TrainRunVanished", 6), fires("TrainRunVanished", 9, train_run_id="dead")),
+        (
+            quiet("TrainRunVanished", 6),
+            fires("TrainRunVanished", 9, train_run_id="dead"),
+            quiet("TrainRunVanished", 27),
+        ),
     ),
     Case(
         "scrapes of a run fail for a minute and three quarters",
@@ -184,16 +209,28 @@ CASES = (
     ),
     Case(
         # What a host pushes has the time of its own clock.
-        "the clock of the only host is 150 s behind; another run on such a host is killed",
+        "the clock of the only host is 150 s behind; another run on such a host is killed; that of a third one comes late twice",
         15,
         {
+            **late("unsteady", "5x20 130x2 5x17 110x8 5x5"),
             **late("skewed", "150x80"),
             **late("killed", "150x40 165+15x12"),
         },
         (
-            quiet("TrainRunVanished", 10),
+            *(quiet("TrainRunVanished", minute) for minute in (5.5, 6, 10, 12)),
             every("TrainRunVanished", 14, {"train_run_id": "killed"}),
         ),
+    ),
+    Case(
+        # By 145 s: for an hour it is as if the run had been silent for so long.
+        "the clock of the only host is set back",
+        15,
+        {
+            'run:train_telemetry_age_seconds:min{train_run_id="r"}': "5x20 150x300",
+            'run:train_active:bool{train_run_id="r"}': "1x320",
+            'run:train_collector:last1h{train_run_id="r"}': "1x320",
+        },
+        (fires("TrainRunVanished", 60, train_run_id="r"), quiet("TrainRunVanished", 70)),
     ),
     Case(
         # What waited arrives from the oldest on, which takes minutes.
@@ -202,7 +239,7 @@ CASES = (
         {
             **{status("training", run=run): "1x40" for run in ("away", "killed")},
             **{f'run:train_collector:last1h{{train_run_id="{run}"}}': "1x80" for run in ("away", "killed")},
-            'run:train_telemetry_age_seconds:min{train_run_id="away"}': "5x40",
+            'run:train_telemetry_age_seconds:min{train_run_id="away"}': "5x31 20+15x8",
             'run:train_telemetry_age_seconds:min{train_run_id="killed"}': "5x40 20+15x18",
         },
         (
@@ -218,7 +255,29 @@ CASES = (
             status("failed"): "0x10 1x10",
             status("failed", run="good"): "0x20",
         },
-        (quiet("TrainRunFailed", 6), fires("TrainRunFailed", 8, train_run_id="r")),
+        (
+            quiet("TrainRunFailed", 6),
+            fires("TrainRunFailed", 8, train_run_id="r"),
+            quiet("TrainRunFailed", 22),
+        ),
+    ),
+    Case(
+        "a run that Ctrl-C ended goes on and fails; another one goes on without the rank that vanished, and fails",
+        30,
+        {
+            status("training", "resumed"): "1x9 0x2 _x4 1x22 0x20",
+            status("interrupted", "resumed"): "_x10 1x2 _x50",
+            status("failed", "resumed"): "_x39 1x20",
+            'train_ranks_expected{train_run_id="resumed",train_rank="0"}': "1x59",
+            status("training", "fewer"): "1x38 0x20",
+            status("failed", "fewer"): "0x38 1x20",
+            status("training", "fewer", "1"): "1x9 _x50",
+            'train_ranks_expected{train_run_id="fewer",train_rank="0"}': "2x10 1x48",
+        },
+        (
+            quiet("TrainRunFailed", 19),
+            every("TrainRunFailed", 23, {"train_run_id": "resumed"}, {"train_run_id": "fewer"}),
+        ),
     ),
     Case(
         # Ranks 0 and 1 fail at 5 minutes. The launcher starts the runs again a minute later: one with both ranks, one with
@@ -341,7 +400,7 @@ CASES = (
         },
         (
             quiet("TrainRankReportsMissing", 22),
-            fires("TrainRankReportsMissing", 30, "7", train_run_id="r"),
+            fires("TrainRankReportsMissing", 25, "7", train_run_id="r"),
             quiet("TrainRankEvents", 29),
             fires("TrainRankEvents", 35, train_run_id="r", train_rank_event="oom"),
             # Its first sample is above zero.
@@ -524,13 +583,14 @@ CASES = (
         {
             **by_collector("r", "n2", lasts=80),
             **by_collector("r", "n1", first=1, lasts=20),
-            'train_ranks_expected{train_run_id="r",train_rank="0"}': "3x80",
+            **by_collector("r", "n2", first=2, lasts=80),
+            'train_ranks_expected{train_run_id="r",train_rank="0"}': "4x80",
             'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x60",
             'up{job="otel-collector",instance="n2:8888",train_collector="n2"}': "1x80",
         },
         (
-            fires("TrainRanksMissing", 9, "2", train_run_id="r"),
-            fires("TrainRanksMissing", 20, "1", train_run_id="r"),
+            fires("TrainRanksMissing", 9, "3", train_run_id="r"),
+            fires("TrainRanksMissing", 20, "2", train_run_id="r"),
         ),
     ),
 )

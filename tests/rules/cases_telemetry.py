@@ -135,7 +135,7 @@ CASES = (
             quiet("TrainInstrumentationGaps", 25),
             fires(
                 "TrainInstrumentationGaps",
-                40,
+                35,
                 train_run_id="r",
                 train_instrumentation_gaps_kind="model",
                 train_instrumentation_gaps_reason="never_seen",
@@ -167,13 +167,21 @@ CASES = (
         ),
     ),
     Case(
-        "a rank arrives twice that has no heartbeat",
-        30,
+        "ranks arrive twice, each time 90 s later; one of them has no heartbeat",
+        90,
         {
-            f'train_run_info{{{R},train_rank="3",instance="r/3"}}': "1x60",
-            f'train_run_info{{{R},train_rank="3",instance="other"}}': "1x60",
+            f'train_heartbeat_time_seconds{{{R},train_rank="4",instance="r/4"}}': "0+90x20",
+            f'train_heartbeat_time_seconds{{{R},train_rank="4",instance="other"}}': "0+90x20",
+            f'train_run_info{{{R},train_rank="3",instance="r/3"}}': "1x20",
+            f'train_run_info{{{R},train_rank="3",instance="other"}}': "1x20",
         },
-        (fires("TrainDuplicateMetricPath", 15, "2", train_run_id="r", train_rank="3"),),
+        (
+            Expectation(
+                "TrainDuplicateMetricPath",
+                15,
+                tuple(({"train_run_id": "r", "train_rank": rank}, "2") for rank in "34"),
+            ),
+        ),
     ),
     Case(
         "the Collector is started again within a minute, and a program that is none is down",
@@ -186,11 +194,13 @@ CASES = (
     ),
     Case(
         # A launcher that starts a run again numbers its ranks anew.
-        "a rank is on another host every four minutes",
+        "ranks are on another host every three minutes",
         30,
         {
-            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="a"}}': "_x8 0+30x7 " * 4,
-            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="b"}}': "0+30x7 _x8 " * 4,
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="a"}}': "_x6 0+30x5 " * 5,
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",host_name="b"}}': "0+30x5 _x6 " * 5,
+            f'train_run_info{{{R},train_rank="4",host_name="a"}}': "_x6 1x5 " * 5,
+            f'train_run_info{{{R},train_rank="4",host_name="b"}}': "1x5 _x6 " * 5,
         },
         tuple(quiet("TrainDuplicateMetricPath", minute) for minute in (16, 20, 24, 28)),
     ),
@@ -218,6 +228,7 @@ CASES = (
             'otelcol_exporter_send_failed_metric_points{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+1x60",
             'otelcol_exporter_send_failed_metric_points_total{instance="c:8888",exporter="fine"}': "0x60",
             'up{job="otel-collector",instance="c:8888"}': "1x50 0x10",
+            'up{job="app",instance="a:80"}': "1x80",
         },
         (
             quiet("OtelCollectorExportFailing", 3),
@@ -256,6 +267,21 @@ CASES = (
             quiet("OtelCollectorQueueNearFull", 55),
             fires("OtelCollectorQueueNearFull", 80, "22m 25s", **QUEUED),
             fires("OtelCollectorQueueNearFull", 89, "13m 25s", **QUEUED),
+        ),
+    ),
+    Case(
+        # Then it neither grows nor drains.
+        "a store is away for 25 minutes",
+        60,
+        {
+            f"otelcol_exporter_queue_size{{{QUEUE}}}": "0+28x25 700x60",
+            f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x85",
+        },
+        (
+            quiet("OtelCollectorQueueNearFull", 8),
+            fires("OtelCollectorQueueNearFull", 20, "15m 42s", **QUEUED),
+            fires("OtelCollectorQueueNearFull", 38, "25m 15s", **QUEUED),
+            quiet("OtelCollectorQueueNearFull", 45),
         ),
     ),
     Case(
