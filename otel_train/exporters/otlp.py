@@ -177,7 +177,7 @@ class OtlpExporter:
             queue = SpoolQueue(directory, signal, max_bytes=max_bytes // 2, on_loss=lost, on_error=on_error)
             self._queues[signal] = _SignalQueue(signal, queue)
         queues = [lane.queue for lane in self._queues.values()]
-        self._log_lines = _CollectorLog(settings.addresses, queues, monotonic_s)
+        self._log_lines = _CollectorLog(settings, queues, monotonic_s)
         self._deadline_s: float | None = None
         self._abandoned = False
         self._thread = daemon_thread(self._run, "otel-train-sender")
@@ -330,7 +330,7 @@ class OtlpExporter:
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
             if not self._abandoned:  # else the sender closed the connection itself
-                self._log_lines.lost(answer.reason)
+                self._log_lines.lost(answer.reason, lane.signal)
         else:
             lane.backoff.reset()
             lane.failing_since_s = None
@@ -339,9 +339,9 @@ class OtlpExporter:
                 self.failures += 1
                 self.rejected += 1
                 self.count(lane.signal, delivery.records, "rejected")
-                self._log_lines.refused(answer.reason, lane.queue)
+                self._log_lines.refused(answer.reason, lane)
             if all(each.failing_since_s is None for each in self._queues.values()):
-                self._log_lines.found(answer)
+                self._log_lines.found(answer, lane.signal)
         with self._changed:
             lane.pending = True
 
@@ -349,14 +349,16 @@ class OtlpExporter:
 class _CollectorLog:
     """Logs once when the Collector becomes unavailable, once when it is back, and rejections once a minute."""
 
-    def __init__(self, endpoint: str, queues: list[SpoolQueue], monotonic_s: Callable[[], float]) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, settings: OtlpSettings, queues: list[SpoolQueue], monotonic_s: Callable[[], float]
+    ) -> None:
+        self._settings = settings
         self._queues = queues
         self._monotonic_s = monotonic_s
         self._away_logged = False
         self._last_s: dict[str, float] = {}
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, signal: str) -> None:
         if self._away_logged or not self._may_speak("away"):
             return
         self._away_logged = True
@@ -365,22 +367,21 @@ class _CollectorLog:
         later = ", after the end by `otel-train replay`" if folder else ""
         _log.warning(
             "OTLP: %s %s; requests wait %s and are sent when it accepts them%s; training is not affected",
-            self._endpoint, reason, where, later,
+            self._address(signal), reason, where, later,
         )  # fmt: skip
 
-    def found(self, answer: ExportResponse) -> None:
+    def found(self, answer: ExportResponse, signal: str) -> None:
         if self._away_logged and self._may_speak("away"):
             self._away_logged = False
-            _log.warning("OTLP: %s accepts requests again", self._endpoint)
+            _log.warning("OTLP: %s accepts requests again", self._settings.addresses)
         if answer.accepted and answer.reason and self._may_speak("warning"):
-            _log.warning("OTLP: %s %s", self._endpoint, answer.reason)
+            _log.warning("OTLP: %s %s", self._address(signal), answer.reason)
 
-    def refused(self, reason: str, queue: SpoolQueue) -> None:
+    def refused(self, reason: str, lane: _SignalQueue) -> None:
         if self._may_speak("refused"):
-            where = f"it is moved to {queue.rejected_file}" if queue.rejected_file else "it is dropped"
-            _log.warning(
-                "OTLP: %s %s; %s and counted, training is not affected", self._endpoint, reason, where
-            )
+            file, address = lane.queue.rejected_file, self._address(lane.signal)
+            where = f"it is moved to {file}" if file else "it is dropped"
+            _log.warning("OTLP: %s %s; %s and counted, training is not affected", address, reason, where)
 
     def closing(self) -> None:
         left = [queue for queue in self._queues if next(queue.waiting(), None) is not None]
@@ -388,8 +389,11 @@ class _CollectorLog:
             _log.warning(
                 "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
                 "the run or `otel-train replay` sends them",
-                self._endpoint, left[0].folder,
+                self._settings.addresses, left[0].folder,
             )  # fmt: skip
+
+    def _address(self, signal: str) -> str:
+        return self._settings.targets[signal].address
 
     def _may_speak(self, about: str) -> bool:
         now_s = self._monotonic_s()

@@ -83,9 +83,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
         *,
         directory: Path | None = tmp_path,
         max_bytes: int = 1 << 20,
+        settings: OtlpSettings = SETTINGS,
     ) -> OtlpExporter:
         sender = OtlpExporter(
-            SETTINGS, OtlpLines(RESOURCE), directory=directory,
+            settings, OtlpLines(RESOURCE), directory=directory,
             transport=collector, max_bytes=max_bytes, monotonic_s=monotonic_s,
         )  # fmt: skip
         made.append((sender, collector))
@@ -322,6 +323,23 @@ def test_people_are_notified_once_when_the_collector_goes_and_once_when_it_is_ba
     sender.close(1)
     assert "accepts requests again" in caplog.messages[-1]
     assert len(caplog.messages) == 2
+
+
+def test_of_two_addresses_the_one_that_does_not_accept_is_named(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metrics go to one Collector, spans to another, which is away: both were said to refuse connections."""
+    collector = Collector()
+    collector.answers["traces"] = retry("refuses connections")
+    own = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://tempo:4318/v1/traces"}
+    settings = OtlpSettings.read({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", **own})
+    sender = make(collector, settings=settings)
+    sender.put("metrics", metrics())
+    sender.put("traces", SPANS)
+    until(lambda: sender.failures == 1)
+    until(lambda: bool(caplog.messages))
+
+    assert caplog.messages[0].startswith("OTLP: http://tempo:4318/v1/traces refuses connections; ")
 
 
 def test_people_are_notified_of_refusals_once_a_minute(make: Make, caplog: pytest.LogCaptureFixture) -> None:
