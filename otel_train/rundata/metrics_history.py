@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -52,22 +53,30 @@ def points_of(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, An
 
 
 def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counters as what happened between two lines, gauges as they were.
+    """Counters as what happened since the line before, gauges as they were.
+
+    The last line is written at the end of the run. It has the steps that the lines before it lag behind; where it comes
+    early, the last two intervals have the values of both together.
 
     Args:
         read: the lines in order, each as ``moment_of`` reads it.
 
     Returns:
-        ``times`` in seconds after the first line, and by name a value for each of them: ``activities`` as shares,
-        ``stages`` in seconds per training step, ``memory`` in bytes; ``steps_per_s`` has one value for each.
+        ``times`` in seconds after the start of the run, or after the first line where none has the start, and by name a
+        value for each of them: ``activities`` as shares, ``stages`` in seconds per training step, ``memory`` in bytes;
+        ``steps_per_s`` has one value for each.
     """
-    moments = _accounted(read)
+    moments = _accounted(_with_start(read))
     pairs = list(pairwise(moments))
+    if (spans := [other["at"] - one["at"] for one, other in pairs])[1:] and spans[-1] < median(
+        spans[:-1]
+    ) / 2:
+        pairs[-2:] = [(moments[-3], moments[-1])] * 2
     activities = {name for moment in moments for name, value in moment["activities"].items() if value}
     stages = {name for moment in moments for name in moment["stages"]}
     memory = {name for moment in moments for name in moment["memory"]}
     return {
-        "times": [other["at"] - moments[0]["at"] for _, other in pairs],
+        "times": [moment["at"] - moments[0]["at"] for moment in moments[1:]],
         "activities": {
             name: [_share_of(pair, name, activities) for pair in pairs] for name in in_order(activities)
         },
@@ -75,8 +84,15 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "steps_per_s": [
             _risen(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
         ],
-        "memory": {name: [other["memory"].get(name) for _, other in pairs] for name in sorted(memory)},
+        "memory": {name: [moment["memory"].get(name) for moment in moments[1:]] for name in sorted(memory)},
     }
+
+
+def _with_start(read: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Puts the start of the run before the lines, where its counters were zero."""
+    known = [moment["began"] for moment in read if moment["began"] is not None]
+    start = {"at": min(known), "activities": {}, "stages": {}, "steps": 0.0, "memory": {}} if known else None
+    return [start, *read] if start is not None else list(read)
 
 
 def _accounted(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -119,11 +135,11 @@ def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, acti
 
 
 def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of the run on one line; ``at`` is None without a timestamp."""
-    activities = {
-        attributes.get(c.ACTIVITY.name): (float(point["asDouble"]), int(point["timeUnixNano"]))
-        for attributes, point in points_of(line, c.RUN_TIME.name)
-    }
+    """Returns the values of the run on one line; ``at`` and ``began``, the start of its counters, are None without a timestamp."""
+    activities, began_ns = {}, []
+    for attributes, point in points_of(line, c.RUN_TIME.name):
+        activities[attributes.get(c.ACTIVITY.name)] = float(point["asDouble"]), int(point["timeUnixNano"])
+        began_ns += [int(point["startTimeUnixNano"])] if "startTimeUnixNano" in point else []
     stages: dict[str, float] = {}
     for attributes, point in points_of(line, c.STAGE_DURATION.name):
         if attributes.get(c.PHASE.name) == "train":
@@ -142,6 +158,7 @@ def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
     instants = [at for _, at in activities.values()]
     return {
         "at": max(instants) / NS_PER_S if instants else None,
+        "began": min(began_ns) / NS_PER_S if began_ns else None,
         "activities": {name: value for name, (value, _) in activities.items()},
         "stages": stages,
         "steps": steps,

@@ -373,6 +373,35 @@ def test_time_per_step_after_a_restart_is_of_the_steps_since(tmp_path: Path) -> 
     assert series["stages"]["forward"] == pytest.approx([0.008] * 3)
 
 
+def started(line: dict[str, Any], start_s: int) -> dict[str, Any]:
+    """Write the start of the run into a line, as the agent does."""
+    for metric in line["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]:
+        for point in metric.get("sum", {}).get("dataPoints", ()):
+            point["startTimeUnixNano"] = str(start_s * 10**9)
+    return line
+
+
+def test_time_counts_from_the_start_of_the_run(tmp_path: Path) -> None:
+    """The first line comes after an interval, and the axis began there: a run of 48 s ended at 33 s."""
+    for second in (16, 31, 46):
+        append(tmp_path, json.dumps(started(metrics_line(second), 1001)) + "\n")
+
+    series, _ = MetricsHistory(tmp_path).read()
+    assert series["times"] == [15.0, 30.0, 45.0]
+    assert series["memory"]["process memory usage"][0] == pytest.approx(5.16e8)
+
+
+def test_the_line_at_the_end_of_a_run_makes_no_spike(tmp_path: Path) -> None:
+    """100 steps in each second, and each line lacks the last 2 s of them; the last comes after 3 s and lacks none."""
+    for second, trained in ((0, 0), (15, 13), (30, 28), (45, 43), (48, 48)):
+        append(tmp_path, json.dumps(metrics_line(second, trained)) + "\n")
+
+    series, _ = MetricsHistory(tmp_path).read()
+    assert series["times"] == [15.0, 30.0, 45.0, 48.0]
+    assert series["steps_per_s"] == pytest.approx([1300 / 15, 100.0, 2000 / 18, 2000 / 18])
+    assert len(series["memory"]["process memory usage"]) == 4
+
+
 def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path) -> None:
     """Bounded files rotate; a chart must not begin anew."""
     write_lines(tmp_path, range(1, 4))
