@@ -59,7 +59,7 @@ class LiveProgress:
         steps: training steps so far; None if unknown.
         exact: all of them are on file, so ``steps`` is no estimate.
         open: stages that are open, the outermost first, as ``postmortem`` has them.
-        times_s: when the last steps ended, in seconds after the first of them.
+        spans_s: begin and end of the last steps, in seconds after the first of them began.
         stages_s: self time of each stage in those steps.
         quiet_s: seconds from the last event to the last poll of the agent.
         since_step_s: seconds from the end of the last step to the same.
@@ -69,7 +69,7 @@ class LiveProgress:
     steps: int | None = None
     exact: bool = False
     open: list[dict[str, Any]] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)
+    spans_s: list[tuple[float, float]] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
     last_edge_unix_s: float | None = None
@@ -112,13 +112,20 @@ def progress_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgr
         return LiveProgress(problem="no thread has written an edge yet")
     steps, exact = _steps_so_far(timeline, summary)
     shown = slice(-STEPS_SHOWN, None)
-    ended = timeline.ended_ns[shown]
+    ended, own = timeline.ended_ns[shown], timeline.duration_ns[shown]
+    first = ended[0] - own[0] if len(ended) else 0
     selves_s = dict(zip(timeline.stages, (timeline.selves_ns[shown] / NS_PER_S).T.tolist(), strict=True))
     return LiveProgress(
         steps=steps,
         exact=exact,
         open=postmortem["open"],
-        times_s=((ended - ended[0]) / NS_PER_S).tolist() if len(ended) else [],
+        spans_s=list(
+            zip(
+                ((ended - own - first) / NS_PER_S).tolist(),
+                ((ended - first) / NS_PER_S).tolist(),
+                strict=True,
+            )
+        ),
         stages_s={name: selves_s[name] for name in in_order(selves_s) if any(selves_s[name])},
         step_s=(timeline.duration_ns[shown] / NS_PER_S).tolist(),
         last_edge_unix_s=postmortem["last_edge_unix_s"],

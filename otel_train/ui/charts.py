@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 WIDTH, HALF_WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 430.0, 220.0, 64.0, 24.0, 8.0
 COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
@@ -22,6 +23,13 @@ _SLACK = 1.0 + 1e-9
 """A part that was round stays so, whatever rounding made of it."""
 
 _MINUTE_S = 60
+_CLOCK_S = (10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_MARKS = 5
+_DASHES = 4
+_LEAST_HOLE = 1 / 800
+"""Of the whole: one pixel."""
+
+T = TypeVar("T")
 
 
 def color_of(name: str, place: int) -> str:
@@ -29,34 +37,60 @@ def color_of(name: str, place: int) -> str:
     return _FIXED.get(name.partition(":")[0], COLORS[place % len(COLORS)])
 
 
+def held(
+    spans: Sequence[tuple[float, float]], series: Mapping[str, Sequence[float | None]]
+) -> tuple[list[float], dict[str, list[float | None]]]:
+    """Returns values that hold from begin to end of a span, as points: two for each span, and a hole where none is.
+
+    Args:
+        spans: begin and end in seconds, increasing.
+        series: by name a value for each span; None is a hole.
+    """
+    times: list[float] = []
+    places: list[int | None] = []
+    least = _LEAST_HOLE * (spans[-1][1] - spans[0][0]) if spans else 0.0
+    for place, (begin, end) in enumerate(spans):
+        if times and begin - times[-1] > least:
+            times, places = [*times, times[-1]], [*places, None]
+        times, places = [*times, begin, end], [*places, place, place]
+    return times, {
+        name: [None if place is None else values[place] for place in places]
+        for name, values in series.items()
+    }
+
+
 def area(
     times: Sequence[float],
-    series: Mapping[str, Sequence[float]],
+    series: Mapping[str, Sequence[float | None]],
     *,
     label: str,
     unit: Callable[[float], str],
     width: float = WIDTH,
 ) -> str:
-    """Draws stacked series by name, the first at the bottom; ``times`` are seconds, increasing.
+    """Draws stacked series by name, the first at the bottom; None is a hole in all of them.
 
-    ``label`` says what it shows, for those who cannot see it; ``width`` is ``WIDTH``, or ``HALF_WIDTH`` for one of two.
+    Args:
+        times: seconds from 0, increasing.
+        series: a value for each time.
+        label: what it shows, for those who cannot see it.
+        unit: writes a value.
+        width: ``WIDTH``, or ``HALF_WIDTH`` for one of two.
     """
     if len(times) <= 1:
         return ""
-    tops = [0.0] * len(times)
-    shapes = []
-    highest = _round(max((sum(column) for column in zip(*series.values(), strict=True)), default=0.0))
+    stacks = [_stack(column) for column in zip(*series.values(), strict=True)]
+    highest = _round(max((stack[-1] for stack in stacks if stack), default=0.0))
     x, y = _across(times, width), _up(highest)
-    for place, (name, values) in enumerate(series.items()):
-        floor, tops = tops, [top + value for top, value in zip(tops, values, strict=True)]
-        upper = [f"{x(at):.1f},{y(top):.1f}" for at, top in zip(times, tops, strict=True)]
-        lower = [f"{x(at):.1f},{y(low):.1f}" for at, low in zip(times, floor, strict=True)][::-1]
-        title = f"<title>{escape(name)}</title>"
-        shapes.append(
-            f'<polygon class="c-{color_of(name, place)}" points="{" ".join(upper + lower)}">{title}</polygon>'
-        )
+    shapes = []
+    for place, name in enumerate(series):
+        for part in _parts(stacks):
+            upper = [f"{x(times[at]):.1f},{y(stack[place + 1]):.1f}" for at, stack in part]
+            lower = [f"{x(times[at]):.1f},{y(stack[place]):.1f}" for at, stack in part][::-1]
+            shapes.append(
+                f'<polygon class="c-{color_of(name, place)}" points="{" ".join(upper + lower)}"><title>{escape(name)}</title></polygon>'
+            )
     axes = _marks(times, x) + _grid(highest, unit, width)
-    return _svg(axes + "".join(shapes), label, width) + legend(list(series))
+    return _svg(axes + "".join(shapes), _with_values(label, series, unit), width) + legend(list(series))
 
 
 def lines(
@@ -75,15 +109,46 @@ def lines(
     x, y = _across(times, width), _up(highest)
     shapes = []
     for place, (name, values) in enumerate(series.items()):
-        points = " ".join(
-            f"{x(at):.1f},{y(value):.1f}"
-            for at, value in zip(times, values, strict=True)
-            if value is not None
-        )
-        title = f"<title>{escape(name)}</title>"
-        shapes.append(f'<polyline class="s-{color_of(name, place)}" points="{points}">{title}</polyline>')
+        for part in _parts(values):
+            points = " ".join(f"{x(times[at]):.1f},{y(value):.1f}" for at, value in part)
+            shapes.append(
+                f'<polyline class="s-{color_of(name, place)}{_dash(place)}" points="{points}"><title>{escape(name)}</title></polyline>'
+            )
     axes = _marks(times, x) + _grid(highest, unit, width)
-    return _svg(axes + "".join(shapes), label, width) + legend(list(series))
+    return _svg(axes + "".join(shapes), _with_values(label, series, unit), width) + legend(
+        list(series), of_lines=True
+    )
+
+
+def _stack(column: Sequence[float | None]) -> list[float] | None:
+    """Returns the edges of values on top of each other; None where one is missing."""
+    known = [value for value in column if value is not None]
+    return [0.0, *accumulate(known)] if len(known) == len(column) else None
+
+
+def _parts(values: Sequence[T | None]) -> Iterator[list[tuple[int, T]]]:
+    """Yields what lies between two holes, each value with its place."""
+    numbered = ((at, value) for at, value in enumerate(values))
+    for hole, part in groupby(numbered, lambda pair: pair[1] is None):
+        if not hole:
+            yield [(at, value) for at, value in part if value is not None]
+
+
+def _dash(place: int) -> str:
+    return f" d{place % _DASHES}" if place % _DASHES else ""
+
+
+def _with_values(
+    label: str, series: Mapping[str, Sequence[float | None]], unit: Callable[[float], str]
+) -> str:
+    """Returns the label with what a reader sees in the chart: least, last and most of each series."""
+    said = []
+    for name, values in series.items():
+        known = [value for value in values if value is not None]
+        if known:
+            shown = f"min {unit(min(known))}, last {unit(known[-1])}, max {unit(max(known))}"
+            said.append(f"{name.replace('_', ' ')} {shown}")
+    return f"{label}: {'; '.join(said)}" if said else label
 
 
 def bars(
@@ -113,21 +178,21 @@ def bars(
         anchor = "end" if at > HALF_WIDTH - 40 else "middle"
         marks.append(_mark(at, unit(edges[place][0]), anchor))
     grid = _grid(highest, lambda value: f"{value:,.0f}", HALF_WIDTH)
-    return _svg(grid + "".join(shapes) + "".join(marks), label, HALF_WIDTH)
+    said = f"{label}: {sum(numbers):,} calls of {unit(edges[0][0])} to {unit(edges[-1][1])}"
+    return _svg(grid + "".join(shapes) + "".join(marks), said, HALF_WIDTH)
 
 
-def legend(names: Sequence[str]) -> str:
-    """Returns which colour is which."""
+def legend(names: Sequence[str], *, of_lines: bool = False) -> str:
+    """Returns which colour is which, ``of_lines`` with their dashes."""
     items = "".join(
-        f'<li><span class="key b-{color_of(name, place)}"></span>{escape(name.replace("_", " "))}</li>'
+        f'<li><span class="key b-{color_of(name, place)}{f" line{_dash(place)}" if of_lines else ""}"></span>{escape(name.replace("_", " "))}</li>'
         for place, name in enumerate(names)
     )
     return f'<ul class="legend">{items}</ul>'
 
 
 def _across(times: Sequence[float], width: float) -> Callable[[float], float]:
-    first, length = times[0], (times[-1] - times[0]) or 1.0
-    return lambda at: LEFT + (at - first) / length * (width - LEFT)
+    return lambda at: LEFT + at / (times[-1] or 1.0) * (width - LEFT)
 
 
 def _up(highest: float) -> Callable[[float], float]:
@@ -149,12 +214,25 @@ def _whole(most: int) -> float:
 
 
 def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:
-    marks = []
-    for part in range(_TICKS + 1):
-        at = times[0] + (times[-1] - times[0]) * part / _TICKS
-        anchor = "end" if part == _TICKS else "start" if part == 0 else "middle"
-        marks.append(_mark(x(at), elapsed(at), anchor))
+    """Returns marks at round times; one that would be cut off at the right edge ends there."""
+    step_s, end_s = _round_time(times[-1] / _MARKS), times[-1]
+    marks = [_mark(x(0.0), elapsed(0.0), "start")]
+    for number in range(1, math.floor(end_s / step_s * _SLACK) + 1 if step_s else 1):
+        anchor = "end" if end_s - number * step_s < step_s / _MARKS else "middle"
+        marks.append(_mark(x(min(number * step_s, end_s)), elapsed(number * step_s), anchor))
     return "".join(marks)
+
+
+def _round_time(seconds: float) -> float:
+    """Returns the least time that is round on a clock and not shorter."""
+    if not 0 < seconds < math.inf:
+        return 0.0
+    clock_s = next((each for each in _CLOCK_S if seconds <= each), 0)
+    if seconds > _CLOCK_S[0] / 2 and clock_s:
+        return float(clock_s)
+    base_s = _CLOCK_S[-1] if seconds > _CLOCK_S[-1] else 1
+    unit_s = base_s * 10.0 ** math.floor(math.log10(seconds / base_s))
+    return unit_s * next(part for part in (1, 2, 5, 10) if seconds <= part * unit_s * _SLACK)
 
 
 def _mark(x: float, text: str, anchor: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from html import escape
-from itertools import compress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -16,7 +16,7 @@ from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import mapping, number, text, whole
 from otel_train.rundata.live_view import state_of
 from otel_train.ui.captures import artifacts, capture_analysis, captures_table
-from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
+from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, held, lines
 from otel_train.ui.components import (
     address,
     asset,
@@ -63,9 +63,9 @@ def written(view: RankView) -> str:
 
 def _last_steps(view: RankView) -> str:
     label = "Duration of the last steps by stage"
-    times_s, stages_s = view.progress.times_s, view.progress.stages_s
-    draw = partial(area, times_s, stages_s, label=label, unit=duration)
-    return section("The last steps", draw, beside="from the flight file, by stage")
+    draw = partial(area, *held(view.progress.spans_s, view.progress.stages_s), label=label, unit=duration)
+    beside = "from the flight file, by stage; a hole is an evaluation, a checkpoint or a pause"
+    return section("The last steps", draw, beside=beside)
 
 
 def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -155,10 +155,14 @@ def _history(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
-    times, steps = series["times"], {"steps per second": series["steps_per_s"]}
-    speed = lines(times, steps, label="Training steps per second over time", unit=rounded, width=HALF_WIDTH)
+    spans, steps = list(pairwise([0.0, *series["times"]])), {"steps per second": series["steps_per_s"]}
+    if len(spans) <= 1:
+        return ""
+    speed = lines(
+        *held(spans, steps), label="Training steps per second over time", unit=rounded, width=HALF_WIDTH
+    )
     label, shares = "Share of time by activity", series["activities"]
-    doing = area(times, shares, label=label, unit=percent, width=HALF_WIDTH)
+    doing = area(*held(spans, shares), label=label, unit=percent, width=HALF_WIDTH)
     drawn = [("Training steps per second", speed), ("What the run was doing", doing)]
     shown = "".join(f"<div><h3>{title}</h3>{chart}</div>" for title, chart in drawn if chart)
     return f'<div class="two">{shown}</div>' if shown else ""
@@ -363,9 +367,12 @@ def _timing_course(view: RankView) -> str:
     if not series:
         return ""
     trained = series["steps_per_s"]  # where there was no step, there is no time per step
-    stages = {name: list(compress(values, trained)) for name, values in series["stages"].items()}
-    label = "Mean time per training step by stage"
-    return area(list(compress(series["times"], trained)), stages, label=label, unit=duration)
+    stages = {
+        name: [value if steps else None for value, steps in zip(values, trained, strict=True)]
+        for name, values in series["stages"].items()
+    }
+    label, spans = "Mean time per training step by stage", list(pairwise([0.0, *series["times"]]))
+    return area(*held(spans, stages), label=label, unit=duration) if sum(map(bool, trained)) > 1 else ""
 
 
 def _loaders(view: RankView) -> str:

@@ -15,7 +15,7 @@ from otel_train.rundata.live_view import RankView
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import TraceTimeline
-from otel_train.ui.charts import area, bars, elapsed
+from otel_train.ui.charts import LEFT, WIDTH, area, bars, elapsed, held, lines
 from otel_train.ui.components import flame_graph
 from otel_train.ui.pages import report_page
 from tests.support.command_line import Cli
@@ -303,6 +303,55 @@ def test_an_empty_chart_is_no_chart() -> None:
     """A frame around nothing says that something was measured."""
     assert area([1.0], {"a": [1.0]}, label="x", unit=str) == ""
     assert flame_graph([]) == ""
+
+
+def test_an_area_has_a_hole_where_nothing_was() -> None:
+    """Steps of 1 s until 2 s and from 4 s: the evaluation between them looked like steps that became faster."""
+    times, series = held([(0.0, 1.0), (1.0, 2.0), (4.0, 5.0)], {"data": [1.0, 1.0, 1.0]})
+    page = area(times, series, label="Steps", unit=str)
+    areas = re.findall(r'<polygon class="c-amber" points="([^"]*)"', page)
+    across = [[float(point.split(",")[0]) for point in area.split()] for area in areas]
+
+    second = (WIDTH - LEFT) / 5
+    assert [(min(part), max(part)) for part in across] == [
+        (LEFT, pytest.approx(LEFT + 2 * second, abs=0.1)),
+        (pytest.approx(LEFT + 4 * second, abs=0.1), WIDTH),
+    ]
+
+
+def test_a_line_has_a_hole_where_nothing_is_known() -> None:
+    """None is no value between its neighbours."""
+    page = lines([0.0, 1.0, 2.0, 3.0, 4.0], {"a": [1.0, 2.0, None, 3.0, 4.0]}, label="x", unit=str)
+
+    assert len(re.findall("<polyline", page)) == 2
+
+
+def test_a_chart_says_its_values_without_a_picture() -> None:
+    """A screen reader had the title alone. Lines differ by their dashes, not by their colour alone."""
+    page = lines([0.0, 1.0, 2.0], {"a": [1.0, 3.0, 2.0], "b_c": [4.0, 4.0, 4.0]}, label="Speed", unit=str)
+
+    assert 'aria-label="Speed: a min 1.0, last 2.0, max 3.0; b c min 4.0, last 4.0, max 4.0"' in page
+    assert 'class="s-blue"' in page
+    assert 'class="s-teal d1"' in page
+    assert '<span class="key b-teal line d1">' in page
+
+
+@pytest.mark.parametrize(
+    ("end_s", "marks"),
+    [
+        (12.9, ["0 s", "5 s", "10 s"]),
+        (0.8, ["0 s", "0.2 s", "0.4 s", "0.6 s", "0.8 s"]),
+        (48, ["0 s", "10 s", "20 s", "30 s", "40 s"]),
+        (300, ["0 s", "1:00", "2:00", "3:00", "4:00", "5:00"]),
+        (20_000, ["0 s", "2:00:00", "4:00:00"]),
+        (900_000, ["0 s", "120:00:00", "240:00:00"]),
+    ],
+)
+def test_an_axis_of_time_is_marked_with_round_times(end_s: float, marks: list[str]) -> None:
+    """3.21, 6.43 and 9.64 s are no times that a reader can add to."""
+    page = lines([0.0, end_s], {"a": [1.0, 1.0]}, label="x", unit=lambda _: "")
+
+    assert re.findall(r'text-anchor="(?:start|middle|end)">([\d. s:]+)</text>', page) == marks
 
 
 def test_time_reads_as_a_clock() -> None:

@@ -20,6 +20,7 @@ from otel_train.files import JsonFileCache
 from otel_train.rundata.files import File
 from otel_train.rundata.live_view import RunList
 from otel_train.ui import captures
+from otel_train.ui.charts import LEFT, WIDTH
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
@@ -113,11 +114,13 @@ def test_stages_over_time_have_no_value_where_no_step_ended(tmp_path: Path) -> N
     (run / "rank0/metrics.otlp.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     text = page(tmp_path, tab="timing").text
-    chart = text[text.index('aria-label="Mean time per training step by stage"') :]
+    chart = text[text.index('aria-label="Mean time per training step by stage') :]
     points = re.search(r'<polygon class="c-blue" points="([^"]*)"', chart)
 
     assert points is not None
-    assert len(points[1].split()) == 2 * 3
+    across = [float(point.split(",")[0]) for point in points[1].split()]
+    assert len(across) == 2 * 2 * 3
+    assert (min(across), max(across)) == (LEFT, pytest.approx(LEFT + 3 / 7 * (WIDTH - LEFT), abs=0.1))
 
 
 @pytest.mark.parametrize(
