@@ -395,6 +395,9 @@ PROBE_TIME: Final = Metric("train.probe.time", "s", Kind.GAUGE,
 ALL: Final = _defined(Metric)
 """Every metric, in the order of the reference page."""
 
+LABELS: Final = tuple(dict.fromkeys(label for metric in ALL for label in metric.labels))
+"""Every attribute that a metric may carry, in the order of the reference page."""
+
 by_name: Final = {metric.name: metric for metric in ALL}
 """Every metric by its OpenTelemetry name."""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from otel_train.catalog import Label, Metric, SpanType
+    from otel_train.catalog import SpanType
 
 DESCRIPTION = (
     "List the names that this version exports: metrics with kind and unit, spans, events and attributes."
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _names() -> list[str]:
     width = max(len(metric.name) for metric in catalog.ALL)
-    carried = {label.name for label in labels_of(catalog.ALL)}
+    carried = {label.name for label in catalog.LABELS}
     carried.update(attribute.name for attribute in catalog.ATTRIBUTES)
     return [
         "metrics",
@@ -75,14 +75,9 @@ def _facts() -> dict[str, list[dict[str, object]]]:
         "spans": _named(catalog.SPANS),
         "events": _named(catalog.EVENTS),
         "attributes": [attribute._asdict() for attribute in catalog.ATTRIBUTES],
-        "labels": [label._asdict() for label in labels_of(catalog.ALL)],
+        "labels": [label._asdict() for label in catalog.LABELS],
     }
 
 
 def _named(types: Iterable[SpanType]) -> list[dict[str, object]]:
     return [{"name": one.name, "meaning": one.meaning} for one in types]
-
-
-def labels_of(metrics: Iterable[Metric]) -> list[Label]:
-    """Returns the attributes that they carry, each once."""
-    return list(dict.fromkeys(label for metric in metrics for label in metric.labels))

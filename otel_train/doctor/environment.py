@@ -234,7 +234,7 @@ def check_packages(
     yield _python(python)
     ours = of("otel-train")
     yield CheckResult(OK, f"otel-train {ours or '(from its sources, not installed)'}")
-    yield _event_writer(native=_is_importable("otel_train._edges") if native is None else native)
+    yield _event_writer(native=_has_extension() if native is None else native)
     yield _torch(of("torch"))
     yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
@@ -248,10 +248,10 @@ def check_packages(
     yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
 
 
-def _is_importable(extension: str) -> bool:
-    """Returns whether it can be imported: a file may belong to another interpreter."""
+def _has_extension() -> bool:
+    """Returns whether the extension in C can be imported: its file may belong to another interpreter."""
     try:
-        import_module(extension)
+        import_module("otel_train._edges")
     except ImportError:
         return False
     return True

@@ -92,9 +92,10 @@ class LiveProgress:
         usual_s = _LATE_STEPS * last[len(last) // 2]
         return self.since_step_s if self.since_step_s > max(_LEAST_LATE_S, usual_s) else None
 
-    def now_share(self, stage: str) -> float | None:
-        """Returns a stage's share of the last steps; None where no step has that stage."""
-        last, whole_s = self.stages_s.get(stage, [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
+    @property
+    def now_data_share(self) -> float | None:
+        """Share of waiting for data in the last steps; None where no step has waited."""
+        last, whole_s = self.stages_s.get("data", [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
         return sum(last) / whole_s if whole_s and last else None
 
 

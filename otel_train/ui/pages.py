@@ -91,7 +91,7 @@ def _leading_values(view: RankView) -> str:
                 _without_step(view) or (f"whole run {rounded(speed)}" if speed else ""),
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
-            ("waiting for data", percent(progress.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
+            ("waiting for data", percent(progress.now_data_share), f"whole run {percent(wait)}" if wait is not None else ""),
             ("productive", percent(productive), "of the wall time" if productive is not None else ""),
             ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
             ("ranks reporting", f"{rounded(ranks['reporting'])} of {rounded(ranks['world_size'])}" if ranks else "", ""),

@@ -109,7 +109,7 @@ def test_steps_are_seen_as_soon_as_they_are_made(training: Training) -> None:
 
     assert (view.steps, view.progress.exact) == (8, True)
     assert view.progress.now_step_s == pytest.approx(0.010)
-    assert view.progress.now_share("data") == pytest.approx(0.1)
+    assert view.progress.now_data_share == pytest.approx(0.1)
     assert view.progress.spans_s[-1] == pytest.approx((0.07, 0.08))
     assert list(view.progress.stages_s) == ["data", "forward", "optimizer"]
 
