@@ -89,8 +89,8 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _with_start(read: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Puts the start of the run before the lines, where its counters were zero."""
-    known = [moment["began"] for moment in read if moment["began"] is not None]
+    """Puts the start of the run before the lines, where its counters were zero; one line alone is no course."""
+    known = [moment["began"] for moment in read[1:] if moment["began"] is not None]
     start = {"at": min(known), "activities": {}, "stages": {}, "steps": 0.0, "memory": {}} if known else None
     return [start, *read] if start is not None else list(read)
 
