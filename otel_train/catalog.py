@@ -192,7 +192,7 @@ OVERFLOWN: Final = Label("train.telemetry.attribute", 12, open=True,
     meaning="The attribute whose bound was reached.")
 COMPONENT: Final = Label("train.telemetry.component", 16, open=True,
     meaning="Component of otel_train that failed.")
-GAP_KIND: Final = Label("train.instrumentation.gaps.kind", 4, values=("stage", "model", "loop", "flops"),
+GAP_KIND: Final = Label("train.instrumentation.gaps.kind", 5, values=("stage", "model", "loader", "loop", "flops"),
     meaning="What could not be instrumented.")
 GAP_REASON: Final = Label("train.instrumentation.gaps.reason", 4, values=("never_seen", "ambiguous", "unhooked"),
     meaning="Never observed, observed but not distinguished from another one, or observed until its hook was removed.")
@@ -385,7 +385,7 @@ TELEMETRY_ATTRIBUTE_OVERFLOWS: Final = Metric("train.telemetry.attribute.overflo
     meaning="Attribute values folded into `_OTHER` because a bound was reached.")
 INSTRUMENTATION_GAPS: Final = Metric("train.instrumentation.gaps", "{thing}", Kind.UPDOWN,
     labels=(GAP_KIND, GAP_REASON),
-    meaning="Stages, models and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `instrumentation_gaps` in summary.json.")
+    meaning="Stages, models, loaders and loops that could not be seen or distinguished: their time is in other rows. Above zero, read `instrumentation_gaps` in summary.json.")
 TELEMETRY_FAULTS: Final = Metric("train.telemetry.faults", "{fault}", Kind.COUNTER, labels=(COMPONENT,),
     meaning="Faults of otel_train itself, contained and logged. After three the part is off.")
 PROBE_TIME: Final = Metric("train.probe.time", "s", Kind.GAUGE,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from otel_train.agent.messages import RankState
+    from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
 
@@ -31,6 +32,10 @@ _NO_LOADER = (
 _NO_BATCH = (
     "no batch of training came from an instrumented loader: time to get batches is in `other`. Give "
     "instrument(model, loaders) the loader that the loop iterates, before a pass over it begins"
+)
+_NOT_ASKED = (
+    "no batch was asked of it: training iterates another object ({}), which was not given. Give instrument() the object "
+    "that the loop iterates, such as the DataLoader in place of its dataset"
 )
 _NO_BACKWARD = (
     "updates were seen and no backward: it runs inside a compiled function, or gradients are made without autograd. "
@@ -56,6 +61,9 @@ _NO_MODEL = (
 _HOST_TIME = "Host time is measured as everywhere: a call that only queues work is short, and one that waits for the device is long"
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
+
+_FOR_TRAINING = ("train", "loader")
+"""Phase or name of a loader for training begins with one of these; `loader` is the name of one given without a name."""
 
 _OF_JAX = {SourceKind.WHOLE, SourceKind.OPTIMIZER}
 
@@ -88,6 +96,7 @@ def instrumentation_gaps(
     found += [_gap("loop", thread, _READS_BESIDE, "ambiguous") for thread in run.loader_threads]
     if busy and not (listed and read):
         found.append(_gap("stage", "data", _NO_BATCH if listed else _NO_LOADER, "unhooked"))
+    found += _loaders(totals, state) if busy else []
     if updated and "backward" not in stages and not whole:
         found.append(_gap("stage", "backward", _NO_BACKWARD, "never_seen"))
     if state.modules == {"torch"} and not (stages or whole or SourceKind.BACKWARD in kinds):
@@ -147,6 +156,24 @@ def _models(models: Iterable[str], seen: set[tuple[str, str]], stages: set[str])
     if not names and "forward" not in stages:
         return [_gap("stage", "forward", _NO_MODEL, "unhooked")]
     return [_gap("model", name, _NO_FORWARD, "never_seen") for name in names if ("forward", name) not in seen]
+
+
+def _loaders(totals: Totals, state: RankState) -> list[dict[str, str]]:
+    """Returns given loaders for training of which no batch was asked while training read others alone.
+
+    A loader whose name does not say that it is for training may be for a later evaluation.
+    """
+    names = totals.names.loaders.names
+    read = {names[loader] for loader, phase in totals.batches if phase == TRAIN} & state.loaders.keys()
+    asked = {key.loader for key in totals.names.keys if key.stage == "data"}
+    if not read or any(state.loaders[name].given for name in read):
+        return []
+    reason = _NOT_ASKED.format(", ".join(f"`{name}`" for name in sorted(read)))
+    return [
+        _gap("loader", name, reason, "never_seen")
+        for name, loader in state.loaders.items()
+        if loader.given and name not in asked and (loader.phase or name).lower().startswith(_FOR_TRAINING)
+    ]
 
 
 def _gap(what: str, name: str, reason: str, cause: str) -> dict[str, str]:

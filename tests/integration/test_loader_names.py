@@ -589,6 +589,37 @@ def test_a_new_loader_under_a_given_name_goes_on_with_its_metrics(observed: Obse
     assert passes(summary) == {"train": 2}
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"train": loader(12).dataset, "val": loader(2)}, ["train"]),  # a dataset in place of its loader
+        (loader(12), ["loader"]),  # made twice, and the loop has the other one
+        ({"holdout": loader(2), "test": loader(2)}, []),  # their first evaluation may come later
+        ({"train": "passed", "val": loader(2)}, []),
+        ({"extra": "passed", "train": loader(2)}, []),  # a curriculum: it may come later
+    ],
+)
+def test_a_given_loader_that_training_does_not_read_is_a_gap(
+    given: Any, missing: list[str], observed: Observed
+) -> None:
+    """Its rows are absent, and those of the loader in its place have another name."""
+    model, rows = Net(), loader(12)
+    optimizer = sgd(model)
+    if isinstance(given, dict):
+        given = {name: rows if each == "passed" else each for name, each in given.items()}
+
+    def program() -> None:
+        for x, _ in rows:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+    gaps = [gap for gap in observed(program, given)["instrumentation_gaps"] if gap["what"] == "loader"]
+
+    assert [gap["name"] for gap in gaps] == missing
+    assert all("training iterates another object (`rows`)" in gap["reason"] for gap in gaps)
+
+
 def test_generated_names_are_bounded(observed: Observed) -> None:
     """A hundred loaders that live side by side must not become a hundred series of every metric."""
     many = [loader(1) for _ in range(100)]

@@ -148,7 +148,10 @@ def an_account(
 ) -> Any:  # fmt: skip
     counts = Counts(1 for _ in stages)
     keys = [SimpleNamespace(stage=s, model="", phase=phase) for s in stages]
-    names = SimpleNamespace(keys=keys, sources=sources, models=SimpleNamespace(published=str))
+    loaders = SimpleNamespace(names=[each.name for each in sources])
+    names = SimpleNamespace(
+        keys=keys, sources=sources, models=SimpleNamespace(published=str), loaders=loaders
+    )
     batches = {(n, TRAIN): 1 for n, each in enumerate(sources) if each.kind is SourceKind.DATA}
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates, batches=batches)
     compiles = SimpleNamespace(jax=jax)
