@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from _thread import get_ident
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ _WORD = "h2d|[a-z]+"
 _SLIP = 0.85
 """Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
+_log = logging.getLogger("otel_train")
+
 _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
 _STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
 
@@ -62,6 +65,7 @@ class StageCallbacks:
         self._recorder = recorder
         self._threads: list[_ThreadCallbacks] = []
         self._guards: list[Guard] = []
+        self._stages: dict[str, None] = {}
         recorder.when_silenced.append(self.end)
 
     def add(
@@ -82,6 +86,7 @@ class StageCallbacks:
         thread = self._of_calling_thread()
         hook = _Callback(before, after, Guard(f"a function given to on({stage!r})"))
         self._guards.append(hook.guard)
+        self._stages[stage] = None
         thread.add(stage, hook)
         return Handle(lambda: thread.remove(stage, hook))
 
@@ -102,6 +107,16 @@ class StageCallbacks:
     def faults(self) -> int:
         """Number of calls that raised."""
         return sum(guard.faults for guard in list(self._guards))
+
+    def log_absent(self) -> None:
+        """Logs the stages with callbacks that the run did not have. A user-defined one may have been misspelt."""
+        present = {source.stage for source in self._recorder.sources if source.kind is not SourceKind.MARK}
+        there = ", ".join([*filter(present.__contains__, STAGES), *sorted(present.difference(STAGES))])
+        for stage in self._stages:
+            if stage not in present and stage not in STAGES:
+                _log.warning(
+                    "on(%r): no such stage ran; its functions were not called. Stages: %s", stage, there
+                )
 
     def end(self) -> None:
         """Removes all callbacks."""

@@ -38,7 +38,7 @@ from otel_train.recording.events import (
     SourceKind,
     code,
 )
-from otel_train.safety import replace
+from otel_train.safety import Guard, replace
 
 if TYPE_CHECKING:
     from otel_train.instrumentation.naming import Loader
@@ -237,9 +237,10 @@ class LoaderProbe:
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
         self.started = code(Op.END, self.source, Flag.START)
-        self._read_size: Size = self._learn if entry.samples is None else _safe(entry.samples)
+        self._read_size: Size = self._learn if entry.samples is None else _safe(entry)
         self.size: Size = self._weigh
         self._tokens = entry.tokens
+        self._counting_tokens = _counting("tokens", entry)
         self._batch_size = getattr(loader, "batch_size", None)
         self.workers: int | None = getattr(loader, "num_workers", None)
         self.prefetch_factor: int | None = getattr(loader, "prefetch_factor", None)
@@ -345,20 +346,27 @@ class LoaderProbe:
         return self._read_size(batch)
 
     def _count_tokens(self, batch: Any) -> None:
-        try:
+        with self._counting_tokens:
             self.token_count += int(self._tokens(batch))  # type: ignore[misc]  # asked for by payload()
-        except Exception:  # noqa: BLE001  # a count that fails is absent, training goes on
+        if self._counting_tokens.faults:
             self._tokens = None
 
 
-def _safe(samples: Callable[[Any], int]) -> Size:
+def _safe(entry: Loader) -> Size:
+    samples: Any = entry.samples
+    counting = _counting("samples", entry)
+
     def size(batch: Any) -> int:
-        try:
+        with counting:
             return max(0, int(samples(batch))) + 1
-        except Exception:  # noqa: BLE001  # a count that fails is unknown, training goes on
-            return 0
+        return 0  # unknown, training goes on
 
     return size
+
+
+def _counting(what: str, entry: Loader) -> Guard:
+    """Logs the first error of a function that counts. It is called on: a batch of another kind may come."""
+    return Guard(f"{what}= of loader {entry.name!r}", limit=sys.maxsize)
 
 
 def _weak(loader: Any) -> Callable[[], Any]:

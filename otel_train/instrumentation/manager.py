@@ -188,6 +188,8 @@ class InstrumentationManager:
 
     def close(self) -> None:
         """Releases the shared memory."""
+        if self.hooks is not None:
+            self.hooks.log_absent()
         self.devices.close()
         self.recorder.release_memory()
         self.memory.close()

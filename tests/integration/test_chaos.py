@@ -91,6 +91,23 @@ def test_what_the_run_directory_does_not_take_is_counted(watch: Watch) -> None:
     assert until(lambda: session.summary()["telemetry"]["faults"].get("run directory"))
 
 
+def test_the_first_error_of_a_function_that_counts_is_logged(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a missing key of a batch reads as a loader without samples."""
+    batches, count = loader(5), lambda batch: len(batch["input_ids"])
+    session = watch(Net(), otel_train.Loader(batches, "train", samples=count, tokens=count))
+    for _ in batches:
+        pass
+
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [record.getMessage() for record in logged] == [
+        f"{what}= of loader 'train' failed; training goes on without it" for what in ("tokens", "samples")
+    ]
+    assert session.summary()["batches"] == {"train": 5}
+    assert session.summary()["samples"] == {}
+
+
 def test_a_hook_that_is_fed_nonsense_raises_nothing_into_the_loop(watch: Watch) -> None:
     """Batches of any kind: sizes are guessed, never demanded."""
     session = watch(Net(), **FAST)

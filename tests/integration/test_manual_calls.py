@@ -140,6 +140,24 @@ def test_a_report_is_logged_while_the_program_goes_on(
     assert "training_step: " in said
 
 
+def test_a_callback_of_a_stage_that_never_ran_is_logged_at_the_end(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt user-defined stage is found at no other time. A built-in one may need a device."""
+    model, batches = Net(), loader(3)
+    session = watch(model, {"code": batches})
+    for stage in ("fwd", "forward", "h2d", "augment"):
+        session.on(stage, before=lambda: None).remove()
+    with otel_train.stage("augment"):
+        steps(model, batches)
+    assert "fwd" not in caplog.text
+    session.close()
+
+    [said] = [line for line in caplog.messages if line.startswith("on(")]
+    assert said.startswith("on('fwd'): no such stage ran; its functions were not called. Stages: data, ")
+    assert said.endswith(", augment")
+
+
 def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(watch: Watch) -> None:
     """As often as the stage is counted, and it can read where the batch came from."""
     torch.manual_seed(0)
