@@ -44,7 +44,7 @@ LIKELY_TRAINING: Final = (GRADIENTS_MADE, UPDATED, FORWARD_GRAD)
 
 _GOES_ON: Final = 1 << DATA | 1 << FORWARD | GRADIENTS
 """Kinds that begin the next batch."""
-SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
+SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 300}
 SURE_AFTER_NS: Final = 5 * 10**9
 """Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first manual mark comes after the first update.)"""

@@ -150,10 +150,12 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("the end of an evaluation before training is no sign that a slow first group has no update",
          Tape().validate(2).repeat(4, lambda t: t.micro().spend(2 * 10**9)).update().step().stop(),
          durations=[4 * (MICRO + 2 * 10**9) + 7, STEP], evals=[16, 16], partial=[]),
+    loop("gradients of 128 batches are one step, also the first",
+         times(2, lambda t: t.repeat(128, Tape.micro).update()).stop(), durations=[128 * MICRO + 7] * 2),
     loop("a closure that makes many gradients is inside an update, also the first",
-         times(2, lambda t: t.begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).repeat(70, Tape.micro).stop()
+         times(2, lambda t: t.begin(OPTIMIZER, "LBFGS", flags=Flag.CLOSURE).repeat(310, Tape.micro).stop()
                .end(OPTIMIZER, "LBFGS").validate(1)), updates=(2, 0),
-         evals=[16] * 2, durations=[70 * MICRO] * 2),
+         evals=[16] * 2, durations=[310 * MICRO] * 2),
     loop("an update after a slow pass is that of all its gradients",
          Tape().repeat(3, lambda t: t.repeat(4, lambda t: t.micro().spend(2 * 10**9)).stop().update().validate(1)),
          durations=[4 * (MICRO + 2 * 10**9) + 7] * 3, evals=[16] * 3, partial=[]),
@@ -216,8 +218,8 @@ def times(count: int, part: Callable[[Tape], object]) -> Tape:
     loop("backwards are the steps of a pass without an update",
          times(3, lambda t: t.micro().spend(7)).stop(), durations=[MICRO + 7] * 3, partial=[]),
     # A pass may never end.
-    loop("backwards are the steps after sixty-four without an update",
-         times(70, Tape.micro), durations=[MICRO] * 70),
+    loop("backwards are the steps after 300 without an update",
+         times(310, Tape.micro), durations=[MICRO] * 310),
     # Training by other means, with the model in training mode.
     loop("batches are the steps where there is no backward",
          times(3, lambda t: t.ask().forward()).stop(), durations=[25] * 3),

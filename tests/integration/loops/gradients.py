@@ -124,8 +124,8 @@ def manual_updates(watch: Watch) -> Truth:
 
 @loop
 def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
-    """After 64 backwards the steps are decided without waiting for the end of the first pass."""
-    return updated_manually(watch, 75, 1)
+    """After 300 backwards the steps are decided without waiting for the end of the first pass."""
+    return updated_manually(watch, 310, 1)
 
 
 @loop
