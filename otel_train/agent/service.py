@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -27,6 +28,8 @@ from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import MemoryMonitor, ProcessReader, ProcessTreeReader
 from otel_train.config.validation import words_of
+from otel_train.console.summary import stalled_at
+from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import profile_of, sampling_rules
@@ -325,6 +328,8 @@ class ExportLoop:
 
 _LOOK_EVERY_S = 2.0
 
+_log = logging.getLogger("otel_train")
+
 
 class AgentService:
     """Everything behind the rings of one rank: account, metrics, periodic tasks."""
@@ -340,6 +345,7 @@ class AgentService:
         self._anchor = hello.anchor
         self._profile = profile_of(hello.config, self.info)
         self._printed_reports = 0
+        self._is_stalled = False
         self.end_cause = ""
         """What ended the process, or what the run failed by; "" for nothing, or where that is not known."""
         self.run = self._run_state()
@@ -400,7 +406,7 @@ class AgentService:
 
     def _export_loop(self) -> ExportLoop:
         run, recording, tuned = self.run, self._recording, self._config.tuned()
-        values_guard = Guard(LOGGED_VALUES)
+        values_guard, summary_guard = Guard(LOGGED_VALUES), Guard("summary")
         loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=recording.recorder.run_clock,
             every_s=tuned.poll_interval_s
@@ -420,7 +426,8 @@ class AgentService:
                 lambda: self.watch.add_exits(drained(recording.exits)), Guard("loader workers"), _LOOK_EVERY_S
             ),
             PeriodicTask(self._value_reader.emit_events, values_guard, 0.0),
-            PeriodicTask(self._write_summary, Guard("summary"), tuned.summary_interval_s),
+            PeriodicTask(self._report_stall, summary_guard, 0.0),
+            PeriodicTask(self._write_summary, summary_guard, tuned.summary_interval_s),
             PeriodicTask(lambda: self.captures.poll(run, loop.read_rings), Guard("captures"), 0.0),
             PeriodicTask(self.ranks.poll, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
@@ -552,6 +559,18 @@ class AgentService:
         if self._config.console and asked > self._printed_reports:
             self.exporters.print_summary(self.document("running"))
         self._printed_reports = asked
+
+    def _report_stall(self) -> None:
+        """Writes the summary as soon as a stall begins and ends, and logs the begin: rank 0 says it for all."""
+        stall, known = self.run.stall(system_clock()), self._is_stalled
+        self._is_stalled = stall is not None
+        if self._is_stalled == known:
+            return
+        if stall is not None and self.info.rank == 0:
+            run = self.exporters.run_directory
+            look = f". otel-train postmortem {run} has the last steps of all ranks" if run else ""
+            _log.warning("No progress for %s, %s%s", duration(stall["seconds"]), stalled_at(stall), look)
+        self._write_summary()
 
     def _write_summary(self) -> None:
         if not self.run.closed:  # the final one follows

@@ -36,14 +36,17 @@ def summary_values(
     wall_s: float,
     source: StepSource,
     loaders: Mapping[str, LoaderFacts],
-    processors: int | None = None,
     gaps: Sequence[Mapping[str, str]] = (),
+    stalled_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Returns the values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches."""
+    """Returns the values computed from events, over ``wall_s`` seconds. A loader that was never read has 0 batches.
+
+    ``stalled_s``: seconds of a stall that lasts.
+    """
     rows = totals.rows()
-    activities = _activities(totals, wall_s)
+    activities = _activities(totals, wall_s, stalled_s)
     steps = totals.steps_by_phase()
-    known = throughputs(totals, loaders, processors)
+    known = throughputs(totals, loaders, _processors())
     compiled = _compiled(totals)
     after = _other_after(totals)
     found = findings(
@@ -80,13 +83,15 @@ def _updates(totals: Totals, trained: int) -> int | None:
     return max(0, totals.updates - totals.on_device.skipped)
 
 
-def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
-    """Returns the seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``."""
+def _activities(totals: Totals, wall_s: float, stalled_s: float) -> dict[str, float]:
+    """Returns the seconds by activity; they add up to ``wall_s``. Time that is not final yet is ``other``, but for a stall."""
     activities = dict.fromkeys(ACTIVITIES, 0.0)
     activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
     pending_s = wall_s - sum(activities.values())
     if pending_s > LEAST_S:
-        activities["other"] += pending_s
+        lasting_s = min(stalled_s, pending_s)
+        activities["stalled"] += lasting_s
+        activities["other"] += pending_s - lasting_s
     return activities
 
 
@@ -276,10 +281,11 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
     totals, since_ns = run.totals, run.started_ns
     if window is not None:
         totals, since_ns = run.totals.since(window.totals), window.begun_ns
-    gaps = service.health.gaps()
+    gaps, now_ns = service.health.gaps(), system_clock()
+    stall = run.stall(now_ns)
     edges = summary_values(
-        totals, wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S, source=run.step_source,
-        loaders=loaders, processors=_processors(), gaps=gaps
+        totals, wall_s=(run.ended_by(now_ns) - since_ns) / NS_PER_S, source=run.step_source,
+        loaders=loaders, gaps=gaps, stalled_s=stall["seconds"] if stall else 0.0
     )  # fmt: skip
     if (slow := service.ranks.finding(totals.phase_s("train"))) is not None:
         edges["findings"] = with_straggler(edges["findings"], slow, rank=info.rank)
@@ -296,6 +302,7 @@ def summary_document(service: AgentService, state: str, window: WindowStart | No
         "host": info.host,
         "state": state,
         "end_cause": service.end_cause or None,
+        "stall": stall,
         "started_unix_s": info.started_unix_ns / NS_PER_S,
         "restart_seconds": run.down_s,
         "training_threads": run.training_threads,

@@ -104,7 +104,7 @@ class Stalls:
     def __init__(self, started_ns: int, after_s: float, reclaimed: ReclaimedTime) -> None:
         self.last_ns = started_ns
         self.since_ns = 0
-        """When the current stall passed its threshold; 0 without a stall."""
+        """When the current stall passed its threshold; 0 without a stall. It began with the silence before."""
         self.quiet_ns = 0
         """Time without progress, as of the last check."""
         self.others_ns = 0
@@ -135,7 +135,7 @@ class Stalls:
     def progress(self, at_ns: int) -> None:
         """Records progress."""
         if self.since_ns and at_ns > self.since_ns:
-            self._reclaimed.add(Activity.STALLED, self.since_ns, at_ns)
+            self._reclaimed.add(Activity.STALLED, self.last_ns, at_ns)
             self.since_ns = 0
         silent_ns = at_ns - self.last_ns
         waited = self._doing is StallContext.TRAINING and self.others_ns > self.own_ns

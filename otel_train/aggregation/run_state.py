@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from otel_train.catalog import (
     STAGES,
     STEP_NUMBER,
 )
+from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import END, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Op
 
 if TYPE_CHECKING:
@@ -395,6 +396,17 @@ class RunState:
         if self._leading is None:
             return []
         return [self.names.sources[stage.source].stage for stage in self._leading.account.open]
+
+    def stall(self, now_ns: int) -> dict[str, Any] | None:
+        """Returns what is known of a stall while it lasts; None without one."""
+        thread, stalls = self._leading, self.stalls
+        if thread is None or not stalls.since_ns or self.closed:
+            return None
+        at = thread.position(self.names.sources)
+        return {
+            "seconds": (now_ns - stalls.last_ns) / NS_PER_S, "stage": at.stage, "loader": at.loader or None,
+            "after": at.after or None, "step": self.step_number
+        }  # fmt: skip
 
     def state(self) -> str:
         """Returns the current state: one of ``catalog.RUN_STATES``."""

@@ -603,7 +603,7 @@ LEADING_RULES = (
         ("stalled_seconds", "stalled_ratio", "wall_seconds"),
         "find what hung: event `train.stall` has the stage; [its runbook](../runbooks/TrainRunStalled.md)",
         _heavy(
-            "stalled", "time without progress, beyond the stall threshold",
+            "stalled", "without progress for longer than the stall threshold",
             "Event `train.stall` has the stage and its begin; with several ranks, the rank that the others waited for. A loader, a "
             "collective operation or a device may have hung, or the process was stopped. If a stage of that length is meant: "
             "stall_after_s.",

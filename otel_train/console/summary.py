@@ -227,7 +227,7 @@ def _stage_order(row: Row) -> int:
 
 
 _MOST_FINDINGS = 3
-_LIVE = ("running", "silent")
+_LIVE = ("running", "stalled", "silent")
 """States in which ``/metrics`` may still answer."""
 _MOST_GAPS = 5
 _MOST_CAPTURES = 3
@@ -246,6 +246,7 @@ _ACTIVITIES = {
 }
 _STATES = {
     "running": "cyan",
+    "stalled": "red",
     "finished": "green",
     "failed": "red",
     "interrupted": "yellow",
@@ -317,10 +318,29 @@ def _header(page: TextLayout, summary: Summary) -> list[str]:
     inner = page.columns - len(INDENT)
     return [
         title,
-        *(page.line(line, "red") for line in page.prose(summary.get("end_cause") or "", indent=len(INDENT))),
+        *(
+            page.line(line, "red")
+            for line in page.prose(summary.get("end_cause") or _stall(summary), indent=len(INDENT))
+        ),
         *(page.line(line, "bold") for line in flow(facts, inner)),
         *(page.line(line, "dim") for line in flow(identity, inner)),
     ]
+
+
+def _stall(summary: Summary) -> str:
+    """Returns where a run stands still; "" if it does not."""
+    stall = summary.get("stall")
+    return f"no progress for {duration(stall.get('seconds'))}, {stalled_at(stall)}" if stall else ""
+
+
+def stalled_at(stall: Mapping[str, Any]) -> str:
+    """Returns the place of a stall, an entry of a summary, as part of a sentence."""
+    stage, loader, after = (stall.get(name) for name in ("stage", "loader", "after"))
+    if stage != "other":
+        place = f"in stage {stage}" + (f" of loader {loader}" if loader else "")
+    else:
+        place = f"after stage {after}" if after else "in no stage"
+    return f"in step {known(stall.get('step'))}, {place}"
 
 
 def _updates(summary: Summary) -> list[str]:

@@ -27,7 +27,7 @@ _TURNS = 10
 _ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
 _SAYS = {
     "finished": "ok", "failed": "critical", "killed": "critical", "interrupted": "warning", "terminated": "warning",
-    "running": "live", "silent": "warning", "gone": "critical", "unknown": "info"
+    "running": "live", "stalled": "critical", "silent": "warning", "gone": "critical", "unknown": "info"
 }  # fmt: skip
 
 
@@ -35,9 +35,9 @@ class Liveness(NamedTuple):
     """Whether a run is live, and how it ended.
 
     Attributes:
-        word: finished, failed, interrupted, terminated, killed; running, silent, gone or unknown.
+        word: finished, failed, interrupted, terminated, killed; running, stalled, silent, gone or unknown.
         severity: ok, live, info, warning or critical.
-        quiet_s: seconds since the last sign, for a run that wrote no end.
+        quiet_s: for a run that wrote no end, seconds since its last sign; of a stalled one, since its last progress.
     """
 
     word: str
@@ -47,11 +47,11 @@ class Liveness(NamedTuple):
     @property
     def live(self) -> bool:
         """Whether further data may follow."""
-        return self.word in {"running", "silent", "unknown"}
+        return self.word in {"running", "stalled", "silent", "unknown"}
 
 
 _WORST_FIRST = (
-    "killed", "failed", "gone", "silent", "running", "terminated", "interrupted", "finished", "unknown"
+    "killed", "failed", "gone", "stalled", "silent", "running", "terminated", "interrupted", "finished", "unknown"
 )  # fmt: skip
 
 
@@ -90,6 +90,9 @@ def liveness(
         word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "unknown"
         return Liveness(word, _SAYS[word])
     if quiet_s <= patience_s:
+        stalled_s, until_s = number(mapping(summary.get("stall")).get("seconds")), written_until(summary)
+        if stalled_s is not None and until_s is not None:
+            return Liveness("stalled", _SAYS["stalled"], stalled_s + max(0.0, now_s - until_s))
         return Liveness("running", "live", max(0.0, quiet_s))
     pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})
     known = {"host": summary.get("host") or about.get("host"), **known}

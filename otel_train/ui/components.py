@@ -96,7 +96,8 @@ def texts(made: str) -> str:
 
 def badge(state: Liveness) -> str:
     """Returns how a run is, as a word in its colour."""
-    quiet = f" for {duration(state.quiet_s)}" if state.word == "silent" and state.quiet_s is not None else ""
+    lasts = state.word in {"silent", "stalled"} and state.quiet_s is not None
+    quiet = f" for {duration(state.quiet_s)}" if lasts else ""
     return f'<span class="state {state.severity}"><span aria-hidden="true">{MARKS[state.severity]}</span> {escape(state.word)}{quiet}</span>'
 
 

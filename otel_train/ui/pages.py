@@ -87,7 +87,7 @@ def _leading_values(view: RankView) -> str:
             ("training steps", ("" if progress.exact or not going else "≈ ") + rounded(steps), _run_time(view)),
             (
                 "steps per second",
-                rounded(1 / now_s if now_s else None),
+                "0" if view.state.word == "stalled" else rounded(1 / now_s if now_s else None),
                 _without_step(view) or (f"whole run {rounded(speed)}" if speed else ""),
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
@@ -114,7 +114,7 @@ def _without_step(view: RankView) -> str:
 
 
 def _current_stage(view: RankView) -> str:
-    if view.state.word not in {"running", "silent"} or view.progress.problem:
+    if view.state.word not in {"running", "stalled", "silent"} or view.progress.problem:
         return ""
     return str(view.progress.open[-1]["stage"]) if view.progress.open else "between stages"
 
@@ -527,7 +527,7 @@ def runs_page(rows: Sequence[RunRow], root: Path, *, words: str, page: int) -> s
     page = min(max(1, page), pages)
     shown = found[(page - 1) * PAGE : page * PAGE]
     body = table(_HEADS, map(_row, shown)) or _empty_list(root, words=words, runs=len(rows))
-    going = sum(row.state.word == "running" for row in rows)
+    going = sum(row.state.word in {"running", "stalled"} for row in rows)
     facts = f"{plural(len(rows), 'run')} in <code>{escape(str(root))}</code>"
     facts += f", {going:,} going on" if going else ""
     main = (

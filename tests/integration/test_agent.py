@@ -478,6 +478,52 @@ def test_a_program_that_waits_for_any_child_never_meets_the_agent(
     assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
+def test_a_run_that_hangs_says_so_while_it_does_and_all_of_the_silence_is_stalled(
+    begin: Begin, tmp_path: Path
+) -> None:
+    """It read ``running`` and ``unattributed`` in every list, and nothing was printed."""
+    process = begin(
+        """
+        start(stall_after_s=1.0)
+        for number, (batch,) in enumerate(data):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            if number == 20:
+                say("hangs")
+                sys.stdin.readline()
+        """
+    )
+    assert line(process) == "hangs"
+    hung_s = time.monotonic()
+
+    def stalled() -> dict[str, Any] | None:
+        written = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/rank0/summary.json")]
+        return next((each for each in written if each["stall"]), None)
+
+    hung = until(stalled, "a stall is written")
+    shown = launched(
+        [sys.executable, "-m", "otel_train", "summary", hung["run_id"]], environ(), tmp_path
+    ).stdout
+    silent_s = time.monotonic() - hung_s
+    _, errors = process.communicate("\n", timeout=60)
+
+    assert (hung["stall"]["stage"], hung["stall"]["after"], hung["stall"]["step"]) == (
+        "other",
+        "optimizer",
+        20,
+    )
+    assert hung["findings"][0]["name"] == "stalled"
+    assert sum(hung["activities"].values()) == pytest.approx(hung["wall_seconds"])
+    assert "● stalled" in shown
+    assert "in step 20, after stage optimizer" in shown
+    assert errors.count("No progress for ") == 1
+    assert f"in step 20, after stage optimizer. otel-train postmortem {hung['run_dir']} has" in errors
+    ended = summary(tmp_path, "finished")
+    assert ended["stall"] is None
+    assert ended["activities"]["stalled"] == pytest.approx(silent_s, abs=0.5)
+
+
 def test_metrics_are_served_while_the_interpreter_is_held(begin: Begin, tmp_path: Path) -> None:
     """A call that hangs in C with the lock held: nothing of the program runs, and everything is still exported."""
     from urllib.request import urlopen
