@@ -211,6 +211,9 @@ def run_program(args: argparse.Namespace) -> int:
     """Runs the program, or the demo where none is given; returns how it ended, or 1 if nothing was captured."""
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
+    if args.ranks or args.rank is not None:
+        given = f"--ranks {args.ranks}" if args.ranks else f"--rank {args.rank}"
+        raise ConfigError(f"{given}: names ranks of a live run. Give the RUN as well, or leave it out")
     settings = _settings(args)
     config = resolve(environ={**os.environ, **settings}).config
     if config.disabled:

@@ -9,6 +9,7 @@ from otel_train.cli import complain
 from otel_train.cli.arguments import default_run_dir, ignored_settings, whole
 from otel_train.config.validation import MOST_PORT
 from otel_train.errors import RunDirectoryError, require
+from otel_train.exporters.run_directory import folder_name
 from otel_train.rundata.files import is_run
 from otel_train.safety import printable
 
@@ -18,14 +19,14 @@ Serve pages of runs to the browser: Overview, Timing, Memory and Artifacts of ea
 updated while the run trains.
 """
 EPILOG = """\
-RUNS is a folder of run directories, or one run directory. New runs appear by themselves. Pages are made from the
+RUNS is a folder of run directories, one run directory, or a run id. New runs appear by themselves. Pages are made from the
 files of the run directories, in this process; the training process is not involved. Nothing is written, nothing is
 loaded from a network. Ctrl-C ends it.
 
 examples:
   otel-train ui                                the runs below runs/ (setting: run_dir)
   otel-train ui /scratch/me/runs --port 9000
-  otel-train ui runs/20260131-x7 --no-open     one run; only print the address
+  otel-train ui 20260131-x7 --no-open          one run; only print the address
   ssh -L 8420:127.0.0.1:8420 trainer           from another machine, then open http://127.0.0.1:8420/
 """
 
@@ -33,7 +34,9 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of this command."""
     add = parser.add_argument
-    runs = "folder of run directories, or one run directory (default: the setting run_dir, else runs)"
+    runs = (
+        "folder of run directories, one run directory, or a run id (default: the setting run_dir, else runs)"
+    )
     add("runs", nargs="?", metavar="RUNS", help=runs)
     port = f"port, or the next free one (default: {PORT}); 0: any"
     add(
@@ -75,10 +78,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _chosen(runs: str | None) -> tuple[Path, str | None]:
     """Returns the folder of runs, and the one run to show if a run was given."""
-    root = Path(runs or default_run_dir()).resolve()
+    below = default_run_dir()
+    root = Path(runs or below).resolve()
+    if runs and not root.exists():  # as other commands take it: the id of a run
+        root = Path(below, folder_name(runs)).resolve()
     if is_run(root):
         return root.parent, root.name
-    if root.exists() and not root.is_dir():
-        remedy = "Give one that holds run directories, or a run directory"
-        raise RunDirectoryError(f"{runs}: is no folder. {remedy}")
+    if runs and not root.is_dir():
+        rule = f"expected a folder of run directories, a run directory, or the id of a run below {below}"
+        problem = "is no folder" if Path(runs).exists() else "there is no such folder"
+        raise RunDirectoryError(f"{runs}: {problem}; {rule}. Without RUNS all runs below {below} are shown")
     return root, None

@@ -827,6 +827,16 @@ def test_a_capture_of_a_run_that_has_ended_is_refused_at_once(
     assert not (run_of_two / "rank1" / "capture-request.json").exists()
 
 
+@pytest.mark.parametrize("word", ["--ranks=a,b", "--rank=3"])
+def test_ranks_of_a_program_that_is_started_for_a_capture_are_refused(
+    word: str, tmp_path: Path, cli: Cli
+) -> None:
+    """They were ignored, and the demo was profiled."""
+    given = word.replace("=", " ")
+
+    assert f"{given}: names ranks of a live run" in cli("profile", f"--output-dir={tmp_path}", word).refused
+
+
 def test_a_request_for_a_capture_that_no_one_took_is_taken_back(run_of_two: Path, cli: Cli) -> None:
     """Left in the folder, the next start of the run would capture what is not waited for."""
     rank = run_of_two / "rank0"

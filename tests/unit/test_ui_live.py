@@ -489,6 +489,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     "case",
     [
         "a-file: is no folder",
+        "20260131-x7: there is no such folder; expected a folder of run directories, a run directory, or the id of a run below",
         f"--host={'a' * 64}: label too long",
         f"--host=192.0.2.1: {os.strerror(errno.EADDRNOTAVAIL)}. Give a name or an address of this machine",
     ],
@@ -507,11 +508,12 @@ def test_what_cannot_be_served_is_one_line(
 SERVE = "import sys; sys.modules['torch'] = None; from otel_train.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_the_page_is_served_without_torch_until_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["runs", "runs/r1", "r1"])
+def test_the_page_is_served_without_torch_until_ctrl_c(word: str, tmp_path: Path) -> None:
     """It runs on laptops that have no torch, and a browser that holds a connection open does not hold up the end."""
     say_summary(leave_run(tmp_path / "runs", [5]))
-    command = [sys.executable, "-c", SERVE, "ui", str(tmp_path / "runs"), "--no-open", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+    command = [sys.executable, "-c", SERVE, "ui", word, "--no-open", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as served:
         try:
             assert served.stdout is not None
             address = served.stdout.readline().split()[-1]
