@@ -196,6 +196,9 @@ class EvalPasses:
         self, steps: StepRows, names: SeriesNames, thread: str = "", *, gaps: bool = False
     ) -> list[EvalPass]:
         """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time between two steps."""
+        # A partial step is known at the end of the run, before the last batch of an evaluation, and ended long before.
+        known = (steps.phase != TRAIN) | (steps.counted > 0)
+        steps = steps._make(column[known] for column in steps)
         if not len(steps.phase):
             return []
         over = []

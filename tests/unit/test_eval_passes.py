@@ -54,6 +54,16 @@ def test_another_loader_is_another_pass() -> None:
     ]
 
 
+def test_a_partial_step_that_the_end_of_the_run_closes_is_in_no_pass() -> None:
+    """Accumulated gradients without an update, and then an evaluation up to the end of the run."""
+    passes, last = EvalPasses(), rows([T, V], started_ns=20)
+
+    passes.feed(rows([V, V]), names())
+
+    assert passes.feed(last._replace(counted=np.array([0, 1])), names()) == []
+    assert passes.close() == [EvalPass("eval", "val", 0, 40, 3)]
+
+
 def test_the_last_pass_is_over_at_the_end_of_the_run() -> None:
     """A run that ends with its evaluation has evaluated."""
     passes = EvalPasses()
