@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
-        said = f"slower by more than {args.fail_if_slower:.3g}"
+        said = f"slower by more than {percent(args.fail_if_slower)}"
         said = f"is {said}" if slower else f"may be {said}: there are too few steps to tell"
         complain(f"{document['after']} {said}")
     return SLOWER if slower else 0
@@ -84,6 +84,10 @@ def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     badge = (step["conclusion"], _STYLES.get(step["conclusion"], "bold"))
     yield page.rule([("otel_train", "bold"), (name, "cyan")], badge)
     yield page.line(f"A step takes {_change(step)}.", "bold")
+    if step["low"] is not None and document["kind"] == "run":
+        yield from _dim(
+            page, "The interval is about these two runs. Other load on the machine is not in it: repeat both."
+        )
     for difference in document["differences"]:
         yield from _dim(page, f"differs: {difference}")
     yield ""

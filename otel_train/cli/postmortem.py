@@ -280,6 +280,8 @@ def sentence(suspects: Sequence[HangSuspect], reports: Sequence[Report]) -> str:
     from otel_train.distributed.hang import is_unheard
 
     if not suspects:
+        if len(reports) > 1 and all(report["state"] == "finished" for report in reports):
+            return f"All {len(reports)} ranks finished."
         unknown = "Nothing tells one rank from the others: look at what they were all doing."
         return _first_ended(reports) or _suspected_by_reports(reports) or _in_one_place(reports) or unknown
     first = suspects[0]

@@ -101,6 +101,7 @@ _STATISTICS = ("avg", "p50", "p95", "p99")
 _COUNT_COLUMNS, _VALUE_COLUMNS, _SHARE_COLUMNS, _BAR_COLUMNS = 8, 9, 9, 8
 _GAP = 2
 _SHORTEST_TITLE = 24
+_NO_PHASE = ("", "")
 _MILLION = 1_000_000
 
 
@@ -111,6 +112,8 @@ def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
         stages[_group(row)].append(row)
     whole = {_group(row): row for row in summary.get("step_durations") or ()}
     groups = sorted(dict.fromkeys([*stages, *whole]), key=_phase_order)
+    if len(groups) > 1 and [row["stage"] for row in stages[_NO_PHASE]] == ["other"]:
+        groups.remove(_NO_PHASE)  # its time is in the activities
     if not groups:
         return [page.line("no stage has been seen yet", "dim")]
     shown = groups[:_MOST_GROUPS]
@@ -380,7 +383,7 @@ def _activities(page: TextLayout, summary: Summary) -> list[str]:
     ]
     per_line = max(1, (inner + 4) // (column + 22))
     rows = [legend[first : first + per_line] for first in range(0, len(legend), per_line)]
-    title = page.line("where the time went", "bold")
+    title = page.line(f"where the time went, of {duration(sum(spent.values()))}", "bold")
     return [title, INDENT + strip, *(INDENT + "    ".join(row) for row in rows)]
 
 
@@ -500,12 +503,13 @@ def _overhead(page: TextLayout, summary: Summary) -> list[str]:
     facts = [
         f"{duration(None if per_step is None else per_step * 1e-6)} per step",
         f"{percent(share)} of wall time",
-        f"agent {duration(cost.get('agent_cpu_seconds'))} of CPU",
+        *([f"agent {duration(agent_s)} of CPU"] if (agent_s := cost.get("agent_cpu_seconds")) else []),
         f"{plural(cost.get('records'), 'record')}, {'none' if lost == 0 else count(lost)} lost",
     ]
     for heading in ("drops", "faults"):
         for name, number in (cost.get(heading) or {}).items():
-            facts.append(f"{page.safe(name)} {heading}: {count(number)}")
+            if name != "sampled_out":  # traces beyond the rate that is set are left out, not lost
+                facts.append(f"{page.safe(name)} {heading}: {count(number)}")
     return facts
 
 

@@ -180,7 +180,7 @@ def test_a_limit_fails_a_build_that_is_slower(tmp_path: Path, cli: Cli) -> None:
 
     assert (slower.code, faster.code) == (1, 0)
     assert "1.201 times as long" in slower.out
-    assert "is slower by more than 0.05" in slower.err
+    assert "is slower by more than 5.0 %" in slower.err
     assert "not comparable: what ran on a device differ" in other.refused
 
 

@@ -221,6 +221,8 @@ def test_ranks_that_all_stand_still_in_one_place_are_said_to_do_so() -> None:
     assert sentence(compare(ranks), ranks).startswith(
         "No rank is behind: all 2 were in stage backward, step 7, for 8.00 s. A collective"
     )
+    finished = [each | {"state": "finished"} for each in ranks]
+    assert sentence(compare(finished), finished) == "All 2 ranks finished."
     unknown = "Nothing tells one rank from the others"
     going_on = [ranks[0], rank(1, alive=True, quiet_seconds=0.1)]
     assert sentence(compare(going_on), going_on).startswith(unknown)
