@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import TRAIN, Activity
+from otel_train.accounting.types import TRAIN, Activity, StepRows
 from otel_train.aggregation.histogram import Histograms
 from otel_train.catalog import PHASES
 from otel_train.datamodel import NS_PER_S, TRIGGERS
@@ -17,7 +17,7 @@ from otel_train.recording.events import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.accounting.types import StageCalls, StepRows
+    from otel_train.accounting.types import StageCalls
     from otel_train.aggregation.counters import ReclaimedTime
     from otel_train.aggregation.series_names import SeriesNames
     from otel_train.datamodel import Capture
@@ -198,7 +198,7 @@ class EvalPasses:
         """Returns the passes that newly closed steps of a thread end; ``gaps``: so does time between two steps."""
         # A partial step is known at the end of the run, before the last batch of an evaluation, and ended long before.
         known = (steps.phase != TRAIN) | (steps.counted > 0)
-        steps = steps._make(column[known] for column in steps)
+        steps = StepRows(*(column[known] for column in steps))
         if not len(steps.phase):
             return []
         over = []
