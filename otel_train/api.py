@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, overload
 
-from otel_train.errors import ConfigError, whole
+from otel_train.errors import ConfigError, kind_of, whole
 from otel_train.exit_hook import ExitHook
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
@@ -120,7 +120,7 @@ when_started: list[Callable[[Session | None], None]] = []
 def instrument(
     model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module] | None = None,
     loaders: Any = None,  # Any: one iterable, a sequence of them, or a mapping name -> iterable
-    *,
+    *others: NoReturn,
     config: Config | None = None,
     config_file: str | os.PathLike[str] | None = None,
     meter_provider: Any = None,  # Any: of opentelemetry-sdk
@@ -136,6 +136,7 @@ def instrument(
             comes back wrapped in ``session.loaders[name]``.
             ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
             found when they are iterated.
+        *others: none: optimizers are found by themselves.
         config: settings as an object.
         config_file: a YAML file with settings; else ``OTEL_TRAIN_CONFIG`` names one.
         meter_provider: a ``MeterProvider`` of the SDK whose readers are to collect our metrics with the program's own.
@@ -163,6 +164,7 @@ def instrument(
                 return _inert(resolved.config, loaders)
             if is_importing_main():
                 return _inert(resolved.config, loaders)
+            _refuse(others)
             providers = {"meters": meter_provider, "tracers": tracer_provider}
             return _begun(model, loaders, resolved, trackers=trackers, providers=providers)
         except ConfigError:
@@ -174,6 +176,14 @@ def instrument(
             fault = None if isinstance(error, (OSError, RuntimeError, MemoryError)) else error
             _log.warning(_COULD_NOT_START, error, exc_info=fault)
             return _inert(config, loaders)
+
+
+def _refuse(others: Sequence[object]) -> None:
+    for other in others:
+        raise ConfigError(
+            f"instrument(): the third argument is {kind_of(other)}: expected a model and loaders. Optimizers are found "
+            "by themselves: leave it out. Settings are given by name, such as run_name='baseline'"
+        )
 
 
 def _begun(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.cli import complain
 from otel_train.config.deprecated import FORMER
-from otel_train.config.settings import DEFAULTS
+from otel_train.config.settings import DEFAULTS, settings_in, unknown
 from otel_train.config.validation import FILE_VARIABLE, variable_of
 from otel_train.errors import ConfigError, OtelTrainError
 
@@ -146,16 +146,26 @@ def _print_ends(ends: Sequence[RankEnd]) -> None:
         complain(f"more: otel-train {more} {shlex.quote(str(end.rank_path))}")
 
 
+def _refuse_wrong(given: Mapping[str, str], by_name: Sequence[str]) -> None:
+    """Refuses a wrong value with the option that has it; ``by_name``: the settings given with ``--set``."""
+    for name, value in given.items():
+        for wrong in settings_in({variable_of(name): value}).ignored:
+            option = f"--set {name}" if name in by_name else f"--{name.replace('_', '-')}"
+            raise ConfigError(wrong.problem.replace(variable_of(name), option))
+
+
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     """Returns the environment variables for the given options."""
     options = (*OPTIONS, *FORMER_OPTIONS)
     given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for item in args.set:
         name, equals, value = item.partition("=")
-        if not equals or (name not in DEFAULTS and name not in FORMER):
-            rule = "expected NAME=VALUE with a NAME of docs/reference/settings.md"
-            raise ConfigError(f"--set {item}: {rule}, such as --set export_interval_s=5")
+        if not equals:
+            raise ConfigError(f"--set {item}: expected NAME=VALUE, such as --set export_interval_s=5")
+        if name not in DEFAULTS and name not in FORMER:
+            raise ConfigError(f"--set {item}: {unknown(name)}")
         given[name] = value
+    _refuse_wrong(given, [item.partition("=")[0] for item in args.set])
     if args.no_prometheus:
         given["prometheus"] = "false"
     if args.no_card:

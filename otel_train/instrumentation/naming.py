@@ -71,9 +71,11 @@ def _entry(loader: Any, name: str) -> Loader:  # Any: the user's own
 def _check(entry: Loader) -> None:
     kind = kind_of(entry.loader)
     if not isinstance(entry.loader, (Iterable, Iterator)) and not hasattr(entry.loader, "__getitem__"):
+        remedy = "For a loop without a loader leave it out and mark steps with otel_train.step()"
+        if _is_called(entry.loader, "Optimizer"):
+            remedy = "Optimizers are found by themselves: leave it out"
         raise ConfigError(
-            f"loader {entry.name!r} is {kind}: expected a DataLoader or another iterable. "
-            "For a loop without a loader leave it out and mark steps with otel_train.step()"
+            f"loader {entry.name!r} is {kind}: expected a DataLoader or another iterable. {remedy}"
         )
     if isinstance(entry.loader, (str, bytes)) or type(entry.loader).__name__ == "Tensor":
         raise ConfigError(
@@ -108,12 +110,20 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
     for name, one in named.items():
         text("model name {}", name, 'Give the name that metrics show: {"student": model}')
         if not _is_module(one):
-            raise ConfigError(
-                f"model {name!r} is {kind_of(one)}: expected a torch.nn.Module, a sequence or a mapping "
-                "of them. For anything else mark its calls with otel_train.stage('forward'); for JAX wrap the step "
-                "with otel_train.jax.make_step"
+            remedy = (
+                "For anything else mark its calls with otel_train.stage('forward'); for JAX wrap the step with "
+                "otel_train.jax.make_step"
             )
+            if _is_called(one, "Loader", "Dataset"):
+                remedy = "Did you mean instrument(model, loaders), or instrument(loaders=...)?"
+            rule = "expected a torch.nn.Module, a sequence or a mapping of them"
+            raise ConfigError(f"model {name!r} is {kind_of(one)}: {rule}. {remedy}")
     return named
+
+
+def _is_called(given: Any, *words: str) -> bool:  # Any: the user's own
+    """Returns whether the name of a class of an object ends with one of these words."""
+    return any(kind.__name__.endswith(words) for kind in type(given).__mro__)
 
 
 def _is_module(model: Any) -> bool:  # Any: the user's own

@@ -75,6 +75,7 @@ def test_a_module_whose_import_is_not_over_is_not_there_yet(
 
 QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight_recorder": False}
 ROWS = [1, 2]
+SGD = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 
 
 def nothing() -> None:
@@ -116,6 +117,15 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "what cannot be iterated": (lambda _: otel_train.watch(5), "is a whole number: expected a DataLoader or another iterable"),
     "an object for a model": (lambda s: s.add({"a": object()}), "model 'a' is of type object: expected a torch.nn.Module"),
     "nothing for a model": (lambda s: s.add({"a": None}), "model 'a' is None: expected a torch.nn.Module"),
+    "a loader in the place of a model": (
+        lambda _: otel_train.instrument(torch.utils.data.DataLoader(ROWS)),
+        r"expected a torch\.nn\.Module, .* Did you mean instrument\(model, loaders\), or instrument\(loaders=\.\.\.\)\?$",
+    ),
+    "an optimizer as third": (
+        lambda _: otel_train.instrument(None, ROWS, SGD),
+        r"the third argument is of type SGD: .*Optimizers are found by themselves: leave it out",
+    ),
+    "an optimizer as second": (lambda _: otel_train.instrument(None, SGD), "Optimizers are found by themselves: leave it out"),
     "a loader by number": (lambda _: otel_train.watch(ROWS, name=5), r"watch\(\.\.\., name=5\)"),  # type: ignore[arg-type]
     "a loader without a name": (lambda _: otel_train.watch(ROWS, name=""), r"name=''"),
     "a phase with a slip": (

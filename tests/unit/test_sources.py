@@ -456,7 +456,12 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--set export_interval_s=fast", "OTEL_TRAIN_EXPORT_INTERVAL_S='fast': expected a number"),
+        ("--set export_interval_s=fast", "otel-train: --set export_interval_s='fast': expected a number"),
+        ("--export-interval-s fast", "otel-train: --export-interval-s='fast': expected a number"),
+        (
+            "--set export_intervall_s=1",
+            "--set export_intervall_s=1: export_intervall_s: not a setting of otel_train. Did you mean export_interval_s?",
+        ),
         ("--config no.yaml", "cannot be read: No such file"),
         ("--endpoint collector", "OTLP endpoint 'collector' for metrics: expected http://host:port"),
     ],
