@@ -97,7 +97,8 @@ def notices(
             "'otel-train postmortem' shows what it was doing." if postmortem and state.word == "gone" else ""
         )
         found.insert(0, Notice(state.severity, state.word, said, advice, (cause,) if cause else ()))
-    found += [Notice("info", "not shown", warning[:_LONGEST]) for warning in warnings]
+    severity = "warning" if state.word == "unknown" else "info"  # what cannot be read may say how it ended
+    found += [Notice(severity, "not shown", warning[:_LONGEST]) for warning in warnings]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
 

@@ -94,6 +94,8 @@ def liveness(
         if stalled_s is not None and until_s is not None:
             return Liveness("stalled", _SAYS["stalled"], stalled_s + max(0.0, now_s - until_s))
         return Liveness("running", "live", max(0.0, quiet_s))
+    if not summary and written_s is not None:  # it cannot be read, and may say how the rank ended
+        return Liveness("unknown", _SAYS["unknown"], quiet_s)
     pid, known = (heartbeat.pid, heartbeat.identity) if heartbeat else (summary.get("pid"), {})
     known = {"host": summary.get("host") or about.get("host"), **known}
     word = "gone" if isinstance(pid, int) and is_alive(pid, known) is False else "silent"

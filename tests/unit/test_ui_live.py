@@ -296,6 +296,18 @@ def test_a_zombie_process_is_gone() -> None:
         assert state_of({"state": "running", "host": HERE}, heartbeat(QUIET_S + 1, dead.pid)) == "gone"
 
 
+def test_the_end_of_a_rank_whose_summary_cannot_be_read_is_not_known(training: Training) -> None:
+    """A cut off ``summary.json`` of a run that had finished read ``gone``, and critical."""
+    training.train(5)
+    training.heartbeat()
+    (training.run / "rank0" / "summary.json").write_text('{"state": "fini')
+    view = RankReader(documents=JsonFileCache(), now=lambda: training.now_s + 100).view(training.run, 0)
+
+    assert view.state.word == "unknown"
+    assert view.notices[0].severity == "warning"
+    assert "summary.json" in view.notices[0].summary
+
+
 def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
     """On network file systems there is none: a summary comes every 30 s."""
     about = {"state": "running", "host": HERE, "pid": NO_PROCESS}
