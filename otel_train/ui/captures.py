@@ -124,8 +124,11 @@ def _hot_spots(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return table((what, "count", "time", "share"), body)
 
 
-def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
-    """Returns a row per capture: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links."""
+def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False, shown: int = 0) -> str:
+    """Returns a row per capture: its file, its metadata, or both; ``chosen`` is shown below, ``static`` has no links.
+
+    ``shown`` captures are analyzed below: where the folder has none of them, the table is absent.
+    """
     traces = _traces(files_of(view.run, view.rank))
     records = {_trace_name(record): record for record in view.records}
     rows = [
@@ -141,7 +144,7 @@ def captures_table(view: RankView, *, chosen: str | None = None, static: bool = 
         heads = ("capture", "taken", "size", "rank", "steps", "requested by", "finding")
         return texts(table(heads, rows))
     if static:
-        return '<p class="dim">No capture was taken.</p>'
+        return "" if shown else '<p class="dim">No capture was taken.</p>'
     return (
         '<p class="empty">No capture has been taken. <code>otel-train profile '
         f"{escape(shlex.quote(str(view.run)))}</code> takes one of a live run.</p>"

@@ -476,10 +476,15 @@ def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
         f"rank {view.rank} of {world_size}" if view.rank is not None else "",
         escape(text(known.get("host"))),
         f"started {moment(started_s)}" if started_s else "",
-        f"<code>{escape(view.run.name)}</code>",
+        f"<bdi><code>{escape(_id_of(view))}</code></bdi>",
     ]
     shown = " · ".join(fact for fact in facts if fact)
     return f'<div class="title"><h1>{escape(name_of(view))}</h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
+
+
+def _id_of(view: RankView) -> str:
+    """Returns the name of the run's folder; of a folder of artifacts, which may have any name, the id of the run."""
+    return view.run.name if view.ranks else text(view.summary.get("run_id")) or view.run.name
 
 
 def _progress(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -616,6 +621,6 @@ def report_page(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _captures(view: RankView, captures: Sequence[Mapping[str, Any]]) -> str:
-    return section("All captures", lambda: captures_table(view, static=True)) + "".join(
+    return section("All captures", lambda: captures_table(view, static=True, shown=len(captures))) + "".join(
         section(each["name"], partial(capture_analysis, each["analysis"], each["flame"])) for each in captures
     )

@@ -15,6 +15,7 @@ from otel_train.rundata.live_view import RankView
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import TraceTimeline
+from otel_train.ui.captures import analysis_of
 from otel_train.ui.charts import LEFT, WIDTH, area, bars, elapsed, held, lines
 from otel_train.ui.components import flame_graph
 from otel_train.ui.pages import report_page
@@ -364,6 +365,19 @@ def test_a_report_of_almost_nothing_is_a_page(tmp_path: Path) -> None:
     page = report_page(RankView.of_summary(tmp_path, {}), [])
 
     assert page.startswith("<!doctype html>")
+
+
+def test_a_report_of_artifacts_names_the_run_and_denies_no_capture(tmp_path: Path) -> None:
+    """``validate --report`` has no run directory: it said that no capture was taken, above the one that it shows."""
+    analysis = {
+        "name": "epoch_1-rank0.json.gz",
+        **analysis_of(read(training(steps=3).write(tmp_path / "t.json"))),
+    }
+    page = report_page(RankView.of_summary(tmp_path / "artifacts", {"run_id": "20260131-x7"}), [analysis])
+
+    assert "No capture was taken" not in page
+    assert "<code>20260131-x7</code>" in page
+    assert "<code>artifacts</code>" not in page
 
 
 @pytest.mark.parametrize("most", [1, 3, 9, 39, 41, 12_345])
