@@ -236,7 +236,7 @@ def _round_time(seconds: float) -> float:
 
 
 def _mark(x: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text class="at" x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
